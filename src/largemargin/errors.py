@@ -1,0 +1,231 @@
+"""One exception type and the checks that raise it.
+
+Every message names the argument, what was given, what is allowed and what to do. Shapes, dtypes
+and Python numbers are checked always: they cost nothing. Values inside tensors are checked in
+eager mode on the CPU; elsewhere only with ``validate=True``, because reading a value back from an
+accelerator stalls it and a traced graph cannot branch on it.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+
+class LargeMarginError(ValueError):
+    """Raised for every invalid argument; a ``ValueError``, so existing handlers keep working."""
+
+
+def values_are_checked(tensor: Tensor, validate: bool | None) -> bool:
+    """Whether the values inside ``tensor`` may be looked at: see the module docstring."""
+    if validate is not None:
+        return validate and not torch.compiler.is_compiling()
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def check_choice(name: str, value: object, allowed: Iterable[object]) -> None:
+    options = tuple(allowed)
+    if value not in options:
+        listed = ", ".join(repr(option) for option in options)
+        raise LargeMarginError(f"{name} must be one of {listed}, but {value!r} was given.")
+
+
+def check_number(
+    name: str,
+    value: float,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+    hint: str = "",
+) -> None:
+    """Check a Python number against open (above, below) or closed (at_least, at_most) limits."""
+    bounds = [
+        text
+        for limit, text in (
+            (above, f"> {above}"),
+            (at_least, f">= {at_least}"),
+            (below, f"< {below}"),
+            (at_most, f"<= {at_most}"),
+        )
+        if limit is not None
+    ]
+    wanted = "a finite number" + (f" {' and '.join(bounds)}" if bounds else "")
+    good = (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and (above is None or value > above)
+        and (at_least is None or value >= at_least)
+        and (below is None or value < below)
+        and (at_most is None or value <= at_most)
+    )
+    if not good:
+        raise LargeMarginError(
+            f"{name} must be {wanted}, but {value!r} was given.{' ' + hint if hint else ''}"
+        )
+
+
+def check_matrix(name: str, tensor: Tensor, axes: str) -> None:
+    """Check that ``tensor`` is a floating point matrix; ``axes`` says of what, as "(N, D)"."""
+    if not isinstance(tensor, Tensor):
+        raise LargeMarginError(
+            f"{name} must be a tensor of shape {axes}, but {type(tensor).__name__} was given. "
+            "Convert arrays with torch.as_tensor."
+        )
+    if tensor.dim() != 2:
+        raise LargeMarginError(
+            f"{name} must have shape {axes}, but its shape is {tuple(tensor.shape)}. "
+            "Flatten every extra dimension into the first one."
+        )
+    if not tensor.is_floating_point():
+        raise LargeMarginError(
+            f"{name} must be floating point, but its dtype is {tensor.dtype}. Call .float() on it."
+        )
+
+
+def check_same_device(**tensors: Tensor | None) -> None:
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    devices = {tensor.device for tensor in given.values()}
+    if len(devices) > 1:
+        listed = ", ".join(f"{name} on {tensor.device}" for name, tensor in given.items())
+        raise LargeMarginError(
+            f"all tensors must be on one device, but got {listed}. Move them with .to(device)."
+        )
+
+
+def check_labels(
+    labels: Tensor,
+    num_samples: int,
+    num_classes: int,
+    *,
+    soft: bool = True,
+    reason: str = "",
+    validate: bool | None = None,
+) -> None:
+    """Check hard labels (N,) or, where ``soft`` allows them, soft targets (N, C)."""
+    if not isinstance(labels, Tensor):
+        raise LargeMarginError(
+            f"labels must be a tensor, but {type(labels).__name__} was given. "
+            "Convert them with torch.as_tensor."
+        )
+    if labels.dim() == 2 and labels.is_floating_point():
+        if not soft:
+            raise LargeMarginError(
+                f"labels must be class indices of shape (N,), but soft targets of shape "
+                f"{tuple(labels.shape)} were given. {reason or 'Pass labels.argmax(1).'}"
+            )
+        if tuple(labels.shape) != (num_samples, num_classes):
+            raise LargeMarginError(
+                f"soft targets must have shape (N, C) = ({num_samples}, {num_classes}), but "
+                f"theirs is {tuple(labels.shape)}."
+            )
+        return
+    if labels.dim() != 1:
+        raise LargeMarginError(
+            "labels must be class indices of shape (N,) or floating point soft targets of shape "
+            f"(N, C), but got shape {tuple(labels.shape)} with dtype {labels.dtype}."
+        )
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise LargeMarginError(
+            f"labels of shape (N,) must be integers, but their dtype is {labels.dtype}. "
+            "Call .long() on them."
+        )
+    if labels.shape[0] != num_samples:
+        raise LargeMarginError(
+            f"labels must have one entry per sample: {num_samples} samples but "
+            f"{labels.shape[0]} labels were given."
+        )
+    if values_are_checked(labels, validate):
+        bad = (labels < 0) | (labels >= num_classes)
+        if bool(bad.any()):
+            row = int(bad.int().argmax())
+            value = int(labels[row])
+            raise LargeMarginError(
+                f"labels must lie in [0, {num_classes}) but row {row} holds {value}. "
+                f"If {value} marks samples to skip, pass ignore_index={value}."
+            )
+
+
+def check_inputs(
+    features: Tensor,
+    prototypes: Tensor,
+    labels: Tensor,
+    *,
+    bias: Tensor | None = None,
+    soft: bool = True,
+    reason: str = "",
+    validate: bool | None = None,
+    check_finite: bool = False,
+) -> None:
+    """Check the arguments of a ``(features, prototypes, labels)`` function against each other."""
+    check_matrix("features", features, "(N, D)")
+    check_matrix("prototypes", prototypes, "(C, D)")
+    if features.shape[1] != prototypes.shape[1]:
+        raise LargeMarginError(
+            f"features and prototypes must share their second dimension D, but features have "
+            f"shape {tuple(features.shape)} and prototypes {tuple(prototypes.shape)}. Prototypes "
+            "are (C, D), one row per class, like nn.Linear.weight; transpose them if they are "
+            "(D, C)."
+        )
+    check_num_classes(prototypes.shape[0])
+    if bias is not None and tuple(bias.shape) != (prototypes.shape[0],):
+        raise LargeMarginError(
+            f"bias must have shape (C,) = ({prototypes.shape[0]},), but its shape is "
+            f"{tuple(bias.shape)}."
+        )
+    check_labels(
+        labels, features.shape[0], prototypes.shape[0], soft=soft, reason=reason, validate=validate
+    )
+    check_same_device(features=features, prototypes=prototypes, labels=labels, bias=bias)
+    if check_finite:
+        check_all_finite(features=features, prototypes=prototypes, bias=bias)
+
+
+def check_logits(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    validate: bool | None = None,
+    check_finite: bool = False,
+) -> None:
+    """Check the arguments of a ``(logits, labels)`` function against each other."""
+    check_matrix("logits", logits, "(N, C)")
+    check_num_classes(logits.shape[1])
+    check_labels(labels, logits.shape[0], logits.shape[1], validate=validate)
+    check_same_device(logits=logits, labels=labels)
+    if check_finite:
+        check_all_finite(logits=logits)
+
+
+def check_num_classes(num_classes: int) -> None:
+    if num_classes < 2:
+        raise LargeMarginError(
+            f"at least 2 classes are needed, but {num_classes} was given: a margin is a distance "
+            "to another class."
+        )
+
+
+def check_all_finite(**tensors: Tensor | None) -> None:
+    """Raise for the first tensor that holds NaN or infinity, naming the row (synchronises)."""
+    if torch.compiler.is_compiling():
+        return
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        bad = ~torch.isfinite(tensor)
+        if bool(bad.any()):
+            row = int(bad.reshape(tensor.shape[0], -1).any(dim=1).int().argmax())
+            raise LargeMarginError(
+                f"{name} must be finite, but row {row} holds NaN or infinity. Look at the layers "
+                "before it, lower the learning rate or clip gradients."
+            )
+
+
+def check_length(name: str, tensor: Tensor | Sequence[float], length: int, meaning: str) -> None:
+    """Check a vector such as class weights against C or sample weights against N."""
+    shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else (len(tensor),)
+    if shape != (length,):
+        raise LargeMarginError(f"{name} must have shape ({length},), {meaning}, but got {shape}.")
