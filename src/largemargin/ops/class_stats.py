@@ -1,0 +1,169 @@
+"""``class_stats``: five numbers per sample that nearly every logit loss is a function of."""
+
+from typing import Literal, NamedTuple, TypeAlias, TypedDict
+
+import torch
+from torch import Tensor
+
+from largemargin.errors import (
+    LargeMarginError,
+    check_choice,
+    check_inputs,
+    check_logits,
+    check_number,
+)
+from largemargin.ops._chunked import chunked_stats
+from largemargin.ops._dense import dense_stats
+from largemargin.ops.product import Precision, resolve_precision
+from largemargin.ops.rows import promote
+from largemargin.ops.similarity import SIMILARITIES, affine_form, dense_logits
+from largemargin.shapes import Features, Labels, Logits, Prototypes
+
+Statistic: TypeAlias = Literal["target", "rival", "rest", "spread", "mean"]
+Impl: TypeAlias = Literal["auto", "dense", "chunked"]
+STATISTICS: tuple[Statistic, ...] = ("target", "rival", "rest", "spread", "mean")
+IMPLS: tuple[Impl, ...] = ("auto", "dense", "chunked")
+
+DENSE_LIMIT = 2**22
+"""``impl="auto"`` keeps the N x C logits (twice differentiable) up to this many of them."""
+
+
+class ComputeOptions(TypedDict, total=False):
+    """How a loss is computed, never what it means; every loss passes these on to the operator."""
+
+    impl: Impl
+    precision: Precision | None
+    validate: bool | None
+    check_finite: bool
+
+
+class ClassStats(NamedTuple):
+    """Statistics of the logits of each sample; those that were not wanted are ``None``.
+
+    Shape (N,) for hard labels. For soft targets (N, C): column c holds the statistics with class
+    c as the target.
+    """
+
+    target: Tensor | None
+    rival: Tensor | None
+    rival_index: Tensor | None
+    rest: Tensor | None
+    spread: Tensor | None
+    mean: Tensor | None
+
+
+def class_stats(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels,
+    *,
+    bias: Tensor | None = None,
+    similarity: str = "dot",
+    scale: float | Tensor = 1.0,
+    want: tuple[Statistic, ...] = STATISTICS,
+    impl: Impl = "auto",
+    precision: Precision | None = None,
+    validate: bool | None = None,
+    check_finite: bool = False,
+) -> ClassStats:
+    r"""Statistics of the logits :math:`l_j = s(\mathrm{sim}(q, W_j) + b_j)` around class y.
+
+    .. math::
+        \mathrm{target} = l_y,\quad
+        \mathrm{rival} = \max_{j\ne y} l_j,\quad
+        \mathrm{rest} = \log\sum_{j\ne y} e^{l_j},\quad
+        \mathrm{spread} = \sum_{j\ne y} q_j l_j,\quad
+        \mathrm{mean} = \frac{1}{C-1}\sum_{j\ne y} l_j
+
+    with :math:`q` the softmax over the classes other than y. They are ordered: mean <= spread <=
+    rival <= rest <= rival + log(C-1). Cross entropy is softplus(rest - target), LM-Softmax
+    (rest - target)/s, Kobayashi's term (spread - mean)/2, the sample margin target - rival.
+
+    The gradient of ``rival`` goes to one maximising class (the first). A label out of range gives
+    NaN where values are not checked (see ``validate``).
+
+    Args:
+        features: (N, D).
+        prototypes: (C, D), C >= 2.
+        labels: (N,) class indices, or (N, C) soft targets, whose values are not used here: then
+            every class is taken as the target in turn.
+        bias: (C,), added after the similarity.
+        similarity: "dot", "cosine", "cosine_prototypes" or "euclidean".
+        scale: s > 0, a number or a 0-dim tensor.
+        want: the statistics to compute.
+        impl: "dense" keeps the (N, C) logits and is twice differentiable; "chunked" goes over the
+            classes in blocks, saves no (N, C) buffer and recomputes them in the backward pass;
+            "auto" takes the first up to 4 million logits and for soft targets. It never changes
+            the result.
+        precision: of the matrix products: "highest", "tf32", "bf16", or None for that of the
+            inputs (bfloat16 under autocast). Statistics are float32 or float64.
+        validate: check label values. None: only in eager mode on the CPU.
+        check_finite: also raise when an input holds NaN or infinity (synchronises).
+
+    Example:
+        >>> s = class_stats(torch.tensor([[2.0, 1.0]]), torch.eye(2), torch.tensor([0]))
+        >>> s.target, s.rival
+        (tensor([2.]), tensor([1.]))
+    """
+    check_choice("similarity", similarity, SIMILARITIES)
+    check_choice("impl", impl, IMPLS)
+    _check_want(want)
+    _check_scale(scale)
+    check_inputs(
+        features, prototypes, labels, bias=bias, validate=validate, check_finite=check_finite
+    )
+    soft = labels.dim() == 2
+    if soft and impl == "chunked":
+        raise LargeMarginError(
+            'impl="chunked" was asked for with soft targets, which are an (N, C) matrix '
+            'themselves. Pass impl="auto" or "dense", or hard labels.'
+        )
+    resolved = resolve_precision(precision, features, prototypes)
+    with torch.autocast(features.device.type, enabled=False):
+        form = affine_form(
+            features, prototypes, bias=bias, similarity=similarity, scale=scale, precision=resolved
+        )
+        small = features.shape[0] * prototypes.shape[0] <= DENSE_LIMIT
+        if impl == "dense" or (impl == "auto" and (soft or small)):
+            return ClassStats(*dense_stats(dense_logits(form), labels, want))
+        return ClassStats(*chunked_stats(form, labels, want))
+
+
+def class_stats_from_logits(
+    logits: Logits,
+    labels: Labels,
+    *,
+    scale: float | Tensor = 1.0,
+    want: tuple[Statistic, ...] = STATISTICS,
+    validate: bool | None = None,
+    check_finite: bool = False,
+) -> ClassStats:
+    """:func:`class_stats` of given (N, C) logits, multiplied by ``scale``.
+
+    Example:
+        >>> class_stats_from_logits(torch.tensor([[2.0, 1.0]]), torch.tensor([1])).rival_index
+        tensor([0])
+    """
+    _check_want(want)
+    _check_scale(scale)
+    check_logits(logits, labels, validate=validate, check_finite=check_finite)
+    with torch.autocast(logits.device.type, enabled=False):
+        scaled = promote(logits)
+        if not (isinstance(scale, float | int) and scale == 1):
+            scaled = scaled * scale
+        return ClassStats(*dense_stats(scaled, labels, want))
+
+
+def _check_want(want: tuple[Statistic, ...]) -> None:
+    for name in want:
+        check_choice("want", name, STATISTICS)
+
+
+def _check_scale(scale: float | Tensor) -> None:
+    if isinstance(scale, Tensor):
+        if scale.dim() != 0:
+            raise LargeMarginError(
+                f"scale must be a number or a 0-dim tensor, but its shape is {tuple(scale.shape)}."
+            )
+    else:
+        check_number("scale", scale, above=0)

@@ -1,0 +1,91 @@
+"""The matrix product behind every logit, at a stated precision.
+
+``precision=None`` leaves the product to torch and its global settings. ``"highest"`` and
+``"tf32"`` fix the float32 product whatever those settings are; ``"bf16"`` rounds both factors to
+bfloat16 and accumulates in float32. Sums, exponentials and statistics are never below float32.
+"""
+
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from largemargin.errors import check_choice
+
+Precision: TypeAlias = Literal["highest", "tf32", "bf16"]
+PRECISIONS: tuple[str, ...] = ("highest", "tf32", "bf16")
+
+
+def resolve_precision(precision: str | None, *tensors: Tensor) -> str | None:
+    """What a product of these tensors is computed in: the caller's word, autocast, or the dtype.
+
+    Autocast means bfloat16 products even when its dtype is float16: prototypes are raw parameters
+    and float16 would overflow at 65504.
+    """
+    if precision is not None:
+        check_choice("precision", precision, PRECISIONS)
+        return precision
+    if torch.is_autocast_enabled(tensors[0].device.type):
+        return "bf16"
+    if all(tensor.dtype == torch.bfloat16 for tensor in tensors):
+        return "bf16"
+    return None
+
+
+@torch.library.custom_op("largemargin::matmul_fp32", mutates_args=())
+def _matmul_fp32(a: Tensor, b: Tensor, tf32: bool) -> Tensor:
+    """a @ b with TF32 allowed or forbidden; opaque to the compiler because it sets a flag."""
+    backend: Any = torch.backends.cuda if a.device.type == "cuda" else torch.backends.mkldnn
+    before = backend.matmul.fp32_precision
+    wanted = "tf32" if tf32 and a.device.type == "cuda" else "ieee"
+    if before == wanted:
+        return a @ b
+    backend.matmul.fp32_precision = wanted
+    try:
+        return a @ b
+    finally:
+        backend.matmul.fp32_precision = before
+
+
+@_matmul_fp32.register_fake
+def _(a: Tensor, b: Tensor, tf32: bool) -> Tensor:
+    return a.new_empty(a.shape[0], b.shape[1])
+
+
+def _multiply(a: Tensor, b: Tensor, precision: str) -> Tensor:
+    if precision == "bf16":
+        low_a, low_b = a.to(torch.bfloat16), b.to(torch.bfloat16)
+        if a.device.type == "cuda":
+            exact: Tensor = torch.mm(low_a, low_b, out_dtype=torch.float32)
+            return exact.to(a.dtype)
+        return low_a.to(a.dtype) @ low_b.to(a.dtype)
+    if a.dtype == torch.float32:
+        product: Tensor = _matmul_fp32(a, b, precision == "tf32")
+        return product
+    return a @ b
+
+
+class _Product(torch.autograd.Function):
+    """a @ b whose two backward products run at the same precision."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, precision: str) -> Tensor:
+        return _multiply(a, b, precision)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], inputs[1])
+        ctx.precision = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        a, b = ctx.saved_tensors
+        return matmul(grad, b.T, ctx.precision), matmul(a.T, grad, ctx.precision), None
+
+
+def matmul(a: Tensor, b: Tensor, precision: str | None) -> Tensor:
+    """``a @ b`` at the given precision, differentiable any number of times."""
+    if precision is None:
+        return a @ b
+    out: Tensor = _Product.apply(a, b, precision)
+    return out

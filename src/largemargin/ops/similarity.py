@@ -1,0 +1,126 @@
+"""The four similarities, and the affine form that makes one kernel serve them all."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from largemargin.errors import LargeMarginError, check_choice, check_matrix
+from largemargin.ops.product import matmul, resolve_precision
+from largemargin.ops.rows import normalize, promote
+from largemargin.shapes import Features, Logits, Prototypes
+
+SIMILARITIES = ("dot", "cosine", "cosine_prototypes", "euclidean")
+
+
+class AffineForm(NamedTuple):
+    """Logits as ``rows @ columns.T + column_bias + row_bias[:, None]``.
+
+    ``columns`` are the prototypes, to be normalised row by row when ``normalize_columns`` says so
+    (kernels fold that in, so that no normalised copy of a large matrix is kept).
+    """
+
+    rows: Tensor
+    columns: Tensor
+    column_bias: Tensor | None
+    row_bias: Tensor | None
+    normalize_columns: bool
+    precision: str | None
+
+
+def affine_form(
+    features: Features,
+    prototypes: Prototypes,
+    *,
+    bias: Tensor | None,
+    similarity: str,
+    scale: float | Tensor,
+    precision: str | None,
+) -> AffineForm:
+    """Bring ``scale * (similarity + bias)`` into affine form; call it with autocast disabled."""
+    rows, columns = promote(features), promote(prototypes)
+    dtype = torch.promote_types(rows.dtype, columns.dtype)
+    rows, columns = rows.to(dtype), columns.to(dtype)
+    column_bias = None if bias is None else scale * bias.to(dtype)
+    row_bias = None
+    if similarity == "cosine":
+        rows = normalize(rows)
+    elif similarity == "euclidean":
+        half_square = -0.5 * scale * columns.square().sum(1)
+        column_bias = half_square if column_bias is None else column_bias + half_square
+        row_bias = -0.5 * scale * rows.square().sum(1)
+    if not (isinstance(scale, float | int) and scale == 1):
+        rows = rows * scale
+    return AffineForm(
+        rows, columns, column_bias, row_bias, similarity.startswith("cosine"), precision
+    )
+
+
+def dense_logits(form: AffineForm) -> Logits:
+    """The (N, C) logits of an affine form: the definition the kernels are tested against."""
+    columns = normalize(form.columns) if form.normalize_columns else form.columns
+    logits = matmul(form.rows, columns.T, form.precision)
+    if form.column_bias is not None:
+        logits = logits + form.column_bias
+    if form.row_bias is not None:
+        logits = logits + form.row_bias[:, None]
+    return logits
+
+
+def similarity_logits(
+    features: Features,
+    prototypes: Prototypes,
+    *,
+    bias: Tensor | None = None,
+    similarity: str = "dot",
+    scale: float | Tensor = 1.0,
+    precision: str | None = None,
+) -> Logits:
+    r"""Logits :math:`l_{ij} = s\,(\mathrm{sim}(q_i, W_j) + b_j)` of features for all classes.
+
+    ========================  ====================================================
+    similarity                sim(q, W_j)
+    ========================  ====================================================
+    ``"dot"``                 :math:`\langle W_j, q\rangle`
+    ``"cosine"``              :math:`\langle W_j, q\rangle/(\|W_j\|\|q\|)`
+    ``"cosine_prototypes"``   :math:`\langle W_j, q\rangle/\|W_j\|`
+    ``"euclidean"``           :math:`-\tfrac12\|q - W_j\|^2`
+    ========================  ====================================================
+
+    Args:
+        features: (N, D).
+        prototypes: (C, D).
+        bias: (C,), added after the similarity and before the scale.
+        similarity: one of the four above.
+        scale: s, a number or a 0-dim tensor (which may require gradients).
+        precision: of the product; ``None`` follows the inputs' dtype and autocast.
+
+    Returns:
+        (N, C), float32 or float64.
+
+    Example:
+        >>> W = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+        >>> similarity_logits(torch.tensor([[3.0, 4.0]]), W, similarity="cosine")
+        tensor([[0.6000, 0.8000]])
+    """
+    check_choice("similarity", similarity, SIMILARITIES)
+    check_matrix("features", features, "(N, D)")
+    check_matrix("prototypes", prototypes, "(C, D)")
+    if features.shape[1] != prototypes.shape[1]:
+        raise LargeMarginError(
+            f"features and prototypes must share their second dimension D, but their shapes are "
+            f"{tuple(features.shape)} and {tuple(prototypes.shape)}. Prototypes are (C, D), one "
+            "row per class, like nn.Linear.weight."
+        )
+    precision = resolve_precision(precision, features, prototypes)
+    with torch.autocast(features.device.type, enabled=False):
+        return dense_logits(
+            affine_form(
+                features,
+                prototypes,
+                bias=bias,
+                similarity=similarity,
+                scale=scale,
+                precision=precision,
+            )
+        )
