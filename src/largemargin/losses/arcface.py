@@ -1,0 +1,149 @@
+"""ArcFace: a margin on the angle of the target (LTLM)."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from largemargin.errors import check_choice
+from largemargin.losses.angles import safe_sin
+from largemargin.losses.loss import Loss, LossOptions
+from largemargin.losses.margins import ldam_margins
+from largemargin.losses.terms import check_margin, expect, need, of_target
+from largemargin.ops import ComputeOptions, class_stats
+from largemargin.shapes import Features, Labels, PerSample, Prototypes
+
+Mode: TypeAlias = Literal["hard", "easy", "none"]
+Gradient: TypeAlias = Literal["exact", "detached"]
+MODES: tuple[Mode, ...] = ("hard", "easy", "none")
+GRADIENTS: tuple[Gradient, ...] = ("exact", "detached")
+
+
+def arcface(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels,
+    *,
+    margin: float | Tensor = 0.5,
+    scale: float = 64.0,
+    mode: Mode = "hard",
+    gradient: Gradient = "exact",
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    r"""ArcFace (ZHO-ARCFACE): the angle of the target must be smaller by ``margin`` **radians**.
+
+    .. math:: \ell = -\log\frac{e^{s T(\theta_y)}}
+                              {e^{s T(\theta_y)} + \sum_{j\ne y} e^{s\cos\theta_j}}
+
+    where :math:`\theta + m` leaves [0, pi], the three modes differ:
+
+    * ``"hard"`` (default): cos(theta+m) while cos theta > -cos m, else cos theta - m sin m.
+      Decreasing everywhere, with a downward jump of cos m + m sin m - 1.
+    * ``"easy"``: cos(theta+m) while cos theta > 0, else cos theta. Not monotone at pi/2.
+    * ``"none"``: cos(theta+m) everywhere; its gradient has the wrong sign past pi - m.
+
+    :func:`unified_margin` with m2 = m is continuous and monotone.
+
+    Args:
+        features: (N, D).
+        prototypes: (C, D).
+        labels: (N,) or soft targets (N, C).
+        margin: m in radians in [0, pi), a number or one per class (C,). Default 0.5 (original);
+            LTLM's tables use 0.1 by the public script. 28.6 degrees is 0.5.
+        scale: s > 0, default 64 (original).
+        gradient: "exact" is the derivative of the value, sin(theta+m)/sin theta in the first
+            branch. "detached" passes the gradient to cos theta unchanged, as some production code
+            does: the same value, another gradient.
+
+    Departures: the value and gradient at theta = 0 and pi are those of the limit with the sine
+    held at 0, so that they stay finite.
+
+    Example:
+        At angle 0 the target logit is s cos m:
+
+        >>> W = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> arcface(W[:1], W, torch.tensor([0]), margin=math.pi / 3, scale=2.0)
+        tensor([0.3133])
+    """
+    check_choice("mode", mode, MODES)
+    check_choice("gradient", gradient, GRADIENTS)
+    check_margin(
+        "margin",
+        margin,
+        at_least=0,
+        below=math.pi,
+        hint="Margins of ArcFace are radians; convert degrees with math.radians.",
+    )
+    stats = class_stats(
+        features,
+        prototypes,
+        labels,
+        similarity="cosine",
+        scale=scale,
+        want=("target", "rest"),
+        **how,
+    )
+    target = need(stats.target)
+    m = of_target(margin, labels, prototypes.shape[0], "margin")
+    penalised = scale * _penalised_cosine(target / scale, m, mode)
+    if gradient == "detached":
+        penalised = target + (penalised - target).detach()
+    return expect(F.softplus(need(stats.rest) - penalised), labels)
+
+
+def _penalised_cosine(cosine: Tensor, margin: float | Tensor, mode: Mode) -> Tensor:
+    cosine = torch.where(cosine.abs() > 1, cosine.sign(), cosine)
+    if isinstance(margin, Tensor):
+        cos_m, sin_m = torch.cos(margin), torch.sin(margin)
+    else:
+        cos_m, sin_m = math.cos(margin), math.sin(margin)  # type: ignore[assignment]
+    shifted = cosine * cos_m - safe_sin(cosine) * sin_m
+    if mode == "hard":
+        return torch.where(cosine > -cos_m, shifted, cosine - margin * sin_m)
+    if mode == "easy":
+        return torch.where(cosine > 0, shifted, cosine)
+    return shifted
+
+
+class ArcFace(Loss):
+    """Module form of :func:`arcface`, with the options of :class:`Loss`.
+
+    With ``class_counts`` the margin of class j is ``margin * (n_min / n_j)**0.25``.
+    """
+
+    margin: float | Tensor
+    class_margins: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        margin: float | Tensor = 0.5,
+        scale: float = 64.0,
+        mode: Mode = "hard",
+        gradient: Gradient = "exact",
+        class_counts: Sequence[int] | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(**options)
+        check_choice("mode", mode, MODES)
+        check_choice("gradient", gradient, GRADIENTS)
+        self.scale = scale
+        self.mode: Mode = mode
+        self.gradient: Gradient = gradient
+        self._keep("margin", margin)
+        self.class_counts = None if class_counts is None else list(class_counts)
+        counted = None if class_counts is None else ldam_margins(class_counts, max_margin=margin)
+        self.register_buffer("class_margins", counted)
+
+    def per_sample(self, *inputs: Tensor) -> Tensor:
+        return arcface(
+            *inputs,
+            margin=self.margin if self.class_margins is None else self.class_margins,
+            scale=self.scale,
+            mode=self.mode,
+            gradient=self.gradient,
+            **self.how,
+        )

@@ -1,0 +1,136 @@
+"""Center loss with its own update of the centers (Wen et al. 2016)."""
+
+from typing import ClassVar, Unpack
+
+import torch
+from torch import Tensor
+
+from largemargin.errors import check_inputs, check_number
+from largemargin.losses.classwise import ClassWise
+from largemargin.losses.loss import Loss, LossOptions
+from largemargin.ops.rows import promote
+from largemargin.prototypes.centroids import NO_SOFT, class_means, recomputing
+from largemargin.shapes import Features, Labels, PerSample, Prototypes
+
+
+def center_loss(
+    features: Features,
+    centers: Prototypes,
+    labels: Labels,
+    *,
+    strength: float = 0.003,
+    validate: bool | None = None,
+) -> PerSample:
+    r"""Center loss terms (BAS-CENTER), :math:`\frac\lambda2\|q_n - c_{y_n}\|^2`; gradient to q.
+
+    Args:
+        features: (N, D).
+        centers: (C, D), held constant: they move by :func:`center_update`.
+        labels: (N,).
+        strength: lambda, default 0.003 (original, which sums over the batch).
+
+    Example:
+        >>> q, centers = torch.tensor([[3.0, 4.0]]), torch.zeros(2, 2)
+        >>> center_loss(q, centers, torch.tensor([0]), strength=2.0)
+        tensor([25.])
+    """
+    check_number("strength", strength, at_least=0)
+    check_inputs(features, centers, labels, soft=False, reason=NO_SOFT, validate=validate)
+    own = promote(centers).detach()[labels.long().clamp(0, centers.shape[0] - 1)]
+    return 0.5 * strength * (promote(features) - own).square().sum(1)
+
+
+def center_update(
+    features: Features,
+    centers: Prototypes,
+    labels: Labels,
+    *,
+    rate: float = 0.5,
+    valid: Tensor | None = None,
+    sync: bool = False,
+) -> Tensor:
+    r"""New centers :math:`c_j - \alpha\sum_{y_n=j}(c_j - q_n)/(1 + n_j)`; absent classes stay.
+
+    Args:
+        rate: alpha in [0, 1], default 0.5 (original).
+        valid: (N,), samples that count; default all.
+        sync: sum over the ranks of a distributed run.
+
+    Example:
+        >>> center_update(torch.tensor([[4.0, 0.0]]), torch.zeros(2, 2), torch.tensor([0]))
+        tensor([[1., 0.],
+                [0., 0.]])
+    """
+    check_number("rate", rate, at_least=0, at_most=1)
+    with torch.no_grad():
+        valid = torch.ones_like(labels, dtype=torch.bool) if valid is None else valid
+        slots = class_means(features, labels, centers.shape[0], valid, sync=sync)
+        own = centers[slots.classes].to(slots.means.dtype)
+        share = slots.counts / (1 + slots.counts)
+        step = torch.where(slots.present[:, None], rate * share[:, None] * (slots.means - own), 0)
+        return centers.index_add(0, slots.classes, step.to(centers.dtype))
+
+
+class CenterLoss(Loss):
+    """Center loss (BAS-CENTER) with its centers; call it with ``(features, labels)``.
+
+    Centers start at 0, are float32 buffers and move once per training forward, never in
+    evaluation. The original sums over the batch, hence ``reduction="sum"``; compare learning rates
+    accordingly.
+
+    Args:
+        num_classes: C.
+        dim: D.
+        strength: lambda, default 0.003.
+        rate: alpha of the centers' update, default 0.5.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("features", "labels")
+    refuses: ClassVar[dict[str, str]] = {
+        name: ClassWise.refuses[name] for name in ("soft_targets", "label_smoothing")
+    } | {
+        "class_margin": "it has no margin.",
+        "chunked": "it needs no (N, C) logits.",
+    }
+    centers: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        strength: float = 0.003,
+        rate: float = 0.5,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        options.setdefault("reduction", "sum")
+        options.setdefault("sync", True)
+        super().__init__(**options)
+        check_number("strength", strength, at_least=0)
+        check_number("rate", rate, at_least=0, at_most=1)
+        self.num_classes = num_classes
+        self.dim = dim
+        self.strength = strength
+        self.rate = rate
+        self.register_buffer("centers", torch.zeros(num_classes, dim))
+
+    def forward(  # type: ignore[override]
+        self, features: Tensor, labels: Tensor, *, sample_weight: Tensor | None = None
+    ) -> Tensor:
+        centers = self.centers.clone()
+
+        def values(kept: Tensor, targets: Tensor) -> Tensor:
+            return center_loss(
+                kept, centers, targets, strength=self.strength, validate=self.validate
+            )
+
+        total = self._evaluate(values, (features,), labels, self.num_classes, sample_weight)
+        if self.training and not recomputing():
+            valid = (labels >= 0) & (labels < self.num_classes)
+            if self.ignore_index is not None:
+                valid = valid & (labels != self.ignore_index)
+            moved = center_update(
+                features.detach(), centers, labels, rate=self.rate, valid=valid, sync=self.sync
+            )
+            self.centers.copy_(moved)
+        return total

@@ -1,0 +1,262 @@
+"""Centroid margin: keep class centroids away from every decision boundary (LMD 4.5, 4.7)."""
+
+from typing import ClassVar, Literal, TypeAlias, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from largemargin.errors import check_choice, check_inputs, check_matrix, check_number
+from largemargin.losses.classwise import ClassWise
+from largemargin.losses.loss import LossOptions, matrix_of
+from largemargin.ops import safe_norm
+from largemargin.ops.boundary import DEGENERATE, paired_boundary_distance
+from largemargin.ops.rows import promote
+from largemargin.prototypes.centroids import NO_SOFT, CentroidBank
+from largemargin.shapes import Labels, Prototypes
+
+Aggregate: TypeAlias = Literal["max", "mean"]
+AGGREGATES: tuple[Aggregate, ...] = ("max", "mean")
+
+EXACT_LIMIT = 2**20
+"""Up to this many numbers, all pairs of prototypes are subtracted from each other directly."""
+BLOCK = 2**22
+CANDIDATES = 4
+
+
+def centroid_margin(
+    centroids: Prototypes,
+    prototypes: Prototypes,
+    classes: Labels,
+    *,
+    bias: Tensor | None = None,
+    margin: float = 6.0,
+    power: int = 1,
+    aggregate: Aggregate = "max",
+    validate: bool | None = None,
+) -> Tensor:
+    r"""Terms of the centroid margin (NGY-4.5).
+
+    .. math:: \max_{i\ne c}\,[\delta_d + s_{ci}(m_c)]_+,\qquad
+              s_{ci}(m) = \frac{z_i(m) - z_c(m)}{\|W_c - W_i\|}
+
+    s is the signed distance of the centroid to the boundary between c and i, negative on its own
+    side; i runs over all C classes, in the batch or not. Gradients go to the centroids, to the
+    prototypes and to the bias, through numerator and denominator (O3).
+
+    The nearest rival is searched without gradient, in blocks of classes, and only the winning pair
+    is computed with gradient: no (C, C) array, and no zero diagonal whose square root has a NaN
+    gradient. Large problems are searched by Gram matrices and the best few candidates compared
+    exactly.
+
+    Args:
+        centroids: (K, D), one per class listed.
+        prototypes: (C, D), the rows of the linear classifier.
+        classes: (K,), the class of each centroid.
+        bias: (C,).
+        margin: delta_d; 6.0 (default, LMD 7.3), 5.0 (ROB H.1), 3.0 (ROB H.2), 1.5 (LMD Fig. 1).
+        power: 1 (default: the pull stays constant until the margin is reached) or 2.
+        aggregate: "max" (default); "mean" is an ablation: hinge first, then the mean over rivals.
+
+    Returns:
+        (K,).
+
+    Departures: erratum N1, the signed ratio instead of sign times distance, which has no gradient
+    on the boundary. Two prototypes that coincide have no boundary: the constant delta_d (O17).
+
+    Example:
+        A centroid on the boundary costs the whole margin:
+
+        >>> centroid_margin(torch.ones(1, 2), torch.eye(2), torch.tensor([0]))
+        tensor([6.])
+    """
+    check_number("margin", margin, at_least=0)
+    check_choice("power", power, (1, 2))
+    check_choice("aggregate", aggregate, AGGREGATES)
+    check_inputs(
+        centroids, prototypes, classes, bias=bias, soft=False, reason=NO_SOFT, validate=validate
+    )
+    with torch.autocast(centroids.device.type, enabled=False):
+        points, weight = promote(centroids), promote(prototypes)
+        bias = None if bias is None else promote(bias)
+        own = classes.long().clamp(0, weight.shape[0] - 1)
+        if aggregate == "max":
+            with torch.no_grad():
+                rival = _nearest_rival(points, weight, own, bias)
+            hinge = F.relu(margin + _pair_distance(points, weight, own, rival, bias))
+            return hinge if power == 1 else hinge.square()
+        hinge = F.relu(margin + _all_distances(points, weight, own, bias))
+        hinge = hinge if power == 1 else hinge.square()
+        return hinge.scatter(1, own[:, None], 0.0).sum(1) / (weight.shape[0] - 1)
+
+
+def _pair_distance(
+    points: Tensor, weight: Tensor, own: Tensor, other: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Signed distance for class pairs; ``other`` is (K,) or (K, J) rivals of each."""
+    if other.dim() == 2:
+        points, own = points[:, None], own[:, None]
+    difference = None if bias is None else bias[other] - bias[own]
+    return paired_boundary_distance(points, weight[own], weight[other], difference)
+
+
+def _all_distances(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | None) -> Tensor:
+    """(K, C) signed distances with gradient, the own column being 0."""
+    if own.shape[0] * weight.numel() <= 16 * EXACT_LIMIT:
+        every = torch.arange(weight.shape[0], device=own.device).expand(own.shape[0], -1)
+        return _pair_distance(points, weight, own, every, bias)
+    return _gram_distances(points, weight, own, bias, weight, bias, own[:, None])
+
+
+def _gram_distances(
+    points: Tensor,
+    weight: Tensor,
+    own: Tensor,
+    bias: Tensor | None,
+    block: Tensor,
+    block_bias: Tensor | None,
+    own_column: Tensor | None,
+) -> Tensor:
+    """Signed distances to a block of rivals from products of matrices.
+
+    Squared lengths come from a Gram matrix, so they carry a rounding error of the order of
+    ``eps * ||W||^2``; lengths below that are treated as zero. ``own_column`` marks the zero
+    diagonal, which is replaced before the square root (its gradient there would be infinite).
+    """
+    mine = weight[own]
+    logits = points @ block.T
+    if block_bias is not None:
+        logits = logits + block_bias
+    own_logit = (points * mine).sum(1, keepdim=True)
+    if bias is not None:
+        own_logit = own_logit + bias[own][:, None]
+    square = mine.square().sum(1, keepdim=True) + block.square().sum(1) - 2 * (mine @ block.T)
+    if own_column is not None:
+        square = square.scatter(1, own_column, 0.0)
+    degenerate = square <= DEGENERATE**2
+    length = torch.sqrt(torch.where(degenerate, 1.0, square))
+    return torch.where(degenerate, 0.0, (logits - own_logit) / length)
+
+
+def _nearest_rival(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | None) -> Tensor:
+    """argmax over i != c of the signed distance (K,)."""
+    num_classes = weight.shape[0]
+    if own.shape[0] * weight.numel() <= EXACT_LIMIT:
+        every = torch.arange(num_classes, device=own.device).expand(own.shape[0], -1)
+        distance = _pair_distance(points, weight, own, every, bias)
+        return distance.scatter(1, own[:, None], -torch.inf).argmax(1)
+    # Subtracting the mean row changes no difference of rows but shortens them, which keeps the
+    # rounding error of the Gram matrix small; the logits' common shift is the same for all.
+    centred = weight - weight.mean(0)
+    size = max(256, BLOCK // max(own.shape[0], 1))
+    scores, indices = [], []
+    for start in range(0, num_classes, size):
+        stop = min(start + size, num_classes)
+        distance = _gram_distances(
+            points,
+            centred,
+            own,
+            bias,
+            centred[start:stop],
+            None if bias is None else bias[start:stop],
+            None,
+        )
+        inside = (own >= start) & (own < stop)
+        column = (own - start).clamp(0, stop - start - 1)[:, None]
+        kept = distance.gather(1, column)
+        distance.scatter_(1, column, kept.masked_fill(inside[:, None], -torch.inf))
+        best = distance.topk(min(CANDIDATES, stop - start), dim=1)
+        scores.append(best.values)
+        indices.append(best.indices + start)
+    score, index = torch.cat(scores, 1), torch.cat(indices, 1)
+    chosen = score.topk(min(CANDIDATES, score.shape[1]), dim=1)
+    candidates = index.gather(1, chosen.indices)
+    exact = _pair_distance(points, weight, own, candidates, bias)
+    exact = exact.masked_fill(candidates == own[:, None], -torch.inf)
+    return candidates.gather(1, exact.argmax(1, keepdim=True)).squeeze(1)
+
+
+def centroid_norm(centroids: Prototypes) -> Tensor:
+    r"""Terms of the centroid norm (NGY-4.7; LMD 4.7, ROB 11), :math:`\|m_c\|`, not squared.
+
+    Keeps the margin loss from growing the features without limit; its weight is 1e-3 in LMD.
+    Subgradient 0 at the origin.
+
+    Example:
+        >>> centroid_norm(torch.tensor([[3.0, 4.0]]))
+        tensor([5.])
+    """
+    check_matrix("centroids", centroids, "(K, D)")
+    return safe_norm(centroids)
+
+
+class CentroidMargin(ClassWise):
+    """Mean over the classes present of :func:`centroid_margin` at their centroids (NGY-4.5).
+
+    Args:
+        margin: delta_d, default 6.0 (LMD 7.3).
+        power: 1 (default) or 2.
+        aggregate: "max" (default) or "mean".
+        detach_classifier: train the features only, not prototypes and bias (O3). Default False.
+        bank: a ``CentroidBank``; under its strategies none and partial the batch's own centroids
+            are used, with full gradient.
+    """
+
+    uses_bias: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        margin: float = 6.0,
+        power: int = 1,
+        aggregate: Aggregate = "max",
+        detach_classifier: bool = False,
+        bank: CentroidBank | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(bank=bank, **options)
+        check_number("margin", margin, at_least=0)
+        check_choice("power", power, (1, 2))
+        check_choice("aggregate", aggregate, AGGREGATES)
+        self.margin = margin
+        self.power = power
+        self.aggregate: Aggregate = aggregate
+        self.detach_classifier = detach_classifier
+
+    def forward(  # type: ignore[override]
+        self,
+        features: Tensor,
+        prototypes: Tensor | nn.Module,
+        labels: Tensor,
+        *,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        if bias is None and not isinstance(prototypes, Tensor):
+            bias = getattr(prototypes, "bias", None)
+        matrix = matrix_of(prototypes)
+        self._check_weight(matrix.shape[0])
+        batch = self.batch(features, matrix, labels, bias)
+        if self.detach_classifier:
+            matrix, bias = matrix.detach(), None if bias is None else bias.detach()
+        values = centroid_margin(
+            batch.centroids.margin,
+            matrix,
+            batch.slots.classes,
+            bias=bias,
+            margin=self.margin,
+            power=self.power,
+            aggregate=self.aggregate,
+            validate=False,
+        )
+        return self.mean_over_classes(values, batch)
+
+
+class CentroidNorm(ClassWise):
+    """Mean over the classes present of :func:`centroid_norm` (NGY-4.7); weight it with 1e-3."""
+
+    def forward(  # type: ignore[override]
+        self, features: Tensor, prototypes: Tensor | nn.Module, labels: Tensor
+    ) -> Tensor:
+        self._check_weight(matrix_of(prototypes).shape[0])
+        batch = self.batch(features, prototypes, labels)
+        return self.mean_over_classes(centroid_norm(batch.centroids.margin), batch)

@@ -1,0 +1,145 @@
+"""What the losses on class centroids share: their batch, their mean over classes, their limits."""
+
+from typing import ClassVar, NamedTuple, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from largemargin.errors import LargeMarginError, check_inputs, check_length
+from largemargin.losses.loss import Loss, LossOptions, matrix_of
+from largemargin.ops.distributed import all_reduce_sum, world_size
+from largemargin.prototypes.centroids import (
+    NO_SOFT,
+    BatchCentroids,
+    CentroidBank,
+    Slots,
+    class_means,
+    valid_rows,
+)
+
+_NO_SOFT = "the centroid of a soft class is not defined. Pass hard labels."
+
+
+class ClassBatch(NamedTuple):
+    """Centroids of a batch, which of its rows count, and NaN if a label was out of range."""
+
+    centroids: BatchCentroids
+    valid: Tensor
+    guard: Tensor
+
+    @property
+    def slots(self) -> Slots:
+        return self.centroids.slots
+
+    def of_samples(self, per_slot: Tensor) -> Tensor:
+        """The row of each sample's class."""
+        return per_slot[self.slots.of_sample]
+
+    def kept(self, features: Tensor) -> Tensor:
+        """Features with zeros in the rows that do not count: those may hold anything, even NaN."""
+        return torch.where(self.valid[:, None], features, 0)
+
+
+class ClassWise(Loss):
+    """A loss on class centroids: averaged inside each class first, then over the classes present.
+
+    Every present class weighs the same, whatever its count; ``weight`` (C,) changes that. Hard
+    labels only. ``sync=True`` (default) uses the centroids, counts and means of the joined batch
+    of all ranks.
+    """
+
+    refuses: ClassVar[dict[str, str]] = {
+        "soft_targets": _NO_SOFT,
+        "label_smoothing": _NO_SOFT,
+        "sample_weight": "a class mean of weighted samples is another centroid than the paper's.",
+        "class_margin": "the margin is a distance in feature space, one for all classes.",
+        "chunked": "it needs no (N, C) logits; its rival search goes over classes in blocks.",
+    }
+
+    def __init__(self, *, bank: CentroidBank | None = None, **options: Unpack[LossOptions]) -> None:
+        options.setdefault("sync", True)
+        super().__init__(**options)
+        self.bank = bank
+
+    def batch(
+        self,
+        features: Tensor,
+        prototypes: Tensor | nn.Module,
+        labels: Tensor,
+        bias: Tensor | None = None,
+    ) -> ClassBatch:
+        """Check the inputs and take the centroids of the batch; a bank is written here."""
+        matrix = matrix_of(prototypes)
+        if labels.dim() == 2:
+            raise LargeMarginError(
+                f"labels must be class indices of shape (N,), but soft targets of shape "
+                f"{tuple(labels.shape)} were given. {NO_SOFT}"
+            )
+        num_classes = matrix.shape[0]
+        if features.shape[:1] != labels.shape[:1] or features.dim() != 2:
+            check_inputs(features, matrix, labels, validate=False)
+        valid = valid_rows(labels, num_classes, self.ignore_index, self.validate)
+        kept = torch.where(valid, labels, 0)
+        check_inputs(
+            features, matrix, kept, bias=bias, validate=False, check_finite=self.check_finite
+        )
+        inside = (kept >= 0) & (kept < num_classes)
+        guard = torch.where(inside.all(), 0.0, torch.nan)
+        valid = valid & inside
+        if self.bank is None:
+            slots = class_means(features, kept, num_classes, valid, sync=self._synced)
+            centroids = BatchCentroids(slots, slots.means, slots.means)
+        else:
+            if self.bank.num_classes != num_classes:
+                raise LargeMarginError(
+                    f"the centroid bank holds {self.bank.num_classes} classes but the prototypes "
+                    f"{num_classes}. Build both with the same number of classes."
+                )
+            centroids = self.bank(features, kept, valid)
+        return ClassBatch(centroids, valid, guard)
+
+    @property
+    def _synced(self) -> bool:
+        return self.sync and self.training and world_size() > 1
+
+    def mean_over_samples(self, values: Tensor, batch: ClassBatch) -> Tensor:
+        """Reduce (N,) values: mean inside each class, then (weighted) mean over classes."""
+        values = torch.where(batch.valid, values, 0) + batch.guard
+        if self.reduction == "none":
+            return values
+        slots = batch.slots
+        share = torch.where(slots.present, self._class_weight(slots), 0) / slots.counts.clamp_min(1)
+        total = (values * share[slots.of_sample]).sum()
+        if self._synced:
+            total = all_reduce_sum(total)
+        return self._over_classes(total, batch)
+
+    def mean_over_classes(self, values: Tensor, batch: ClassBatch) -> Tensor:
+        """Reduce (K,) values, one per slot, to their (weighted) mean over the classes present."""
+        slots = batch.slots
+        values = torch.where(slots.present, values, 0) + batch.guard
+        if self.reduction == "none":
+            by_class = values.new_zeros(self._num_classes(slots))
+            return by_class.index_add(0, slots.classes, values)
+        return self._over_classes((values * self._class_weight(slots)).sum(), batch)
+
+    def _num_classes(self, slots: Slots) -> int:
+        if self.bank is not None:
+            return self.bank.num_classes
+        return int(slots.classes.max()) + 1 if slots.classes.numel() else 0
+
+    def _over_classes(self, total: Tensor, batch: ClassBatch) -> Tensor:
+        if self.reduction == "sum":
+            return total
+        slots = batch.slots
+        count = torch.where(slots.present, self._class_weight(slots), 0).sum()
+        return total / torch.where(count == 0, 1, count)
+
+    def _class_weight(self, slots: Slots) -> Tensor:
+        if self.weight is None:
+            return torch.ones_like(slots.counts)
+        return self.weight.to(slots.counts.dtype)[slots.classes]
+
+    def _check_weight(self, num_classes: int) -> None:
+        if self.weight is not None:
+            check_length("weight", self.weight, num_classes, "one number per class")

@@ -1,0 +1,96 @@
+"""CosFace, also known as AM-Softmax: a margin on the cosine of the target (LTLM)."""
+
+from collections.abc import Sequence
+from typing import Unpack
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from largemargin.losses.loss import Loss, LossOptions
+from largemargin.losses.margins import ldam_margins
+from largemargin.losses.terms import check_margin, expect, need, of_target
+from largemargin.ops import ComputeOptions, class_stats
+from largemargin.shapes import Features, Labels, PerSample, Prototypes
+
+
+def cosface(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels,
+    *,
+    margin: float | Tensor = 0.35,
+    scale: float = 64.0,
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    r"""CosFace / AM-Softmax (ZHO-COSFACE).
+
+    .. math:: \ell = -\log\frac{e^{s(\cos\theta_y - m)}}
+                              {e^{s(\cos\theta_y - m)} + \sum_{j\ne y} e^{s\cos\theta_j}}
+
+    Args:
+        features: (N, D).
+        prototypes: (C, D).
+        labels: (N,) or soft targets (N, C); the margin then applies to every class in turn.
+        margin: m in cosine units, a number or one per class (C,). Below C/(C-1), the widest margin
+            any arrangement of C classes has. Default 0.35 (face recognition original; LTLM's
+            tables use 0.1 by the public script, the slides do not print it).
+        scale: s > 0, default 64 (original; AM-Softmax uses 30, LTLM 10, 20 and 64).
+
+    Departures: none.
+
+    Example:
+        Right on the margin the two logits tie:
+
+        >>> W = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> cosface(W[:1], W, torch.tensor([0]), margin=1.0, scale=8.0)
+        tensor([0.6931])
+    """
+    stats = class_stats(
+        features,
+        prototypes,
+        labels,
+        similarity="cosine",
+        scale=scale,
+        want=("target", "rest"),
+        **how,
+    )
+    num_classes = prototypes.shape[0]
+    check_margin(
+        "margin",
+        margin,
+        at_least=0,
+        below=num_classes / max(num_classes - 1, 1),
+        hint=f"With {num_classes} classes no arrangement has a wider cosine margin.",
+    )
+    required = scale * of_target(margin, labels, num_classes, "margin")
+    return expect(F.softplus(need(stats.rest) - need(stats.target) + required), labels)
+
+
+class CosFace(Loss):
+    """Module form of :func:`cosface`, with the options of :class:`Loss`.
+
+    With ``class_counts`` the margin of class j is ``margin * (n_min / n_j)**0.25``: rare classes
+    get the widest, as in LDAM.
+    """
+
+    margin: float | Tensor
+    class_margins: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        margin: float | Tensor = 0.35,
+        scale: float = 64.0,
+        class_counts: Sequence[int] | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(**options)
+        self.scale = scale
+        self._keep("margin", margin)
+        self.class_counts = None if class_counts is None else list(class_counts)
+        counted = None if class_counts is None else ldam_margins(class_counts, max_margin=margin)
+        self.register_buffer("class_margins", counted)
+
+    def per_sample(self, *inputs: Tensor) -> Tensor:
+        margin = self.margin if self.class_margins is None else self.class_margins
+        return cosface(*inputs, margin=margin, scale=self.scale, **self.how)

@@ -1,0 +1,282 @@
+"""The discriminative loss and its robust sequel (LMD 4.3; ROB 7, 13)."""
+
+from typing import ClassVar, Unpack
+
+from torch import Tensor, nn
+
+from largemargin.errors import LargeMarginError, check_choice, check_number
+from largemargin.losses.centroid_margin import (
+    AGGREGATES,
+    Aggregate,
+    centroid_margin,
+    centroid_norm,
+)
+from largemargin.losses.classwise import ClassBatch, ClassWise
+from largemargin.losses.compactness import check_hinge, hinge_to_center
+from largemargin.losses.cross_entropy import CrossEntropy
+from largemargin.losses.loss import LossOptions, LossValue, matrix_of
+from largemargin.prototypes.centroids import CentroidBank, FirstSeen, Strategy
+
+
+class Discriminative(ClassWise):
+    r"""Large-margin discriminative loss (NGY-4.3; LMD 4.3).
+
+    .. math:: L = \alpha L_{compact} + \beta L_{margin} + \gamma_{reg} L_{reg}
+
+    Compactness pulls features into a ball of radius delta_v around their class centroid, the
+    margin pushes centroids delta_d away from every decision boundary, the norm keeps them from
+    growing. Train with ``CrossEntropy`` beside it: ``Objective(softmax=CrossEntropy(),
+    lmd=Discriminative(10, 30))``. It can diverge at ordinary learning rates: clip gradients.
+
+    Args:
+        num_classes: C.
+        dim: D, the feature dimension.
+        alpha, beta, gamma_reg: weights of the terms; 1, 1 and 1e-3 (LMD section 7).
+        radius: delta_v, default 0.5 (LMD 7.2).
+        margin: delta_d, default 6.0 (LMD 7.3). Only delta_d / delta_v matters up to a rescaling of
+            the network (LMD Prop. 4.4); delta_d > 2 delta_v makes ideal features (Prop. 4.2).
+        compact_power, margin_power: 2 and 1 (LMD 4.5).
+        aggregate: over rivals, "max" (default) or "mean".
+        strategy: of the centroids: "partial" (default), "both", "none".
+        momentum: gamma, default 0.99 (LMD 7.1).
+        first_seen, accumulate: of the bank, see ``CentroidBank``.
+        detach_classifier: keep the margin from training prototypes and bias (O3).
+
+    Departures: errata N1, N2 (no claim about the classifier's gradient).
+
+    Example:
+        >>> loss = Discriminative(2, 2, margin=1.0)
+        >>> loss(4 * torch.eye(2), torch.eye(2), torch.tensor([0, 1]))
+        tensor(0.0040)
+    """
+
+    uses_bias: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        gamma_reg: float = 1e-3,
+        radius: float = 0.5,
+        margin: float = 6.0,
+        compact_power: int = 2,
+        margin_power: int = 1,
+        aggregate: Aggregate = "max",
+        strategy: Strategy = "partial",
+        momentum: float = 0.99,
+        first_seen: FirstSeen = "scaled",
+        accumulate: int | None = 1,
+        detach_classifier: bool = False,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(**options)
+        for name, value in (("alpha", alpha), ("beta", beta), ("gamma_reg", gamma_reg)):
+            check_number(name, value, at_least=0)
+        check_hinge(radius, compact_power, "compact_power")
+        check_number("margin", margin, at_least=0)
+        check_choice("margin_power", margin_power, (1, 2))
+        check_choice("aggregate", aggregate, AGGREGATES)
+        self.bank: CentroidBank = CentroidBank(
+            num_classes,
+            dim,
+            strategy=strategy,
+            momentum=momentum,
+            first_seen=first_seen,
+            accumulate=accumulate,
+            sync=self.sync,
+        )
+        if self.reduction == "none":
+            raise LargeMarginError(
+                'reduction must be "mean" or "sum" here: the three terms are per sample and per '
+                "class and cannot be added unreduced. Use Compactness, CentroidMargin and "
+                "CentroidNorm for the single ones."
+            )
+        self.num_classes = num_classes
+        self.dim = dim
+        self.alpha = alpha
+        self.beta = beta
+        self.gamma_reg = gamma_reg
+        self.radius = radius
+        self.margin = margin
+        self.compact_power = compact_power
+        self.margin_power = margin_power
+        self.aggregate: Aggregate = aggregate
+        self.detach_classifier = detach_classifier
+
+    @property
+    def strategy(self) -> Strategy:
+        return self.bank.strategy
+
+    @property
+    def momentum(self) -> float:
+        return self.bank.momentum
+
+    @property
+    def first_seen(self) -> FirstSeen:
+        return self.bank.first_seen
+
+    @property
+    def accumulate(self) -> int | None:
+        return self.bank.accumulate
+
+    def named_terms(
+        self,
+        features: Tensor,
+        prototypes: Tensor | nn.Module,
+        labels: Tensor,
+        *,
+        bias: Tensor | None = None,
+    ) -> LossValue:
+        """The total and its unweighted terms compact, margin, reg."""
+        return self._terms(features, prototypes, labels, bias)[0]
+
+    def _terms(
+        self,
+        features: Tensor,
+        prototypes: Tensor | nn.Module,
+        labels: Tensor,
+        bias: Tensor | None,
+    ) -> tuple[LossValue, ClassBatch]:
+        if bias is None and not isinstance(prototypes, Tensor):
+            bias = getattr(prototypes, "bias", None)
+        matrix = matrix_of(prototypes)
+        self._check_weight(matrix.shape[0])
+        batch = self.batch(features, matrix, labels, bias)
+        compact = self.mean_over_samples(self._to_center(features, batch), batch)
+        if self.detach_classifier:
+            matrix, bias = matrix.detach(), None if bias is None else bias.detach()
+        distances = centroid_margin(
+            batch.centroids.margin,
+            matrix,
+            batch.slots.classes,
+            bias=bias,
+            margin=self.margin,
+            power=self.margin_power,
+            aggregate=self.aggregate,
+            validate=False,
+        )
+        margin = self.mean_over_classes(distances, batch)
+        reg = self.mean_over_classes(centroid_norm(batch.centroids.margin), batch)
+        total = self.alpha * compact + self.beta * margin + self.gamma_reg * reg
+        return LossValue(total, {"compact": compact, "margin": margin, "reg": reg}), batch
+
+    def _to_center(self, features: Tensor, batch: ClassBatch) -> Tensor:
+        centers = batch.of_samples(batch.centroids.compact)
+        return hinge_to_center(batch.kept(features), centers, self.radius, self.compact_power)
+
+    def forward(  # type: ignore[override]
+        self,
+        features: Tensor,
+        prototypes: Tensor | nn.Module,
+        labels: Tensor,
+        *,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        return self.named_terms(features, prototypes, labels, bias=bias).total
+
+
+class RobustDiscriminative(Discriminative):
+    r"""Total loss of robust training (NGR-13; ROB 13).
+
+    .. math:: L = L_S + \alpha L_{compact} + \beta L_{margin} + \gamma_{reg} L_{reg}
+                + \lambda L_{noisy}
+
+    ``noisy`` holds the features of the noised inputs, row by row beside the clean ones, from a
+    second pass through the network. The softmax loss sees clean features only; the centroids are
+    those of clean features; noisy features are aligned to them (:func:`noise_alignment`).
+
+    Args:
+        num_classes, dim and the rest: as :class:`Discriminative`.
+        noise_weight: lambda, default 1 (ROB H.1).
+        margin: default 5.0 (ROB H.1).
+        momentum: default 0.9 (O5: ROB names no value; "such as 0.9").
+        softmax_weight: of L_S, default 1; 0 leaves it to another term of an ``Objective``.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("features", "prototypes", "labels", "noisy")
+
+    def __init__(
+        self,
+        num_classes: int,
+        dim: int,
+        *,
+        noise_weight: float = 1.0,
+        softmax_weight: float = 1.0,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        gamma_reg: float = 1e-3,
+        radius: float = 0.5,
+        margin: float = 5.0,
+        compact_power: int = 2,
+        margin_power: int = 1,
+        aggregate: Aggregate = "max",
+        strategy: Strategy = "partial",
+        momentum: float = 0.9,
+        first_seen: FirstSeen = "scaled",
+        accumulate: int | None = 1,
+        detach_classifier: bool = False,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(
+            num_classes,
+            dim,
+            alpha=alpha,
+            beta=beta,
+            gamma_reg=gamma_reg,
+            radius=radius,
+            margin=margin,
+            compact_power=compact_power,
+            margin_power=margin_power,
+            aggregate=aggregate,
+            strategy=strategy,
+            momentum=momentum,
+            first_seen=first_seen,
+            accumulate=accumulate,
+            detach_classifier=detach_classifier,
+            **options,
+        )
+        check_number("noise_weight", noise_weight, at_least=0)
+        check_number("softmax_weight", softmax_weight, at_least=0)
+        self.noise_weight = noise_weight
+        self.softmax_weight = softmax_weight
+        self._softmax = CrossEntropy(**options)
+        self._softmax.sync = self.sync
+
+    def named_terms(  # type: ignore[override]
+        self,
+        features: Tensor,
+        prototypes: Tensor | nn.Module,
+        labels: Tensor,
+        noisy: Tensor,
+        *,
+        bias: Tensor | None = None,
+    ) -> LossValue:
+        """The total and its unweighted terms softmax, compact, margin, reg, noisy."""
+        if tuple(noisy.shape) != tuple(features.shape):
+            raise LargeMarginError(
+                f"noisy must hold the features of the noised inputs, shape "
+                f"{tuple(features.shape)} like features, but its shape is {tuple(noisy.shape)}."
+            )
+        value, batch = self._terms(features, prototypes, labels, bias)
+        aligned = self.mean_over_samples(self._to_center(noisy, batch), batch)
+        total = value.total + self.noise_weight * aligned
+        terms = {**value.terms, "noisy": aligned}
+        if self.softmax_weight:
+            softmax = self._softmax(features, prototypes, labels, bias=bias)
+            total = total + self.softmax_weight * softmax
+            terms = {"softmax": softmax, **terms}
+        return LossValue(total, terms)
+
+    def forward(  # type: ignore[override]
+        self,
+        features: Tensor,
+        prototypes: Tensor | nn.Module,
+        labels: Tensor,
+        noisy: Tensor,
+        *,
+        bias: Tensor | None = None,
+    ) -> Tensor:
+        return self.named_terms(features, prototypes, labels, noisy, bias=bias).total

@@ -1,0 +1,127 @@
+"""GM-Softmax: the family with a provable optimum at the simplex (LTLM)."""
+
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from largemargin.errors import LargeMarginError, check_length
+from largemargin.losses.loss import Loss, LossOptions
+from largemargin.losses.terms import expect, need
+from largemargin.ops import ComputeOptions, class_stats
+from largemargin.shapes import Features, Labels, PerSample, Prototypes
+
+
+def gm_softmax(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels,
+    *,
+    alpha1: float | Tensor = 1.0,
+    beta1: float | Tensor = 0.0,
+    alpha2: float | Tensor = 1.0,
+    beta2: float | Tensor = 0.0,
+    scale: float = 64.0,
+    check: bool = True,
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    r"""Generalised margin softmax (ZHO-GM).
+
+    .. math:: \ell_i = -\log\frac{e^{s(\alpha_{i1}\cos\theta_y + \beta_{i1})}}
+        {e^{s(\alpha_{i2}\cos\theta_y + \beta_{i2})} + \sum_{j\ne y} e^{s\cos\theta_j}}
+
+    alpha = 1, beta = -m on both lines is CosFace. The loss can be negative when the two lines
+    differ. For alpha1 >= 1/2 and alpha2 <= alpha1 its minimum is the simplex (LTLM Thm 5).
+
+    Args:
+        features: (N, D).
+        prototypes: (C, D).
+        labels: (N,) or soft targets (N, C).
+        alpha1, beta1: numerator, numbers or one per sample (N,). Defaults 1 and 0.
+        alpha2, beta2: denominator, likewise. The defaults together are NormFace.
+        scale: s > 0; it multiplies beta too (erratum Z5). Default 64.
+        check: enforce alpha1 >= 1/2 and alpha2 <= alpha1, the conditions of the theorem.
+
+    Example:
+        >>> W = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> gm_softmax(W[:1], W, torch.tensor([0]), beta1=-1.0, beta2=-1.0, scale=8.0)
+        tensor([0.6931])
+    """
+    if check:
+        _check_theorem(alpha1, alpha2)
+    stats = class_stats(
+        features,
+        prototypes,
+        labels,
+        similarity="cosine",
+        scale=scale,
+        want=("target", "rest"),
+        **how,
+    )
+    target = need(stats.target)
+
+    def row(name: str, value: float | Tensor) -> Any:
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return value
+        check_length(name, value, features.shape[0], "one number per sample")
+        return value if labels.dim() == 1 else value[:, None]
+
+    numerator = row("alpha1", alpha1) * target + scale * row("beta1", beta1)
+    denominator = row("alpha2", alpha2) * target + scale * row("beta2", beta2)
+    return expect(torch.logaddexp(need(stats.rest), denominator) - numerator, labels)
+
+
+def _check_theorem(alpha1: float | Tensor, alpha2: float | Tensor) -> None:
+    if torch.compiler.is_compiling():
+        return
+    first, second = torch.as_tensor(alpha1), torch.as_tensor(alpha2)
+    if first.device.type != "cpu" or second.device.type != "cpu":
+        return
+    if bool((first < 0.5).any()) or bool((second > first).any()):
+        raise LargeMarginError(
+            f"GM-Softmax needs alpha1 >= 1/2 and alpha2 <= alpha1 for its optimum to be the "
+            f"simplex (LTLM Theorem 5), but got alpha1 = {alpha1} and alpha2 = {alpha2}. Pass "
+            "check=False to compute the loss all the same."
+        )
+
+
+class GMSoftmax(Loss):
+    """Module form of :func:`gm_softmax`, with the options of :class:`Loss`."""
+
+    alpha1: float | Tensor
+    beta1: float | Tensor
+    alpha2: float | Tensor
+    beta2: float | Tensor
+
+    def __init__(
+        self,
+        *,
+        alpha1: float | Tensor = 1.0,
+        beta1: float | Tensor = 0.0,
+        alpha2: float | Tensor = 1.0,
+        beta2: float | Tensor = 0.0,
+        scale: float = 64.0,
+        check: bool = True,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(**options)
+        if check:
+            _check_theorem(alpha1, alpha2)
+        self._keep("alpha1", alpha1)
+        self._keep("beta1", beta1)
+        self._keep("alpha2", alpha2)
+        self._keep("beta2", beta2)
+        self.scale = scale
+        self.check = check
+
+    def per_sample(self, *inputs: Tensor) -> Tensor:
+        return gm_softmax(
+            *inputs,
+            alpha1=self.alpha1,
+            beta1=self.beta1,
+            alpha2=self.alpha2,
+            beta2=self.beta2,
+            scale=self.scale,
+            check=self.check,
+            **self.how,
+        )

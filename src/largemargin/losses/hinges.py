@@ -1,0 +1,212 @@
+"""Hinge losses on logits: largest rival, all rivals, one against the rest (LMS 1, 14; ODN)."""
+
+from typing import Any, ClassVar, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from largemargin.errors import LargeMarginError, check_logits, check_number
+from largemargin.losses.cross_entropy import LogitLoss
+from largemargin.losses.kobayashi import LogitOptions
+from largemargin.losses.loss import LossOptions
+from largemargin.losses.terms import expect, need, stats_of
+from largemargin.ops import similarity_logits
+from largemargin.ops.rows import promote
+from largemargin.shapes import Features, Labels, PerSample, Prototypes
+
+_DENSE = "it looks at every rival's logit by itself, so the (N, C) logits must exist."
+
+
+def _gap(
+    features: Tensor, prototypes: Tensor, labels: Tensor | None, options: Any
+) -> tuple[Tensor, Tensor]:
+    """rival - target and the labels."""
+    form = {name: options.pop(name, default) for name, default in _FORM.items()}
+    stats, labels = stats_of(features, prototypes, labels, ("target", "rival"), how=options, **form)
+    return need(stats.rival) - need(stats.target), labels
+
+
+_FORM: dict[str, Any] = {"bias": None, "similarity": "dot", "scale": 1.0}
+
+
+def _logits(
+    features: Tensor, prototypes: Tensor, labels: Tensor | None, options: Any, name: str
+) -> tuple[Tensor, Tensor]:
+    """The (N, C) logits and the labels of either call form."""
+    if options.get("impl") == "chunked":
+        raise LargeMarginError(
+            f'{name} cannot be computed with impl="chunked": {_DENSE} Pass impl="auto".'
+        )
+    if labels is None:
+        logits, labels = promote(features), prototypes
+    else:
+        form = {key: options.get(key, default) for key, default in _FORM.items()}
+        logits = similarity_logits(features, prototypes, precision=options.get("precision"), **form)
+    checks = {key: options[key] for key in ("validate", "check_finite") if key in options}
+    check_logits(logits, labels, **checks)
+    return logits, labels
+
+
+def _at_target(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Clamped target column index, and the target's logit (NaN for a label out of range)."""
+    index = labels.long().clamp(0, logits.shape[1] - 1)[:, None]
+    outside = ((labels < 0) | (labels >= logits.shape[1]))[:, None]
+    return index, logits.gather(1, index).masked_fill(outside, torch.nan)
+
+
+def max_hinge(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels | None = None,
+    *,
+    margin: float = 1.0,
+    **options: Unpack[LogitOptions],
+) -> PerSample:
+    r"""Multi-class hinge :math:`[f_{c^*} - f_y + \rho]_+` on the largest rival (KOB-1; LMS 1).
+
+    Touches two logits only and is reported not to train deep networks (LMS section 3). The
+    derivative at the hinge is 0; among tied rivals one gets the gradient.
+
+    Args:
+        features: (N, D), or (N, C) logits in the two-argument form.
+        prototypes: (C, D), or the labels in the two-argument form.
+        labels: (N,) or soft targets (N, C).
+        margin: rho, default 1 (LMS).
+
+    Example:
+        >>> max_hinge(torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor([0]))
+        tensor([0.5000])
+    """
+    check_number("margin", margin)
+    gap, labels = _gap(features, prototypes, labels, options)
+    return expect(F.relu(gap + margin), labels)
+
+
+def max_softplus(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels | None = None,
+    *,
+    margin: float = 1.0,
+    **options: Unpack[LogitOptions],
+) -> PerSample:
+    r"""Smooth version :math:`\mathrm{softplus}(f_{c^*} - f_y + \rho)` of the hinge (KOB-1; LMS 3).
+
+    Args as :func:`max_hinge`.
+
+    Example:
+        >>> max_softplus(torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([0]))
+        tensor([0.6931])
+    """
+    check_number("margin", margin)
+    gap, labels = _gap(features, prototypes, labels, options)
+    return expect(F.softplus(gap + margin), labels)
+
+
+def dense_hinge(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels | None = None,
+    *,
+    margin: float = 1.0,
+    **options: Unpack[LogitOptions],
+) -> PerSample:
+    r"""Mean hinge over all rivals, :math:`\frac1{C-1}\sum_{c\ne y}[f_c - f_y + \rho]_+` (KOB-14).
+
+    torch's ``multi_margin_loss`` divides by C instead. Needs the (N, C) logits; with soft targets
+    an (N, C, C) array.
+
+    Args:
+        features: (N, D), or (N, C) logits in the two-argument form.
+        prototypes: (C, D), or the labels in the two-argument form.
+        labels: (N,) or soft targets (N, C).
+        margin: rho, default 1 (LMS 14).
+
+    Example:
+        >>> dense_hinge(torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor([0]))
+        tensor([0.2500])
+    """
+    check_number("margin", margin)
+    logits, labels = _logits(features, prototypes, labels, options, "dense_hinge")
+    rivals = logits.shape[1] - 1
+    if labels.dim() == 2:
+        gaps = F.relu(logits[:, None, :] - logits[:, :, None] + margin)
+        own = torch.diagonal(gaps, dim1=1, dim2=2)
+        return expect((gaps.sum(2) - own) / rivals, labels)
+    index, target = _at_target(logits, labels)
+    return F.relu(logits - target + margin).scatter(1, index, 0.0).sum(1) / rivals
+
+
+def soft_hinge(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels | None = None,
+    **options: Unpack[LogitOptions],
+) -> PerSample:
+    r"""One-against-rest logistic loss (ODN-SOFT).
+
+    .. math:: \ell = \frac1C\Bigl[\mathrm{softplus}(-f_y)
+                                + \sum_{i\ne y}\mathrm{softplus}(f_i)\Bigr]
+
+    Departure: erratum D2; as printed the loss rewards wrong answers and is unbounded below.
+
+    Args:
+        features: (N, D), or (N, C) logits in the two-argument form.
+        prototypes: (C, D), or the labels in the two-argument form.
+        labels: (N,) or soft targets (N, C).
+
+    Example:
+        >>> soft_hinge(torch.zeros(1, 3), torch.tensor([0]))
+        tensor([0.6931])
+    """
+    logits, labels = _logits(features, prototypes, labels, options, "soft_hinge")
+    if labels.dim() == 2:
+        every = F.softplus(logits).sum(1, keepdim=True)
+        return expect((every - logits) / logits.shape[1], labels)
+    index, target = _at_target(logits, labels)
+    return F.softplus(logits.scatter(1, index, -target)).mean(1)
+
+
+class MaxHinge(LogitLoss):
+    """Module form of :func:`max_hinge`, with the options of :class:`Loss`."""
+
+    def __init__(
+        self,
+        *,
+        margin: float = 1.0,
+        similarity: str | None = None,
+        scale: float | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(similarity=similarity, scale=scale, **options)
+        check_number("margin", margin)
+        self.margin = margin
+
+    def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
+        return max_hinge(*inputs, margin=self.margin, **logits, **self.how)
+
+
+class MaxSoftplus(MaxHinge):
+    """Module form of :func:`max_softplus`, with the options of :class:`Loss`."""
+
+    def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
+        return max_softplus(*inputs, margin=self.margin, **logits, **self.how)
+
+
+class DenseHinge(MaxHinge):
+    """Module form of :func:`dense_hinge`, with the options of :class:`Loss`."""
+
+    refuses: ClassVar[dict[str, str]] = {"chunked": _DENSE}
+
+    def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
+        return dense_hinge(*inputs, margin=self.margin, **logits, **self.how)
+
+
+class SoftHinge(LogitLoss):
+    """Module form of :func:`soft_hinge`, with the options of :class:`Loss`."""
+
+    refuses: ClassVar[dict[str, str]] = {"chunked": _DENSE}
+
+    def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
+        return soft_hinge(*inputs, **logits, **self.how)

@@ -1,0 +1,377 @@
+"""Losses on linearised margins in input space (ODN) or at hidden layers (Elsayed et al. 2018)."""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Literal, NamedTuple, TypeAlias, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from largemargin.errors import LargeMarginError, check_choice, check_logits, check_number
+from largemargin.losses.loss import Loss, LossOptions
+from largemargin.losses.terms import need
+from largemargin.ops import class_stats_from_logits, safe_norm
+from largemargin.ops.rows import promote
+from largemargin.shapes import Labels, Logits, PerSample
+
+_ONE_PASS = "each class as the target would take a backward pass of its own."
+_REFUSES = {
+    "soft_targets": _ONE_PASS,
+    "label_smoothing": _ONE_PASS,
+    "class_margin": "the margin is a distance in input space, one for all classes.",
+    "chunked": "it differentiates given logits.",
+    "compile": "it differentiates inside its forward pass; compile the model, not the loss.",
+}
+
+
+class InputMargins(NamedTuple):
+    """Linearised margins (N,) and the rival class (N,) each is measured against."""
+
+    margins: Tensor
+    rival_index: Tensor
+
+
+def _check_graph(logits: Tensor, sources: Sequence[Tensor], name: str) -> None:
+    for source in sources:
+        if not source.requires_grad or not logits.requires_grad:
+            raise LargeMarginError(
+                f"{name} must require gradients and the logits be computed from them with "
+                "gradients enabled. Call inputs.requires_grad_() before model(inputs), outside "
+                "torch.no_grad()."
+            )
+
+
+def linearized_margins(
+    logits: Logits,
+    labels: Labels,
+    inputs: Tensor,
+    *,
+    eps: float = 1e-6,
+    differentiable_norm: bool = False,
+    validate: bool | None = None,
+) -> InputMargins:
+    r"""Linearised input margin (ODN-G; ODN section 2), one extra backward pass.
+
+    .. math:: \gamma = \frac{f_y - f_{c^*}}{\|\nabla_x f_y - \nabla_x f_{c^*}\|_2 + \epsilon},
+              \qquad c^* = \arg\max_{i\ne y} f_i
+
+    The rival is chosen by logit. The exact signed distance for a linear model. Samples must not
+    influence each other's logits: use batch norm in evaluation mode, or accept the approximation.
+
+    Args:
+        logits: (N, C), computed from ``inputs`` with gradients enabled.
+        labels: (N,).
+        inputs: (N, ...), with ``requires_grad``.
+        eps: default 1e-6 (O14; the paper says "small"). A dead network gives gap/eps.
+        differentiable_norm: differentiate the denominator too (second order); default False, a
+            constant in backpropagation (ODN 4.1).
+
+    Departures: erratum D5 (norm bars).
+
+    Example:
+        >>> x = torch.tensor([[3.0, 1.0]], requires_grad=True)
+        >>> linearized_margins(x * 1, torch.tensor([0]), x, eps=0.0).margins
+        tensor([1.4142], grad_fn=<DivBackward0>)
+    """
+    check_number("eps", eps, at_least=0)
+    check_logits(logits, labels, validate=validate)
+    _check_graph(logits, [inputs], "inputs")
+    stats = class_stats_from_logits(logits, labels, want=("target", "rival"), validate=validate)
+    gap = need(stats.target) - need(stats.rival)
+    (gradient,) = torch.autograd.grad(
+        gap.sum(), inputs, retain_graph=True, create_graph=differentiable_norm
+    )
+    norm = safe_norm(gradient.flatten(1))
+    return InputMargins(gap / (norm + eps), need(stats.rival_index))
+
+
+def check_distribution(r: float, theta: float, mu: float) -> None:
+    check_number("theta", theta, at_least=0)
+    check_number(
+        "r", r, above=theta, hint="r is the middle of the margins and theta half their width."
+    )
+    check_number("mu", mu, above=0, at_most=1)
+
+
+def margin_distribution(
+    margins: PerSample,
+    *,
+    r: float = 1.2,
+    theta: float = 0.7,
+    mu: float = 0.1,
+    squared: bool = False,
+) -> PerSample:
+    r"""Optimal margin distribution loss (ODN-1; ODN eq. 1): margins belong in [r-theta, r+theta].
+
+    .. math:: \ell(\gamma) = \begin{cases}
+        (r-\theta-\gamma)/(r-\theta) & \gamma \le r-\theta\\
+        0 & r-\theta < \gamma \le r+\theta\\
+        \mu(\gamma-r-\theta)^2/(r+\theta)^2 & \gamma > r+\theta\end{cases}
+
+    Args:
+        margins: (N,), usually :func:`linearized_margins`.
+        r, theta, mu: (1.2, 0.7, 0.1) without batch norm (default), (30, 0.7, 0.1) with it (ODN
+            Table 1). r > theta >= 0, mu in (0, 1].
+        squared: square the first branch (appendix A of ODN).
+
+    Departures: erratum D4, the upper branch is scaled by (r+theta)^2 as in eq. 1.
+
+    Example:
+        >>> margin_distribution(torch.tensor([0.0, 1.2]))
+        tensor([1., 0.])
+    """
+    check_distribution(r, theta, mu)
+    margins = promote(margins)
+    below = F.relu(r - theta - margins) / (r - theta)
+    above = F.relu(margins - r - theta) / (r + theta)
+    return (below.square() if squared else below) + mu * above.square()
+
+
+def margin_hinge(margins: PerSample, *, threshold: float = 1.0) -> PerSample:
+    r"""Hinge on margins (ODN-HINGE), :math:`[\gamma_0 - \gamma]_+`.
+
+    Departure: erratum D1; the printed sign would drive margins below the threshold. The paper
+    tunes gamma_0 on a validation split; default 1 (O14).
+
+    Example:
+        >>> margin_hinge(torch.tensor([0.25, 2.0]))
+        tensor([0.7500, 0.0000])
+    """
+    check_number("threshold", threshold)
+    return F.relu(threshold - promote(margins))
+
+
+class _InputMarginLoss(Loss):
+    needs: ClassVar[tuple[str, ...]] = ("logits", "labels", "inputs")
+    refuses: ClassVar[dict[str, str]] = _REFUSES
+
+    def __init__(
+        self,
+        *,
+        eps: float = 1e-6,
+        differentiable_norm: bool = False,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(**options)
+        self.eps = eps
+        self.differentiable_norm = differentiable_norm
+
+    def forward(  # type: ignore[override]
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        inputs: Tensor,
+        *,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
+        def values(kept: Tensor, targets: Tensor) -> Tensor:
+            margins = linearized_margins(
+                kept,
+                targets,
+                inputs,
+                eps=self.eps,
+                differentiable_norm=self.differentiable_norm,
+                validate=self.validate,
+            ).margins
+            return self.per_sample(margins)
+
+        return self._evaluate(values, (logits,), labels, logits.shape[-1], sample_weight)
+
+
+class MarginDistribution(_InputMarginLoss):
+    """:func:`margin_distribution` of linearised margins; call it ``(logits, labels, inputs)``."""
+
+    def __init__(
+        self,
+        *,
+        r: float = 1.2,
+        theta: float = 0.7,
+        mu: float = 0.1,
+        squared: bool = False,
+        eps: float = 1e-6,
+        differentiable_norm: bool = False,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(eps=eps, differentiable_norm=differentiable_norm, **options)
+        check_distribution(r, theta, mu)
+        self.r = r
+        self.theta = theta
+        self.mu = mu
+        self.squared = squared
+
+    def per_sample(self, margins: Tensor) -> Tensor:
+        return margin_distribution(
+            margins, r=self.r, theta=self.theta, mu=self.mu, squared=self.squared
+        )
+
+
+class MarginHinge(_InputMarginLoss):
+    """:func:`margin_hinge` of linearised margins; call it with ``(logits, labels, inputs)``."""
+
+    def __init__(
+        self,
+        *,
+        threshold: float = 1.0,
+        eps: float = 1e-6,
+        differentiable_norm: bool = False,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(eps=eps, differentiable_norm=differentiable_norm, **options)
+        check_number("threshold", threshold)
+        self.threshold = threshold
+
+    def per_sample(self, margins: Tensor) -> Tensor:
+        return margin_hinge(margins, threshold=self.threshold)
+
+
+Norm: TypeAlias = Literal[1, 2] | float
+Aggregate: TypeAlias = Literal["max", "sum"]
+NORMS = (1, 2, math.inf)
+AGGREGATES: tuple[Aggregate, ...] = ("max", "sum")
+
+
+def _dual_norm(gradient: Tensor, p: float) -> Tensor:
+    """Norm dual to l_p over the last dimension."""
+    if p == 2:
+        return safe_norm(gradient)
+    return gradient.abs().sum(-1) if p == math.inf else gradient.abs().amax(-1)
+
+
+def layer_margin(
+    logits: Logits,
+    labels: Labels,
+    layers: Sequence[Tensor],
+    *,
+    gamma: float | Sequence[float] = 1.0,
+    p: Norm = 2,
+    aggregate: Aggregate = "max",
+    topk: int | None = None,
+    eps: float = 1e-6,
+    differentiable_norm: bool = False,
+    validate: bool | None = None,
+) -> PerSample:
+    r"""Large-margin loss at several layers (BAS-ELSAYED; Elsayed et al. 2018).
+
+    .. math:: \sum_\ell\ \mathcal A_{i\ne y}\Bigl[\gamma_\ell +
+        \frac{f_i - f_y}{\epsilon + \|\nabla_{h_\ell} f_i - \nabla_{h_\ell} f_y\|_q}\Bigr]_+,
+        \qquad \tfrac1p + \tfrac1q = 1
+
+    Rivals compete by normalised distance, so every rival's gradient is needed: one batched backward
+    pass of ``topk`` directions for all layers together.
+
+    Args:
+        logits: (N, C), computed from the layers with gradients enabled.
+        labels: (N,).
+        layers: activations h (N, ...), the inputs among them if wanted.
+        gamma: margin per layer, one number for all or one each. Default 1.
+        p: norm in which distance is measured: 1, 2 (default) or inf; the gradient is taken in the
+            dual norm.
+        aggregate: over rivals: "max" (default) or "sum".
+        topk: only the k rivals with the largest logits; None takes all.
+        eps: default 1e-6 (original).
+        differentiable_norm: differentiate the denominator too; default False, as the original.
+
+    Example:
+        >>> x = torch.tensor([[3.0, 1.0]], requires_grad=True)
+        >>> layer_margin(x * 1, torch.tensor([0]), [x], gamma=2.0, eps=0.0)
+        tensor([0.5858], grad_fn=<AddBackward0>)
+    """
+    check_choice("p", p, NORMS)
+    check_choice("aggregate", aggregate, AGGREGATES)
+    check_number("eps", eps, at_least=0)
+    check_logits(logits, labels, validate=validate)
+    if not layers:
+        raise LargeMarginError("layers must hold at least one activation, but it is empty.")
+    _check_graph(logits, layers, "layers")
+    gammas = [gamma] * len(layers) if isinstance(gamma, int | float) else list(gamma)
+    if len(gammas) != len(layers):
+        raise LargeMarginError(
+            f"gamma must be one number or one per layer, but {len(gammas)} were given for "
+            f"{len(layers)} layers."
+        )
+    num_classes = logits.shape[1]
+    if topk is not None:
+        check_number("topk", topk, at_least=1)
+    rivals = min(topk or num_classes - 1, num_classes - 1)
+    index = labels.long().clamp(0, num_classes - 1)[:, None]
+    outside = ((labels < 0) | (labels >= num_classes))[:, None]
+    values = promote(logits)
+    chosen = values.detach().scatter(1, index, -torch.inf).topk(rivals, dim=1).indices
+    gap = values.gather(1, chosen) - values.gather(1, index).masked_fill(outside, torch.nan)
+    rows = torch.arange(logits.shape[0], device=logits.device)
+    directions = logits.new_zeros(rivals, *logits.shape)
+    directions[torch.arange(rivals, device=logits.device)[:, None], rows, chosen.T] = 1
+    directions[:, rows, index.squeeze(1)] -= 1
+    gradients = torch.autograd.grad(
+        logits,
+        list(layers),
+        grad_outputs=directions,
+        is_grads_batched=True,
+        retain_graph=True,
+        create_graph=differentiable_norm,
+        allow_unused=True,
+    )
+    total = torch.zeros_like(gap[:, 0])
+    for each, gradient, layer in zip(gammas, gradients, layers, strict=True):
+        if gradient is None:
+            raise LargeMarginError(
+                f"the logits do not depend on a layer of shape {tuple(layer.shape)}. Take layers "
+                "from the forward pass that made these logits."
+            )
+        norm = _dual_norm(promote(gradient).flatten(2), p).T
+        hinge = F.relu(each + gap / (eps + norm))
+        total = total + (hinge.max(1).values if aggregate == "max" else hinge.sum(1))
+    return total
+
+
+class LayerMargin(Loss):
+    """Module form of :func:`layer_margin`; call it with ``(logits, labels, layers)``."""
+
+    needs: ClassVar[tuple[str, ...]] = ("logits", "labels", "layers")
+    refuses: ClassVar[dict[str, str]] = _REFUSES
+
+    def __init__(
+        self,
+        *,
+        gamma: float | Sequence[float] = 1.0,
+        p: Norm = 2,
+        aggregate: Aggregate = "max",
+        topk: int | None = None,
+        eps: float = 1e-6,
+        differentiable_norm: bool = False,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(**options)
+        check_choice("p", p, NORMS)
+        check_choice("aggregate", aggregate, AGGREGATES)
+        self.gamma = gamma
+        self.p = p
+        self.aggregate: Aggregate = aggregate
+        self.topk = topk
+        self.eps = eps
+        self.differentiable_norm = differentiable_norm
+
+    def forward(  # type: ignore[override]
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        layers: Sequence[Tensor],
+        *,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
+        def values(kept: Tensor, targets: Tensor) -> Tensor:
+            return layer_margin(
+                kept,
+                targets,
+                layers,
+                gamma=self.gamma,
+                p=self.p,
+                aggregate=self.aggregate,
+                topk=self.topk,
+                eps=self.eps,
+                differentiable_norm=self.differentiable_norm,
+                validate=self.validate,
+            )
+
+        return self._evaluate(values, (logits,), labels, logits.shape[-1], sample_weight)

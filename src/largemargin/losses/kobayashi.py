@@ -1,0 +1,236 @@
+"""Kobayashi's view of the softmax loss: divergence, regularized and biased losses (LMS)."""
+
+import math
+from typing import Literal, TypeAlias, Unpack
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from largemargin.errors import check_choice, check_number
+from largemargin.losses.cross_entropy import LogitLoss
+from largemargin.losses.loss import LossOptions
+from largemargin.losses.terms import expect, need, stats_of
+from largemargin.ops import ComputeOptions
+from largemargin.shapes import Features, Labels, PerSample, Prototypes
+
+Divergence: TypeAlias = Literal["symmetric", "rivals_to_uniform", "uniform_to_rivals"]
+DIVERGENCES: tuple[Divergence, ...] = ("symmetric", "rivals_to_uniform", "uniform_to_rivals")
+
+
+class LogitOptions(ComputeOptions, total=False):
+    """How logits are made from features, beside the compute options."""
+
+    bias: Tensor | None
+    similarity: str
+    scale: float | Tensor
+
+
+def rival_divergence(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels | None = None,
+    *,
+    kind: Divergence = "symmetric",
+    bias: Tensor | None = None,
+    similarity: str = "dot",
+    scale: float | Tensor = 1.0,
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    r"""Divergence of the posterior over the rivals from the uniform one (KOB-8; LMS 8-10).
+
+    With q the softmax over the n = C-1 classes other than y and u uniform:
+
+    .. math::
+        D(q\|u) = \log n + \mathrm{spread} - \mathrm{rest},\quad
+        D(u\|q) = \mathrm{rest} - \mathrm{mean} - \log n,\quad
+        \tilde D = \tfrac12\bigl(D(q\|u) + D(u\|q)\bigr) = \tfrac12(\mathrm{spread} - \mathrm{mean})
+
+    All are >= 0, and 0 exactly when the other logits are equal, where the softmax loss hides its
+    widest margin. The target's logit has no gradient. With two classes they are 0.
+
+    Args:
+        features: (N, D), or (N, C) logits in the two-argument form.
+        prototypes: (C, D), or the labels in the two-argument form.
+        labels: (N,) or soft targets (N, C).
+        kind: "symmetric" (default, the paper's choice), "rivals_to_uniform" D(q||u) or
+            "uniform_to_rivals" D(u||q).
+
+    Departures: erratum K1 (x is read as the logit).
+
+    Example:
+        >>> rival_divergence(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([0]))
+        tensor([0.])
+    """
+    check_choice("kind", kind, DIVERGENCES)
+    want = {
+        "symmetric": ("spread", "mean"),
+        "rivals_to_uniform": ("rest", "spread"),
+        "uniform_to_rivals": ("rest", "mean"),
+    }[kind]
+    num_classes = (features if labels is None else prototypes).shape[labels is None]
+    stats, labels = stats_of(
+        features,
+        prototypes,
+        labels,
+        want,  # type: ignore[arg-type]
+        bias=bias,
+        similarity=similarity,
+        scale=scale,
+        how=how,
+    )
+    if kind == "symmetric":
+        values = 0.5 * (need(stats.spread) - need(stats.mean))
+    elif kind == "rivals_to_uniform":
+        values = math.log(num_classes - 1) + need(stats.spread) - need(stats.rest)
+    else:
+        values = need(stats.rest) - need(stats.mean) - math.log(num_classes - 1)
+    return expect(values, labels)
+
+
+def biased_softmax(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels | None = None,
+    *,
+    margin: float = 1.0,
+    strength: float = 0.0,
+    bias: Tensor | None = None,
+    similarity: str = "dot",
+    scale: float | Tensor = 1.0,
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    r"""Softmax loss with the target's logit lowered by a constant (KOB-15; LMS 15).
+
+    .. math:: \ell = \mathrm{softplus}(\mathrm{rest} - \mathrm{target} + \rho)
+                   + \lambda\tilde D
+
+    On scaled cosines with rho = s m it is CosFace.
+
+    Args:
+        features: (N, D), or (N, C) logits in the two-argument form.
+        prototypes: (C, D), or the labels in the two-argument form.
+        labels: (N,) or soft targets (N, C).
+        margin: rho in logit units, default 1 (LMS section 3).
+        strength: lambda of the symmetric divergence, default 0; LMS Table 4 combines the two.
+
+    Departures: none.
+
+    Example:
+        >>> biased_softmax(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+        tensor([0.6931])
+    """
+    check_number("margin", margin)
+    check_number("strength", strength, at_least=0)
+    stats, labels = stats_of(
+        features,
+        prototypes,
+        labels,
+        ("target", "rest", "spread", "mean") if strength else ("target", "rest"),
+        bias=bias,
+        similarity=similarity,
+        scale=scale,
+        how=how,
+    )
+    values = F.softplus(need(stats.rest) - need(stats.target) + margin)
+    if strength:
+        values = values + 0.5 * strength * (need(stats.spread) - need(stats.mean))
+    return expect(values, labels)
+
+
+def kobayashi(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels | None = None,
+    *,
+    strength: float = 0.3,
+    **options: Unpack[LogitOptions],
+) -> PerSample:
+    r"""Softmax loss plus symmetric-KL regularization (KOB-11; LMS 11, 12).
+
+    .. math:: \ell = \mathrm{CE}(f, y) + \lambda\tilde D(f, y),\qquad
+        \frac{\partial\ell}{\partial f_c} = p_c + \frac\lambda2\Bigl[q_c\Bigl(f_c -
+        \sum_{d\ne y} q_d f_d\Bigr) + q_c - \frac1{C-1}\Bigr],\quad c\ne y
+
+    Equalising the rivals' logits widens the margin hidden in the softmax loss.
+
+    Args:
+        features: (N, D), or (N, C) logits in the two-argument form.
+        prototypes: (C, D), or the labels in the two-argument form.
+        labels: (N,) or soft targets (N, C).
+        strength: lambda >= 0, default 0.3 (LMS Table 1); 0.5 and 1 are used too.
+
+    Departures: erratum K1.
+
+    Example:
+        With two classes it is cross entropy:
+
+        >>> kobayashi(torch.zeros(1, 2), torch.tensor([0]))
+        tensor([0.6931])
+    """
+    return biased_softmax(features, prototypes, labels, margin=0.0, strength=strength, **options)
+
+
+class RivalDivergence(LogitLoss):
+    """Module form of :func:`rival_divergence`, with the options of :class:`Loss`."""
+
+    def __init__(
+        self,
+        *,
+        kind: Divergence = "symmetric",
+        similarity: str | None = None,
+        scale: float | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(similarity=similarity, scale=scale, **options)
+        check_choice("kind", kind, DIVERGENCES)
+        self.kind: Divergence = kind
+
+    def per_sample(self, *inputs: Tensor, **logits: object) -> Tensor:
+        return rival_divergence(*inputs, kind=self.kind, **logits, **self.how)  # type: ignore[arg-type]
+
+
+class Kobayashi(LogitLoss):
+    """Module form of :func:`kobayashi`, with the options of :class:`Loss`."""
+
+    def __init__(
+        self,
+        *,
+        strength: float = 0.3,
+        similarity: str | None = None,
+        scale: float | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(similarity=similarity, scale=scale, **options)
+        check_number("strength", strength, at_least=0)
+        self.strength = strength
+
+    def per_sample(self, *inputs: Tensor, **logits: object) -> Tensor:
+        return kobayashi(*inputs, strength=self.strength, **logits, **self.how)  # type: ignore[arg-type]
+
+
+class BiasedSoftmax(LogitLoss):
+    """Module form of :func:`biased_softmax`, with the options of :class:`Loss`."""
+
+    def __init__(
+        self,
+        *,
+        margin: float = 1.0,
+        strength: float = 0.0,
+        similarity: str | None = None,
+        scale: float | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(similarity=similarity, scale=scale, **options)
+        check_number("margin", margin)
+        check_number("strength", strength, at_least=0)
+        self.margin = margin
+        self.strength = strength
+
+    def per_sample(self, *inputs: Tensor, **logits: object) -> Tensor:
+        return biased_softmax(
+            *inputs,
+            margin=self.margin,
+            strength=self.strength,
+            **logits,  # type: ignore[arg-type]
+            **self.how,
+        )

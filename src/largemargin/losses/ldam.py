@@ -1,0 +1,69 @@
+"""LDAM: CosFace with margins from the class counts, re-weighted late in training (Cao 2019)."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Unpack
+
+import torch
+from torch import Tensor
+
+from largemargin.errors import check_number
+from largemargin.losses.cosface import cosface
+from largemargin.losses.loss import Loss, LossOptions
+from largemargin.losses.margins import balanced_weights, ldam_margins
+
+
+class LDAM(Loss):
+    r"""Label-distribution-aware margin loss with deferred re-weighting (BAS-LDAM).
+
+    .. math:: \ell = \mathrm{CosFace}\ \text{with}\ m_j = \Delta_j \propto n_j^{-1/4},\
+              \max_j\Delta_j = 0.5,\ s = 30
+
+    Call :meth:`reweight` once at the switch (epoch 160 of 200 in the original): from then on the
+    class weights are those of :func:`balanced_weights`. Equal counts give CosFace with m = 0.5.
+
+    Args:
+        class_counts: training samples per class, all positive.
+        max_margin: of the rarest class, default 0.5 (original).
+        scale: s on the whole cosine logit, default 30 (original).
+        beta: of the deferred weights, default 0.9999 (original).
+
+    Example:
+        >>> loss = LDAM([100, 10, 1])
+        >>> loss.margins
+        tensor([0.1581, 0.2812, 0.5000])
+    """
+
+    refuses: ClassVar[dict[str, str]] = {
+        "class_margin": "the margins come from class_counts; CosFace takes them directly."
+    }
+    margins: Tensor
+
+    def __init__(
+        self,
+        class_counts: Sequence[int] | Tensor,
+        *,
+        max_margin: float = 0.5,
+        scale: float = 30.0,
+        beta: float = 0.9999,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(**options)
+        check_number("beta", beta, at_least=0, below=1)
+        self.class_counts = torch.as_tensor(class_counts).tolist()
+        self.max_margin = max_margin
+        self.scale = scale
+        self.beta = beta
+        self.register_buffer("margins", ldam_margins(class_counts, max_margin=max_margin))
+
+    def reweight(self, on: bool = True) -> None:
+        """Replace the class weights by the balanced ones, or (``on=False``) by none."""
+        weights = balanced_weights(self.class_counts, beta=self.beta).to(self.margins)
+        self.weight = weights if on else None
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        # A checkpoint from after the switch holds weights, one from before it does not.
+        self.reweight(f"{prefix}weight" in state_dict)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def per_sample(self, *inputs: Tensor) -> Tensor:
+        return cosface(*inputs, margin=self.margins, scale=self.scale, **self.how)

@@ -1,0 +1,361 @@
+"""``Loss``: the module around a pure per-sample function, with the options all losses share."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from largemargin.errors import (
+    LargeMarginError,
+    check_choice,
+    check_labels,
+    check_length,
+    check_number,
+)
+from largemargin.ops import ComputeOptions
+from largemargin.ops.class_stats import IMPLS, Impl
+from largemargin.ops.distributed import all_reduce_sum, world_size
+from largemargin.ops.product import PRECISIONS, Precision
+from largemargin.ops.rows import promote
+
+Reduction: TypeAlias = Literal["mean", "sum", "none"]
+REDUCTIONS: tuple[Reduction, ...] = ("mean", "sum", "none")
+
+
+class LossOptions(TypedDict, total=False):
+    """Keyword options of every loss; :class:`Loss` says what they mean."""
+
+    weight: Tensor | Sequence[float] | None
+    ignore_index: int | None
+    label_smoothing: float
+    reduction: Reduction
+    sync: bool
+    impl: Impl
+    precision: Precision | None
+    validate: bool | None
+    check_finite: bool
+
+
+class LossValue(NamedTuple):
+    """A loss and the named terms it is the weighted sum of."""
+
+    total: Tensor
+    terms: dict[str, Tensor]
+
+
+class Loss(nn.Module):
+    r"""A per-sample loss :math:`\ell(x_n, c)` with weights, targets and a reduction around it.
+
+    Call it as ``loss(features, prototypes, labels)``; losses that only see logits also as
+    ``loss(logits, labels)``. ``prototypes`` is a (C, D) tensor or a module that holds one as
+    ``weight``: an ``nn.Linear``, a ``ClassHead``. Labels are (N,) integers, or (N, C) soft targets
+    t, for which :math:`\ell_n = \sum_c t_{nc}\,\ell(x_n, c)`: a margin applies to every class as
+    the target in turn.
+
+    Args:
+        weight: (C,) class weights. Hard labels: the mean is
+            :math:`\sum w_{y_n}\ell_n / \sum w_{y_n}`; soft targets: the weights multiply the
+            targets and the mean divides by N. These are torch's rules.
+        ignore_index: rows with this label contribute nothing, to no value, gradient, count or
+            denominator. Default -100, as in torch; None ignores nothing.
+        label_smoothing: :math:`\epsilon \in [0, 1]`; targets become
+            :math:`(1-\epsilon)t + \epsilon/C`.
+        reduction: "mean", "sum", or "none" for the weighted (N,) values.
+        sync: under torch.distributed, in training mode, sum numerator and denominator over the
+            processes with gradient, so that ragged or weighted batches give exactly the mean over
+            the joined batch. With equal batches and no weights DDP's averaging does that already.
+        impl: how the class statistics are computed: "auto", "dense" or "chunked".
+        precision: of the matrix products: "highest", "tf32", "bf16" or None.
+        validate: check label values; None means in eager mode on the CPU only.
+        check_finite: raise on NaN or infinite inputs.
+
+    ``forward`` also takes ``sample_weight`` (N,): the mean then divides by the weights' sum. When
+    every row is ignored or the weights sum to 0, the value is 0 with zero gradients.
+    """
+
+    uses_bias: ClassVar[bool] = False
+    """Whether the head's bias enters the loss."""
+
+    needs: ClassVar[tuple[str, ...]] = ("features", "prototypes", "labels")
+    """What ``forward`` takes, in order; an ``Objective`` supplies these by name."""
+
+    takes_logits: ClassVar[bool] = False
+    """Whether ``loss(logits, labels)`` is a call too."""
+
+    refuses: ClassVar[dict[str, str]] = {}
+    """Options this loss does not have, each with the reason: the docs' table is made from it."""
+
+    per_sample: Callable[..., Tensor]
+    """The pure function, (N,) values of ``(*inputs, targets)``; every loss defines it."""
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        weight: Tensor | Sequence[float] | None = None,
+        ignore_index: int | None = -100,
+        label_smoothing: float = 0.0,
+        reduction: Reduction = "mean",
+        sync: bool = False,
+        impl: Impl = "auto",
+        precision: Precision | None = None,
+        validate: bool | None = None,
+        check_finite: bool = False,
+    ) -> None:
+        super().__init__()
+        check_choice("reduction", reduction, REDUCTIONS)
+        check_choice("impl", impl, IMPLS)
+        if precision is not None:
+            check_choice("precision", precision, PRECISIONS)
+        check_number("label_smoothing", label_smoothing, at_least=0, at_most=1)
+        self._refuse("weight", weight is not None)
+        self._refuse("label_smoothing", label_smoothing > 0)
+        self._refuse("chunked", impl == "chunked")
+        self.register_buffer("weight", None if weight is None else _vector("weight", weight))
+        self.ignore_index = ignore_index
+        self.label_smoothing = label_smoothing
+        self.reduction = reduction
+        self.sync = sync
+        self.impl: Impl = impl
+        self.precision: Precision | None = precision
+        self.validate = validate
+        self.check_finite = check_finite
+
+    def forward(
+        self,
+        features: Tensor,
+        prototypes: Tensor | nn.Module,
+        labels: Tensor | None = None,
+        *,
+        bias: Tensor | None = None,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
+        inputs: tuple[Tensor, ...]
+        if labels is None:
+            if not self.takes_logits or not isinstance(prototypes, Tensor):
+                raise LargeMarginError(
+                    f"{type(self).__name__} is called with (features, prototypes, labels), but "
+                    "labels were not given."
+                )
+            inputs, labels = (features,), prototypes
+            num_classes = features.shape[-1]
+            logit_options: dict[str, Any] = {}
+        else:
+            matrix, logit_options = self._open(prototypes, bias)
+            inputs = (features, matrix)
+            num_classes = matrix.shape[0]
+        return self._evaluate(
+            lambda *args: self.per_sample(*args, **logit_options),
+            inputs,
+            labels,
+            num_classes,
+            sample_weight,
+        )
+
+    def _evaluate(
+        self,
+        function: Callable[..., Tensor],
+        inputs: tuple[Tensor, ...],
+        labels: Tensor,
+        num_classes: int,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        """Options around ``function(*inputs, targets) -> (N,)``: rules (a) to (f) of the spec."""
+        inputs, labels, keep = self._drop_ignored(inputs, labels)
+        self._refuse("soft_targets", labels.dim() == 2)
+        check_labels(labels, inputs[0].shape[0], num_classes, validate=self.validate)
+        targets = self._targets(labels, num_classes, promote(inputs[0]).dtype)
+        values = function(*inputs, targets)
+        return self._reduce(values, labels, num_classes, keep, sample_weight)
+
+    def _open(
+        self, prototypes: Tensor | nn.Module, bias: Tensor | None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The matrix inside a prototype module, and what its logits look like."""
+        options: dict[str, Any] = {}
+        if isinstance(prototypes, Tensor):
+            matrix = prototypes
+        else:
+            matrix = matrix_of(prototypes)
+            bias = getattr(prototypes, "bias", None) if bias is None and self.takes_logits else bias
+            for name in ("similarity", "scale"):
+                if hasattr(prototypes, name):
+                    options[name] = getattr(prototypes, name)
+        if not self.takes_logits:
+            if bias is not None:
+                raise LargeMarginError(
+                    f"{type(self).__name__} has no bias: its logits are similarities of features "
+                    "and prototypes alone. Leave bias out."
+                )
+            return matrix, {}
+        for name in ("similarity", "scale"):
+            own = getattr(self, name, None)
+            if own is not None:
+                options[name] = own
+        return matrix, {"bias": bias, **options}
+
+    def _drop_ignored(
+        self, inputs: tuple[Tensor, ...], labels: Tensor
+    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
+        """Zero the ignored rows, so that not even a NaN in them reaches a gradient."""
+        if self.ignore_index is None or labels.dim() != 1:
+            return inputs, labels, None
+        if inputs[0].dim() != 2 or inputs[0].shape[0] != labels.shape[0]:
+            return inputs, labels, None
+        keep = labels != self.ignore_index
+        if labels.device.type == "cpu" and not torch.compiler.is_compiling() and bool(keep.all()):
+            return inputs, labels, None
+        return (
+            (torch.where(keep[:, None], inputs[0], 0), *inputs[1:]),
+            torch.where(keep, labels, 0),
+            keep,
+        )
+
+    def _targets(self, labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
+        """Hard labels where they suffice, otherwise (N, C) smoothed, class-weighted targets."""
+        if self.weight is not None:
+            check_length("weight", self.weight, num_classes, "one number per class")
+        soft = labels.dim() == 2
+        if not self.label_smoothing and not (soft and self.weight is not None):
+            return labels
+        if not soft:
+            index = labels.long().clamp(0, num_classes - 1)[:, None]
+            outside = (labels < 0) | (labels >= num_classes)
+            hot = torch.zeros(labels.shape[0], num_classes, dtype=dtype, device=labels.device)
+            labels = hot.scatter(1, index, 1.0).masked_fill(outside[:, None], torch.nan)
+        targets = (1 - self.label_smoothing) * labels + self.label_smoothing / num_classes
+        return targets if self.weight is None else targets * self.weight
+
+    def _reduce(
+        self,
+        values: Tensor,
+        labels: Tensor,
+        num_classes: int,
+        keep: Tensor | None,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        share: Tensor | None = None
+        if self.weight is not None and labels.dim() == 1:
+            share = self.weight.to(values.dtype)[labels.long().clamp(0, num_classes - 1)]
+            if not self.label_smoothing:
+                values = values * share
+        if sample_weight is not None:
+            self._refuse("sample_weight", True)
+            check_length("sample_weight", sample_weight, values.shape[0], "one number per sample")
+            weights = sample_weight.to(values.dtype)
+            values = values * weights
+            share = weights if share is None else share * weights
+        if keep is not None:
+            values = torch.where(keep, values, 0)
+            share = keep.to(values.dtype) if share is None else torch.where(keep, share, 0)
+        if self.reduction == "none":
+            return values
+        total = values.sum()
+        synced = self.sync and self.training and world_size() > 1
+        if synced:
+            total = all_reduce_sum(total)
+        if self.reduction == "sum":
+            return total
+        if share is not None:
+            count = share.sum()
+        elif not synced:
+            return total / max(values.shape[0], 1)
+        else:
+            count = total.new_tensor(float(values.shape[0]))
+        if synced:
+            count = all_reduce_sum(count)
+        return total / torch.where(count == 0, 1, count)
+
+    def _keep(self, name: str, value: float | Tensor | None) -> None:
+        """Store a hyper-parameter; a tensor becomes a buffer, so that it moves and is saved."""
+        if isinstance(value, Tensor):
+            self.register_buffer(name, value.detach().clone())
+        else:
+            setattr(self, name, value)
+
+    @property
+    def how(self) -> ComputeOptions:
+        """The options a pure function passes on to the operator."""
+        return {
+            "impl": self.impl,
+            "precision": self.precision,
+            "validate": self.validate,
+            "check_finite": self.check_finite,
+        }
+
+    def _refuse(self, option: str, asked: bool) -> None:
+        if asked and option in self.refuses:
+            raise LargeMarginError(
+                f"{type(self).__name__} does not support {option}: {self.refuses[option]}"
+            )
+
+    def __mul__(self, weight: float) -> "Weighted":
+        return Weighted(self, weight)
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return rebuilding_repr(self, Loss)
+
+
+class Weighted(nn.Module):
+    """``weight * loss``, as an ``Objective`` takes it."""
+
+    def __init__(self, loss: Loss, weight: float) -> None:
+        super().__init__()
+        check_number("the weight of a loss", weight)
+        self.loss = loss
+        self.weight = weight
+
+    def __repr__(self) -> str:
+        return f"{self.weight!r} * {self.loss!r}"
+
+
+def matrix_of(prototypes: Tensor | nn.Module) -> Tensor:
+    """A (C, D) tensor, or the one a module holds as ``weight``."""
+    if isinstance(prototypes, Tensor):
+        return prototypes
+    matrix = getattr(prototypes, "weight", None)
+    if not isinstance(matrix, Tensor):
+        raise LargeMarginError(
+            "prototypes must be a (C, D) tensor or a module whose `weight` is one (nn.Linear, "
+            f"ClassHead), but {type(prototypes).__name__} was given."
+        )
+    return matrix
+
+
+def rebuilding_repr(module: nn.Module, base: type[nn.Module]) -> str:
+    """A repr that evaluates to an equal module: arguments that differ from their defaults."""
+    parameters: dict[str, inspect.Parameter] = {}
+    for cls in (type(module), base):
+        for name, parameter in inspect.signature(cls.__init__).parameters.items():
+            if name != "self" and parameter.kind is not parameter.VAR_KEYWORD:
+                parameters.setdefault(name, parameter)
+    shown = []
+    for name, parameter in parameters.items():
+        value = getattr(module, name)
+        default = parameter.default
+        if default is parameter.empty:
+            shown.append(_literal(value))
+        elif isinstance(value, Tensor) or value != default:
+            shown.append(f"{name}={_literal(value)}")
+    return f"{type(module).__name__}({', '.join(shown)})"
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"torch.tensor({value.tolist()!r}, dtype={value.dtype})"
+    return repr(value)
+
+
+def _vector(name: str, values: Tensor | Sequence[float]) -> Tensor:
+    vector = torch.as_tensor(values)
+    vector = vector.detach().clone() if vector.is_floating_point() else vector.float()
+    if vector.dim() != 1:
+        raise LargeMarginError(
+            f"{name} must be a vector of shape (C,), but its shape is {tuple(vector.shape)}."
+        )
+    return vector

@@ -1,0 +1,73 @@
+"""Margins and weights per class, from how many samples each class has (LDAM, Cao et al. 2019)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from largemargin.errors import LargeMarginError, check_number
+
+
+def _counts(class_counts: Sequence[int] | Tensor) -> Tensor:
+    counts = torch.as_tensor(class_counts).double()
+    if counts.dim() != 1 or counts.numel() < 2:
+        raise LargeMarginError(
+            f"class_counts must be a vector of at least 2 counts, but its shape is "
+            f"{tuple(counts.shape)}."
+        )
+    bad = ~((counts > 0) & torch.isfinite(counts))
+    if bool(bad.any()):
+        row = int(bad.int().argmax())
+        raise LargeMarginError(
+            f"class_counts must be positive, but class {row} has {counts[row].item():g}. Give the "
+            "number of training samples of every class; drop classes that have none."
+        )
+    return counts
+
+
+def ldam_margins(
+    class_counts: Sequence[int] | Tensor,
+    *,
+    max_margin: float | Tensor = 0.5,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""Label-distribution-aware margins :math:`\Delta_j \propto n_j^{-1/4}` (BAS-LDAM).
+
+    Scaled so that the rarest class has ``max_margin`` (0.5 in the original).
+
+    Returns:
+        (C,) in ``dtype`` (default: torch's default dtype).
+
+    Example:
+        >>> ldam_margins([10000, 1])
+        tensor([0.0500, 0.5000])
+    """
+    if isinstance(max_margin, Tensor):
+        raise LargeMarginError(
+            "margin must be one number when class_counts are given: they make the margin of each "
+            "class from it. Leave class_counts out to set the margins yourself."
+        )
+    check_number("max_margin", max_margin, above=0)
+    counts = _counts(class_counts)
+    return (max_margin * (counts.min() / counts) ** 0.25).to(dtype or torch.get_default_dtype())
+
+
+def balanced_weights(
+    class_counts: Sequence[int] | Tensor,
+    *,
+    beta: float = 0.9999,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""Class-balanced weights :math:`w_j \propto (1-\beta)/(1-\beta^{n_j})`, summing to C.
+
+    The inverse of the effective number of samples; deferred re-weighting (LDAM-DRW) switches to
+    them late in training. ``beta`` 0.9999 as in the original; 0 gives equal weights.
+
+    Example:
+        >>> balanced_weights([1, 3], beta=0.5)
+        tensor([1.2727, 0.7273])
+    """
+    check_number("beta", beta, at_least=0, below=1)
+    counts = _counts(class_counts)
+    weights = (1 - beta) / (1 - beta**counts)
+    return (weights * (counts.numel() / weights.sum())).to(dtype or torch.get_default_dtype())

@@ -1,0 +1,119 @@
+"""``Objective``: named, weighted terms added up."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from largemargin.errors import LargeMarginError
+from largemargin.losses.loss import Loss, LossValue, Weighted
+from largemargin.ops import similarity_logits
+
+
+class Objective(nn.Module):
+    """A weighted sum of named losses: the paper's L = L_S + alpha L_compact + ...
+
+    Example:
+        >>> objective = Objective(softmax=CrossEntropy(), margin=0.5 * SampleMargin())
+        >>> value = objective(torch.eye(2), torch.eye(2), torch.tensor([0, 1]))
+        >>> sorted(value.terms)
+        ['margin', 'softmax']
+
+    Every loss takes what it needs from the call: features, prototypes and labels always; ``noisy``
+    features, ``inputs`` or ``layers`` when a term asks for them. ``logits`` are made from features
+    and prototypes when they are not given. The result is a ``LossValue``: ``total``, and ``terms``
+    with the unweighted value of each term (a composite term's parts as ``name.part``).
+    """
+
+    def __init__(self, **terms: Loss | Weighted) -> None:
+        super().__init__()
+        if not terms:
+            raise LargeMarginError(
+                "an Objective needs at least one term, as in Objective(softmax=CrossEntropy())."
+            )
+        self.terms = nn.ModuleDict()
+        self.weights: dict[str, float] = {}
+        for name, term in terms.items():
+            if isinstance(term, Weighted):
+                self.terms[name], self.weights[name] = term.loss, term.weight
+            elif isinstance(term, Loss):
+                self.terms[name], self.weights[name] = term, 1.0
+            else:
+                raise LargeMarginError(
+                    f"the term {name!r} must be a loss or `weight * loss`, but "
+                    f"{type(term).__name__} was given."
+                )
+            if self.terms[name].reduction == "none":
+                raise LargeMarginError(
+                    f'the term {name!r} has reduction="none"; terms of an Objective are added up, '
+                    'so give it "mean" or "sum".'
+                )
+
+    def forward(
+        self,
+        features: Tensor,
+        prototypes: Tensor | nn.Module,
+        labels: Tensor,
+        *,
+        bias: Tensor | None = None,
+        sample_weight: Tensor | None = None,
+        logits: Tensor | None = None,
+        noisy: Tensor | None = None,
+        inputs: Tensor | None = None,
+        layers: list[Tensor] | None = None,
+    ) -> LossValue:
+        given: dict[str, Any] = {
+            "features": features,
+            "prototypes": prototypes,
+            "labels": labels,
+            "logits": logits,
+            "noisy": noisy,
+            "inputs": inputs,
+            "layers": layers,
+        }
+        total: Tensor | None = None
+        values: dict[str, Tensor] = {}
+        for name, loss in self.terms.items():
+            assert isinstance(loss, Loss)
+            if "logits" in loss.needs and given["logits"] is None:
+                given["logits"] = _logits(features, prototypes, bias)
+            arguments = [self._argument(name, needed, given) for needed in loss.needs]
+            options: dict[str, Any] = {}
+            if loss.uses_bias and bias is not None:
+                options["bias"] = bias
+            if sample_weight is not None and "labels" in loss.needs:
+                loss._refuse("sample_weight", True)
+                options["sample_weight"] = sample_weight
+            composite = getattr(loss, "named_terms", None)
+            if composite is not None:
+                value: LossValue = composite(*arguments, **options)
+                values |= {f"{name}.{part}": each for part, each in value.terms.items()}
+                term = value.total
+            else:
+                term = loss(*arguments, **options)
+                values[name] = term
+            weighted = self.weights[name] * term
+            total = weighted if total is None else total + weighted
+        assert total is not None
+        return LossValue(total, values)
+
+    def _argument(self, term: str, name: str, given: dict[str, Any]) -> Any:
+        value = given[name]
+        if value is None:
+            raise LargeMarginError(
+                f"the term {term!r} ({type(self.terms[term]).__name__}) needs {name}, which was "
+                f"not given. Call objective(features, prototypes, labels, {name}=...)."
+            )
+        return value
+
+    def __repr__(self) -> str:
+        listed = ", ".join(
+            f"{name}={self.weights[name]!r} * {loss!r}" for name, loss in self.terms.items()
+        )
+        return f"Objective({listed})"
+
+
+def _logits(features: Tensor, prototypes: Tensor | nn.Module, bias: Tensor | None) -> Tensor:
+    if isinstance(prototypes, Tensor):
+        return similarity_logits(features, prototypes, bias=bias)
+    made: Tensor = prototypes(features)
+    return made

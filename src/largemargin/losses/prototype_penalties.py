@@ -1,0 +1,116 @@
+"""Penalties on the prototypes alone: zero centroid (LTLM) and super-symmetry (LMS)."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from largemargin.errors import check_matrix, check_num_classes, check_number
+from largemargin.losses.loss import Loss, matrix_of
+from largemargin.ops import normalize as normalize_rows
+from largemargin.ops import safe_norm
+from largemargin.ops.rows import promote
+from largemargin.shapes import Prototypes
+
+_ONE_VALUE = "the penalty is one number for the whole prototype matrix, without samples."
+_NOT_PER_SAMPLE = {
+    "weight": _ONE_VALUE,
+    "sample_weight": _ONE_VALUE,
+    "ignore_index": _ONE_VALUE,
+    "soft_targets": _ONE_VALUE,
+    "label_smoothing": _ONE_VALUE,
+    "class_margin": _ONE_VALUE,
+    "reduction": _ONE_VALUE,
+    "chunked": "it costs O(CD) or a (C, C) matrix, not (N, C).",
+}
+
+
+def zero_centroid(prototypes: Prototypes, *, normalize: bool = True) -> Tensor:
+    r"""Zero-centroid regularizer (ZHO-RW), :math:`R_W = \|\frac1C\sum_j w_j\|^2`.
+
+    With the centroid at zero, GM-Softmax keeps its optimum at the simplex on imbalanced data too
+    (LTLM Thm 8), and LM-Softmax recovers from its collapse (Table 2).
+
+    Args:
+        prototypes: (C, D).
+        normalize: use unit rows (default: the theorem assumes them) or the raw rows.
+
+    Returns:
+        0-dim. A public script uses 5 times the squared norm of the *sum*: weight 5 C^2 here.
+
+    Example:
+        >>> zero_centroid(torch.tensor([[3.0, 0.0], [-1.0, 0.0]]))
+        tensor(0.)
+    """
+    check_matrix("prototypes", prototypes, "(C, D)")
+    check_num_classes(prototypes.shape[0])
+    rows = normalize_rows(prototypes) if normalize else promote(prototypes)
+    return rows.mean(0).square().sum()
+
+
+def super_symmetry(prototypes: Prototypes) -> Tensor:
+    r"""Distance of a classifier from super-symmetry (KOB-SS; LMS section 3).
+
+    .. math:: \Bigl\|\frac{G}{v} - \frac{C I - 11^\top}{C-1}\Bigr\|_F,\quad
+              G = WW^\top,\ v = \tfrac1C\,\mathrm{tr}\,G
+
+    0 exactly at a simplex of any size. LMS gives the constraint in a supplement that is not
+    public; this residual is our reading. Costs a (C, C) matrix.
+
+    Example:
+        >>> super_symmetry(torch.tensor([[2.0, 0.0], [-2.0, 0.0]]))
+        tensor(0.)
+    """
+    check_matrix("prototypes", prototypes, "(C, D)")
+    check_num_classes(prototypes.shape[0])
+    rows = promote(prototypes)
+    num_classes = rows.shape[0]
+    with torch.autocast(rows.device.type, enabled=False):
+        gram = rows @ rows.T
+    size = torch.diagonal(gram).mean()
+    wanted = torch.eye(num_classes, dtype=rows.dtype, device=rows.device) * num_classes - 1
+    # All-zero prototypes have no direction: the residual is then that of the zero matrix.
+    scaled = gram / torch.where(size > 0, size, 1)
+    return safe_norm((scaled - wanted / (num_classes - 1)).reshape(-1))
+
+
+def super_symmetry_penalty(prototypes: Prototypes) -> Tensor:
+    """:func:`super_symmetry` squared: 0 with zero gradient at the simplex, scale-free."""
+    return super_symmetry(prototypes).square()
+
+
+class ZeroCentroid(Loss):
+    """``strength`` times :func:`zero_centroid`; the paper prints no weight, default 1 (O12).
+
+    Call it with the prototypes alone: ``ZeroCentroid()(head)``.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("prototypes",)
+    refuses: ClassVar[dict[str, str]] = _NOT_PER_SAMPLE
+
+    def __init__(self, *, strength: float = 1.0, normalize: bool = True) -> None:
+        super().__init__()
+        check_number("strength", strength, at_least=0)
+        self.strength = strength
+        self.normalize = normalize
+
+    def forward(self, prototypes: Tensor | nn.Module) -> Tensor:  # type: ignore[override]
+        return self.strength * zero_centroid(matrix_of(prototypes), normalize=self.normalize)
+
+
+class SuperSymmetry(Loss):
+    """``strength`` times :func:`super_symmetry_penalty`; 1 is our choice (O20).
+
+    ``SimplexHead`` is the exact alternative: super-symmetric at every step.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("prototypes",)
+    refuses: ClassVar[dict[str, str]] = _NOT_PER_SAMPLE
+
+    def __init__(self, *, strength: float = 1.0) -> None:
+        super().__init__()
+        check_number("strength", strength, at_least=0)
+        self.strength = strength
+
+    def forward(self, prototypes: Tensor | nn.Module) -> Tensor:  # type: ignore[override]
+        return self.strength * super_symmetry_penalty(matrix_of(prototypes))

@@ -1,0 +1,195 @@
+"""A-Softmax (SphereFace) and L-Softmax: the target's angle multiplied by an integer (LTLM)."""
+
+from typing import ClassVar, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from largemargin.errors import LargeMarginError, check_number
+from largemargin.losses.angles import multiplied_angle
+from largemargin.losses.loss import Loss, LossOptions
+from largemargin.losses.terms import expect, need, of_target
+from largemargin.ops import ComputeOptions, class_stats, safe_norm
+from largemargin.ops.rows import EPS
+from largemargin.shapes import Features, Labels, PerSample, Prototypes
+
+
+def check_integer_margin(margin: float, name: str) -> int:
+    if isinstance(margin, bool) or margin != int(margin) or margin < 1:
+        raise LargeMarginError(
+            f"margin of {name} multiplies the angle and must be an integer >= 1, but {margin!r} "
+            "was given. For a real factor use unified_margin (UnifiedMargin) with m1 = margin."
+        )
+    return int(margin)
+
+
+def sphereface_psi(theta: Tensor, margin: int = 4) -> Tensor:
+    r"""A-Softmax's target curve :math:`\psi(\theta) = (-1)^k\cos(m\theta) - 2k`.
+
+    :math:`k = \min(\lfloor m\theta/\pi\rfloor, m-1)`: continuous and decreasing on [0, pi] from
+    1 to 1 - 2m.
+
+    Example:
+        >>> sphereface_psi(torch.tensor([0.0]), 4)
+        tensor([1.])
+    """
+    margin = check_integer_margin(margin, "sphereface_psi")
+    k = torch.floor(margin * theta.detach() / torch.pi).clamp(0, margin - 1)
+    return (1 - 2 * torch.remainder(k, 2)) * torch.cos(margin * theta) - 2 * k
+
+
+def _annealed(cosine: Tensor, margin: int, annealing: float) -> Tensor:
+    cosine = torch.where(cosine.abs() > 1, cosine.sign(), cosine)
+    return (annealing * cosine + multiplied_angle(cosine, margin)) / (1 + annealing)
+
+
+def sphereface(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels,
+    *,
+    margin: int = 4,
+    scale: float | None = None,
+    annealing: float = 0.0,
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    r"""A-Softmax / SphereFace (ZHO-ASOFTMAX).
+
+    .. math:: \ell = -\log\frac{e^{r\psi(\theta_y)}}
+                              {e^{r\psi(\theta_y)} + \sum_{j\ne y} e^{r\cos\theta_j}}
+
+    with :math:`\psi` of :func:`sphereface_psi`, annealed to
+    :math:`(\lambda\cos\theta + \psi)/(1+\lambda)`, and r the feature norm (``scale=None``, the
+    original: rows of W normalised, features not) or a constant scale (LTLM's variant).
+
+    Args:
+        features: (N, D).
+        prototypes: (C, D).
+        labels: (N,) or soft targets (N, C).
+        margin: m, an integer; default 4 (original). A real factor: :func:`unified_margin`.
+        scale: None keeps the feature norm; a number s > 0 normalises features.
+        annealing: lambda >= 0; the original starts near 1000 and decays to 5. Default 0, the bare
+            loss, which trains only from a good start.
+
+    Departures: cos(m theta) is evaluated as a polynomial in cos theta, which has no singular
+    gradient at 0 and pi.
+
+    Example:
+        m = 1 is NormFace:
+
+        >>> W = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+        >>> sphereface(W[:1], W, torch.tensor([0]), margin=1, scale=1.0)
+        tensor([0.1269])
+    """
+    margin = check_integer_margin(margin, "sphereface")
+    check_number("annealing", annealing, at_least=0)
+    if scale is None:
+        stats = class_stats(
+            features,
+            prototypes,
+            labels,
+            similarity="cosine_prototypes",
+            want=("target", "rest"),
+            **how,
+        )
+        length = safe_norm(features)
+        length = length if labels.dim() == 1 else length[:, None]
+    else:
+        stats = class_stats(
+            features,
+            prototypes,
+            labels,
+            similarity="cosine",
+            scale=scale,
+            want=("target", "rest"),
+            **how,
+        )
+        length = torch.full_like(need(stats.target), scale)
+    cosine = need(stats.target) / length.clamp_min(EPS)
+    penalised = length * _annealed(cosine, margin, annealing)
+    return expect(F.softplus(need(stats.rest) - penalised), labels)
+
+
+def lsoftmax(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels,
+    *,
+    margin: int = 4,
+    annealing: float = 0.0,
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    r"""L-Softmax (BAS-LSOFTMAX; Liu et al. 2016): nothing normalised, no bias.
+
+    .. math:: z_y' = \|W_y\|\|q\|\,\frac{\lambda\cos\theta + \psi(\theta)}{1+\lambda},
+              \qquad z_j = \langle W_j, q\rangle
+
+    Args:
+        features: (N, D).
+        prototypes: (C, D).
+        labels: (N,) or soft targets (N, C).
+        margin: m, an integer in {2, 3, 4}; default 4. m = 1 is the plain softmax loss.
+        annealing: lambda >= 0, decayed from a large value in the original.
+
+    Departures: as in :func:`sphereface`.
+
+    Example:
+        >>> W = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+        >>> lsoftmax(W[:1], W, torch.tensor([0]), margin=1)
+        tensor([0.1269])
+    """
+    margin = check_integer_margin(margin, "lsoftmax")
+    check_number("annealing", annealing, at_least=0)
+    stats = class_stats(features, prototypes, labels, want=("target", "rest"), **how)
+    length = safe_norm(features)
+    if labels.dim() == 1:
+        own = prototypes[labels.long().clamp(0, prototypes.shape[0] - 1)]
+        length = length * safe_norm(own)
+    else:
+        length = length[:, None] * of_target(safe_norm(prototypes), labels, len(prototypes), "W")
+    cosine = need(stats.target) / length.clamp_min(EPS)
+    penalised = length * _annealed(cosine, margin, annealing)
+    return expect(F.softplus(need(stats.rest) - penalised), labels)
+
+
+class SphereFace(Loss):
+    """Module form of :func:`sphereface`, with the options of :class:`Loss`."""
+
+    refuses: ClassVar[dict[str, str]] = {
+        "class_margin": "the margin is an integer factor of the angle."
+    }
+
+    def __init__(
+        self,
+        *,
+        margin: int = 4,
+        scale: float | None = None,
+        annealing: float = 0.0,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(**options)
+        self.margin = check_integer_margin(margin, "SphereFace")
+        self.scale = scale
+        self.annealing = annealing
+
+    def per_sample(self, *inputs: Tensor) -> Tensor:
+        return sphereface(
+            *inputs, margin=self.margin, scale=self.scale, annealing=self.annealing, **self.how
+        )
+
+
+class LSoftmax(Loss):
+    """Module form of :func:`lsoftmax`, with the options of :class:`Loss`."""
+
+    refuses: ClassVar[dict[str, str]] = SphereFace.refuses
+
+    def __init__(
+        self, *, margin: int = 4, annealing: float = 0.0, **options: Unpack[LossOptions]
+    ) -> None:
+        super().__init__(**options)
+        self.margin = check_integer_margin(margin, "LSoftmax")
+        self.annealing = annealing
+
+    def per_sample(self, *inputs: Tensor) -> Tensor:
+        return lsoftmax(*inputs, margin=self.margin, annealing=self.annealing, **self.how)

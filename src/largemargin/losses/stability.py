@@ -1,0 +1,72 @@
+"""Stability training: features must not move under noise (Zheng et al. 2016; ROB 7.1)."""
+
+from typing import ClassVar, Unpack
+
+from torch import Tensor
+
+from largemargin.errors import LargeMarginError, check_matrix, check_number
+from largemargin.losses.loss import Loss, LossOptions
+from largemargin.ops import safe_norm
+from largemargin.ops.rows import promote
+from largemargin.shapes import Features, PerSample
+
+_NO_LABELS = "it compares two feature sets and sees no labels."
+
+
+def stability(features: Features, noisy: Features, *, squared: bool = False) -> PerSample:
+    r"""Stability term (NGR-STAB), :math:`\|f(x_n) - f(x_n + \varepsilon_n)\|`; gradient to both.
+
+    Args:
+        features: (N, D), of clean inputs.
+        noisy: (N, D), of the noised inputs, row by row.
+        squared: square the norm; default False (ROB).
+
+    Departures: none; an identical pair has gradient 0.
+
+    Example:
+        >>> stability(torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 4.0]]))
+        tensor([5.])
+    """
+    check_matrix("features", features, "(N, D)")
+    check_matrix("noisy", noisy, "(N, D)")
+    if features.shape != noisy.shape:
+        raise LargeMarginError(
+            f"noisy must have the shape of features, {tuple(features.shape)}, but its shape is "
+            f"{tuple(noisy.shape)}."
+        )
+    difference = promote(features) - promote(noisy)
+    return difference.square().sum(1) if squared else safe_norm(difference)
+
+
+class Stability(Loss):
+    """``strength`` times the mean of :func:`stability`; call it with ``(features, noisy)``.
+
+    Args:
+        strength: a; ROB prints none, the original uses 0.01; default 1 (O8).
+        squared: square the norm.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("features", "noisy")
+    refuses: ClassVar[dict[str, str]] = {
+        "weight": _NO_LABELS,
+        "ignore_index": _NO_LABELS,
+        "soft_targets": _NO_LABELS,
+        "label_smoothing": _NO_LABELS,
+        "class_margin": _NO_LABELS,
+        "chunked": "it has no logits.",
+    }
+
+    def __init__(
+        self, *, strength: float = 1.0, squared: bool = False, **options: Unpack[LossOptions]
+    ) -> None:
+        super().__init__(**options)
+        check_number("strength", strength, at_least=0)
+        self.strength = strength
+        self.squared = squared
+
+    def forward(  # type: ignore[override]
+        self, features: Tensor, noisy: Tensor, *, sample_weight: Tensor | None = None
+    ) -> Tensor:
+        values = self.strength * stability(features, noisy, squared=self.squared)
+        everyone = values.new_zeros(values.shape[0]).long()
+        return self._reduce(values, everyone, 1, None, sample_weight)

@@ -1,0 +1,82 @@
+"""Small pieces the per-sample functions share: statistics by call form, soft targets, margins."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from largemargin.errors import LargeMarginError, check_length, check_number
+from largemargin.ops import ClassStats, class_stats, class_stats_from_logits
+from largemargin.ops.class_stats import Statistic
+
+
+def stats_of(
+    features: Tensor,
+    prototypes: Tensor,
+    labels: Tensor | None,
+    want: tuple[Statistic, ...],
+    *,
+    bias: Tensor | None,
+    similarity: str,
+    scale: float | Tensor,
+    how: Any,
+) -> tuple[ClassStats, Tensor]:
+    """Statistics and labels of a (features, prototypes, labels) or (logits, labels) call."""
+    if labels is not None:
+        stats = class_stats(
+            features,
+            prototypes,
+            labels,
+            bias=bias,
+            similarity=similarity,
+            scale=scale,
+            want=want,
+            **how,
+        )
+        return stats, labels
+    if how.get("impl", "auto") == "chunked":
+        raise LargeMarginError(
+            'impl="chunked" was asked for, but logits were given, so the (N, C) matrix exists '
+            "already. Pass (features, prototypes, labels) to avoid it."
+        )
+    checks = {name: how[name] for name in ("validate", "check_finite") if name in how}
+    return class_stats_from_logits(
+        features, prototypes, scale=scale, want=want, **checks
+    ), prototypes
+
+
+def need(value: Tensor | None) -> Tensor:
+    """A statistic that was asked for, hence is there."""
+    assert value is not None
+    return value
+
+
+def expect(values: Tensor, labels: Tensor) -> Tensor:
+    """Values of the labels' classes: themselves, or their mean under soft targets (OPT a)."""
+    return values if labels.dim() == 1 else (labels.to(values.dtype) * values).sum(1)
+
+
+def of_target(per_class: float | Tensor, labels: Tensor, num_classes: int, name: str) -> Any:
+    """A per-class quantity at the target: a number stays one, a (C,) tensor is looked up."""
+    if not isinstance(per_class, Tensor) or per_class.dim() == 0:
+        return per_class
+    check_length(name, per_class, num_classes, "one number per class")
+    if labels.dim() == 2:
+        return per_class[None, :]
+    return per_class[labels.long().clamp(0, num_classes - 1)]
+
+
+def check_margin(
+    name: str, margin: float | Tensor, *, at_least: float, below: float, hint: str
+) -> None:
+    """Limits on a margin given as a number, or as a (C,) tensor (values checked on the CPU)."""
+    if not isinstance(margin, Tensor):
+        check_number(name, margin, at_least=at_least, below=below, hint=hint)
+    elif margin.device.type == "cpu" and not torch.compiler.is_compiling():
+        bad = ~((margin >= at_least) & (margin < below))
+        if bool(bad.any()):
+            row = int(bad.reshape(-1).int().argmax())
+            raise LargeMarginError(
+                f"{name} must hold numbers >= {at_least} and < {below:.6g}, but entry {row} is "
+                f"{float(margin.reshape(-1)[row])}. {hint}"
+            )

@@ -1,0 +1,99 @@
+"""The unified margin s(cos(m1 theta + m2) - m3) with real m1, monotone past pi (LTLM)."""
+
+from typing import Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from largemargin.errors import check_number
+from largemargin.losses.angles import continued_cosine, safe_arccos
+from largemargin.losses.loss import Loss, LossOptions
+from largemargin.losses.terms import expect, need, of_target
+from largemargin.ops import ComputeOptions, class_stats
+from largemargin.shapes import Features, Labels, PerSample, Prototypes
+
+
+def unified_margin(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels,
+    *,
+    m1: float = 1.0,
+    m2: float | Tensor = 0.0,
+    m3: float | Tensor = 0.0,
+    scale: float = 64.0,
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    r"""Unified margin (ZHO-UNI): multiplicative, angular and cosine margin in one formula.
+
+    .. math:: z_y' = s\,\bigl(T(m_1\theta_y + m_2) - m_3\bigr),\qquad
+              T(\phi) = (-1)^k\cos\phi - 2k,\ k = \lfloor\phi/\pi\rfloor
+
+    (1, 0, 0) is NormFace, (1, 0, m) CosFace, (1, m, 0) ArcFace with a continuous monotone
+    continuation past pi - m, (m, 0, 0) A-Softmax with normalised features, for any real m.
+
+    Args:
+        features: (N, D).
+        prototypes: (C, D).
+        labels: (N,) or soft targets (N, C).
+        m1: factor >= 1 of the angle; default 1.
+        m2: angular margin in radians >= 0, a number or one per class; default 0.
+        m3: cosine margin >= 0, a number or one per class; default 0.
+        scale: s > 0; LTLM uses 10, 20 and 64; default 64.
+
+    Departures: erratum Z3 (s multiplies m3 too); the monotone continuation replaces the plain
+    cosine beyond pi, where the printed inequality fails (Z4).
+
+    Example:
+        >>> W = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+        >>> unified_margin(W[:1], W, torch.tensor([0]), m3=2.0, scale=4.0)
+        tensor([0.6931])
+    """
+    check_number("m1", m1, at_least=1)
+    for name, value in (("m2", m2), ("m3", m3)):
+        if not isinstance(value, Tensor):
+            check_number(name, value, at_least=0)
+    stats = class_stats(
+        features,
+        prototypes,
+        labels,
+        similarity="cosine",
+        scale=scale,
+        want=("target", "rest"),
+        **how,
+    )
+    num_classes = prototypes.shape[0]
+    cosine = need(stats.target) / scale
+    theta = safe_arccos(torch.where(cosine.abs() > 1, cosine.sign(), cosine))
+    phi = m1 * theta + of_target(m2, labels, num_classes, "m2")
+    penalised = scale * (continued_cosine(phi) - of_target(m3, labels, num_classes, "m3"))
+    return expect(F.softplus(need(stats.rest) - penalised), labels)
+
+
+class UnifiedMargin(Loss):
+    """Module form of :func:`unified_margin`, with the options of :class:`Loss`."""
+
+    m2: float | Tensor
+    m3: float | Tensor
+
+    def __init__(
+        self,
+        *,
+        m1: float = 1.0,
+        m2: float | Tensor = 0.0,
+        m3: float | Tensor = 0.0,
+        scale: float = 64.0,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(**options)
+        check_number("m1", m1, at_least=1)
+        self.m1 = m1
+        self._keep("m2", m2)
+        self._keep("m3", m3)
+        self.scale = scale
+
+    def per_sample(self, *inputs: Tensor) -> Tensor:
+        return unified_margin(
+            *inputs, m1=self.m1, m2=self.m2, m3=self.m3, scale=self.scale, **self.how
+        )
