@@ -6,9 +6,10 @@ import inspect
 import math
 import pkgutil
 
-import largemargin as lm
 import pytest
 import torch
+
+import largemargin as lm
 from largemargin import functional
 
 NAMES = {

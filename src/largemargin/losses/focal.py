@@ -10,7 +10,7 @@ from torch import Tensor
 from largemargin.errors import check_number
 from largemargin.losses.cross_entropy import LogitLoss
 from largemargin.losses.loss import LossOptions
-from largemargin.losses.terms import expect, need, of_target, stats_of
+from largemargin.losses.terms import class_count, expect, need, of_target, stats_of
 from largemargin.ops import ComputeOptions
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
@@ -47,7 +47,7 @@ def focal(
         tensor([0.3466])
     """
     check_number("gamma", gamma, at_least=0)
-    num_classes = (features if labels is None else prototypes).shape[labels is None]
+    num_classes = class_count(features, prototypes, labels)
     stats, labels = stats_of(
         features,
         prototypes,
@@ -96,7 +96,7 @@ def label_smoothing(
         tensor([1.3863])
     """
     check_number("smoothing", smoothing, at_least=0, at_most=1)
-    num_classes = (features if labels is None else prototypes).shape[labels is None]
+    num_classes = class_count(features, prototypes, labels)
     stats, labels = stats_of(
         features,
         prototypes,

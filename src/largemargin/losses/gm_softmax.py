@@ -1,6 +1,6 @@
 """GM-Softmax: the family with a provable optimum at the simplex (LTLM)."""
 
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -88,6 +88,9 @@ def _check_theorem(alpha1: float | Tensor, alpha2: float | Tensor) -> None:
 class GMSoftmax(Loss):
     """Module form of :func:`gm_softmax`, with the options of :class:`Loss`."""
 
+    refuses: ClassVar[dict[str, str]] = {
+        "class_margin": "its margins are per sample: alpha and beta of shape (N,)."
+    }
     alpha1: float | Tensor
     beta1: float | Tensor
     alpha2: float | Tensor

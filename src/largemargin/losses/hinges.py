@@ -6,11 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_logits, check_number
+from largemargin.errors import LargeMarginError, check_logits
 from largemargin.losses.cross_entropy import LogitLoss
 from largemargin.losses.kobayashi import LogitOptions
 from largemargin.losses.loss import LossOptions
-from largemargin.losses.terms import expect, need, stats_of
+from largemargin.losses.terms import (
+    check_plain_margin,
+    class_count,
+    expect,
+    need,
+    of_target,
+    stats_of,
+)
 from largemargin.ops import similarity_logits
 from largemargin.ops.rows import promote
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
@@ -19,12 +26,19 @@ _DENSE = "it looks at every rival's logit by itself, so the (N, C) logits must e
 
 
 def _gap(
-    features: Tensor, prototypes: Tensor, labels: Tensor | None, options: Any
+    features: Tensor,
+    prototypes: Tensor,
+    labels: Tensor | None,
+    margin: float | Tensor,
+    options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """rival - target and the labels."""
+    """rival - target + margin, and the labels."""
+    check_plain_margin("margin", margin)
+    num_classes = class_count(features, prototypes, labels)
     form = {name: options.pop(name, default) for name, default in _FORM.items()}
     stats, labels = stats_of(features, prototypes, labels, ("target", "rival"), how=options, **form)
-    return need(stats.rival) - need(stats.target), labels
+    required = of_target(margin, labels, num_classes, "margin")
+    return need(stats.rival) - need(stats.target) + required, labels
 
 
 _FORM: dict[str, Any] = {"bias": None, "similarity": "dot", "scale": 1.0}
@@ -60,7 +74,7 @@ def max_hinge(
     prototypes: Prototypes,
     labels: Labels | None = None,
     *,
-    margin: float = 1.0,
+    margin: float | Tensor = 1.0,
     **options: Unpack[LogitOptions],
 ) -> PerSample:
     r"""Multi-class hinge :math:`[f_{c^*} - f_y + \rho]_+` on the largest rival (KOB-1; LMS 1).
@@ -72,15 +86,14 @@ def max_hinge(
         features: (N, D), or (N, C) logits in the two-argument form.
         prototypes: (C, D), or the labels in the two-argument form.
         labels: (N,) or soft targets (N, C).
-        margin: rho, default 1 (LMS).
+        margin: rho, a number or one per class (C,); default 1 (LMS).
 
     Example:
         >>> max_hinge(torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor([0]))
         tensor([0.5000])
     """
-    check_number("margin", margin)
-    gap, labels = _gap(features, prototypes, labels, options)
-    return expect(F.relu(gap + margin), labels)
+    gap, labels = _gap(features, prototypes, labels, margin, options)
+    return expect(F.relu(gap), labels)
 
 
 def max_softplus(
@@ -88,7 +101,7 @@ def max_softplus(
     prototypes: Prototypes,
     labels: Labels | None = None,
     *,
-    margin: float = 1.0,
+    margin: float | Tensor = 1.0,
     **options: Unpack[LogitOptions],
 ) -> PerSample:
     r"""Smooth version :math:`\mathrm{softplus}(f_{c^*} - f_y + \rho)` of the hinge (KOB-1; LMS 3).
@@ -99,9 +112,8 @@ def max_softplus(
         >>> max_softplus(torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([0]))
         tensor([0.6931])
     """
-    check_number("margin", margin)
-    gap, labels = _gap(features, prototypes, labels, options)
-    return expect(F.softplus(gap + margin), labels)
+    gap, labels = _gap(features, prototypes, labels, margin, options)
+    return expect(F.softplus(gap), labels)
 
 
 def dense_hinge(
@@ -109,7 +121,7 @@ def dense_hinge(
     prototypes: Prototypes,
     labels: Labels | None = None,
     *,
-    margin: float = 1.0,
+    margin: float | Tensor = 1.0,
     **options: Unpack[LogitOptions],
 ) -> PerSample:
     r"""Mean hinge over all rivals, :math:`\frac1{C-1}\sum_{c\ne y}[f_c - f_y + \rho]_+` (KOB-14).
@@ -121,21 +133,24 @@ def dense_hinge(
         features: (N, D), or (N, C) logits in the two-argument form.
         prototypes: (C, D), or the labels in the two-argument form.
         labels: (N,) or soft targets (N, C).
-        margin: rho, default 1 (LMS 14).
+        margin: rho, a number or one per class (C,); default 1 (LMS 14).
 
     Example:
         >>> dense_hinge(torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor([0]))
         tensor([0.2500])
     """
-    check_number("margin", margin)
+    check_plain_margin("margin", margin)
     logits, labels = _logits(features, prototypes, labels, options, "dense_hinge")
     rivals = logits.shape[1] - 1
+    required = of_target(margin, labels, rivals + 1, "margin")
+    if isinstance(required, Tensor) and required.dim() > 0:
+        required = required[..., None]
     if labels.dim() == 2:
-        gaps = F.relu(logits[:, None, :] - logits[:, :, None] + margin)
+        gaps = F.relu(logits[:, None, :] - logits[:, :, None] + required)
         own = torch.diagonal(gaps, dim1=1, dim2=2)
         return expect((gaps.sum(2) - own) / rivals, labels)
     index, target = _at_target(logits, labels)
-    return F.relu(logits - target + margin).scatter(1, index, 0.0).sum(1) / rivals
+    return F.relu(logits - target + required).scatter(1, index, 0.0).sum(1) / rivals
 
 
 def soft_hinge(
@@ -171,17 +186,19 @@ def soft_hinge(
 class MaxHinge(LogitLoss):
     """Module form of :func:`max_hinge`, with the options of :class:`Loss`."""
 
+    margin: float | Tensor
+
     def __init__(
         self,
         *,
-        margin: float = 1.0,
+        margin: float | Tensor = 1.0,
         similarity: str | None = None,
         scale: float | None = None,
         **options: Unpack[LossOptions],
     ) -> None:
         super().__init__(similarity=similarity, scale=scale, **options)
-        check_number("margin", margin)
-        self.margin = margin
+        check_plain_margin("margin", margin)
+        self._keep("margin", margin)
 
     def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
         return max_hinge(*inputs, margin=self.margin, **logits, **self.how)

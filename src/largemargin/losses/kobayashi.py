@@ -9,7 +9,14 @@ from torch import Tensor
 from largemargin.errors import check_choice, check_number
 from largemargin.losses.cross_entropy import LogitLoss
 from largemargin.losses.loss import LossOptions
-from largemargin.losses.terms import expect, need, stats_of
+from largemargin.losses.terms import (
+    check_plain_margin,
+    class_count,
+    expect,
+    need,
+    of_target,
+    stats_of,
+)
 from largemargin.ops import ComputeOptions
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
@@ -67,7 +74,7 @@ def rival_divergence(
         "rivals_to_uniform": ("rest", "spread"),
         "uniform_to_rivals": ("rest", "mean"),
     }[kind]
-    num_classes = (features if labels is None else prototypes).shape[labels is None]
+    num_classes = class_count(features, prototypes, labels)
     stats, labels = stats_of(
         features,
         prototypes,
@@ -92,7 +99,7 @@ def biased_softmax(
     prototypes: Prototypes,
     labels: Labels | None = None,
     *,
-    margin: float = 1.0,
+    margin: float | Tensor = 1.0,
     strength: float = 0.0,
     bias: Tensor | None = None,
     similarity: str = "dot",
@@ -110,7 +117,7 @@ def biased_softmax(
         features: (N, D), or (N, C) logits in the two-argument form.
         prototypes: (C, D), or the labels in the two-argument form.
         labels: (N,) or soft targets (N, C).
-        margin: rho in logit units, default 1 (LMS section 3).
+        margin: rho in logit units, a number or one per class (C,); default 1 (LMS section 3).
         strength: lambda of the symmetric divergence, default 0; LMS Table 4 combines the two.
 
     Departures: none.
@@ -119,8 +126,9 @@ def biased_softmax(
         >>> biased_softmax(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
         tensor([0.6931])
     """
-    check_number("margin", margin)
+    check_plain_margin("margin", margin)
     check_number("strength", strength, at_least=0)
+    num_classes = class_count(features, prototypes, labels)
     stats, labels = stats_of(
         features,
         prototypes,
@@ -131,7 +139,8 @@ def biased_softmax(
         scale=scale,
         how=how,
     )
-    values = F.softplus(need(stats.rest) - need(stats.target) + margin)
+    required = of_target(margin, labels, num_classes, "margin")
+    values = F.softplus(need(stats.rest) - need(stats.target) + required)
     if strength:
         values = values + 0.5 * strength * (need(stats.spread) - need(stats.mean))
     return expect(values, labels)
@@ -211,19 +220,21 @@ class Kobayashi(LogitLoss):
 class BiasedSoftmax(LogitLoss):
     """Module form of :func:`biased_softmax`, with the options of :class:`Loss`."""
 
+    margin: float | Tensor
+
     def __init__(
         self,
         *,
-        margin: float = 1.0,
+        margin: float | Tensor = 1.0,
         strength: float = 0.0,
         similarity: str | None = None,
         scale: float | None = None,
         **options: Unpack[LossOptions],
     ) -> None:
         super().__init__(similarity=similarity, scale=scale, **options)
-        check_number("margin", margin)
+        check_plain_margin("margin", margin)
         check_number("strength", strength, at_least=0)
-        self.margin = margin
+        self._keep("margin", margin)
         self.strength = strength
 
     def per_sample(self, *inputs: Tensor, **logits: object) -> Tensor:

@@ -1,7 +1,7 @@
 """LDAM: CosFace with margins from the class counts, re-weighted late in training (Cao 2019)."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -33,9 +33,6 @@ class LDAM(Loss):
         tensor([0.1581, 0.2812, 0.5000])
     """
 
-    refuses: ClassVar[dict[str, str]] = {
-        "class_margin": "the margins come from class_counts; CosFace takes them directly."
-    }
     margins: Tensor
 
     def __init__(

@@ -45,6 +45,17 @@ def stats_of(
     ), prototypes
 
 
+def class_count(features: Tensor, prototypes: Tensor, labels: Tensor | None) -> int:
+    """C, from whichever matrix of the two call forms holds it."""
+    return features.shape[-1] if labels is None else prototypes.shape[0]
+
+
+def check_plain_margin(name: str, margin: float | Tensor) -> None:
+    """A margin without limits: any number, or one per class."""
+    if not isinstance(margin, Tensor):
+        check_number(name, margin)
+
+
 def need(value: Tensor | None) -> Tensor:
     """A statistic that was asked for, hence is there."""
     assert value is not None
