@@ -1,0 +1,41 @@
+"""Robustness to input perturbations."""
+
+from largemargin.robust.perturbations import (
+    GAUSSIAN_CIFAR10,
+    GAUSSIAN_ROAD,
+    GAUSSIAN_SVHN,
+    ROAD_400X500,
+    SCALED_32,
+    UNIFORM_CIFAR10,
+    UNIFORM_SVHN,
+    DownUp,
+    Draws,
+    Patches,
+    Perturbation,
+    Stripes,
+    add_gaussian,
+    add_uniform,
+    down_up,
+    mask_stripes,
+    occlude,
+)
+
+__all__ = [
+    "add_gaussian",
+    "add_uniform",
+    "occlude",
+    "mask_stripes",
+    "down_up",
+    "Perturbation",
+    "Draws",
+    "DownUp",
+    "Patches",
+    "Stripes",
+    "ROAD_400X500",
+    "SCALED_32",
+    "GAUSSIAN_CIFAR10",
+    "GAUSSIAN_SVHN",
+    "GAUSSIAN_ROAD",
+    "UNIFORM_CIFAR10",
+    "UNIFORM_SVHN",
+]

@@ -1,0 +1,1 @@
+"""Applications of the library: data, imbalance profiles and the demo."""
