@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from oracles import LOGIT_ORACLES, ORACLES, options
 from oracles.golden import FOLDER, decode, read_cases, steps_of
 from oracles.golden_items import ITEMS

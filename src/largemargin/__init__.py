@@ -9,7 +9,9 @@ Modules live here, pure functions in :mod:`largemargin.functional`, measures in
 :mod:`largemargin.geometry`, perturbations in :mod:`largemargin.robust`.
 """
 
-from largemargin import functional, geometry, robust
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from largemargin.errors import LargeMarginError
 from largemargin.losses import (
     LDAM,
@@ -60,7 +62,18 @@ from largemargin.prototypes import (
     simplex,
 )
 
+if TYPE_CHECKING:
+    from largemargin import functional, geometry, robust
+
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Rooms that training does not need are imported when they are first asked for."""
+    if name in ("functional", "geometry", "robust"):
+        return import_module(f"largemargin.{name}")
+    raise AttributeError(f"module 'largemargin' has no attribute {name!r}")
+
 
 __all__ = [
     "LDAM",

@@ -87,7 +87,7 @@ def check_matrix(name: str, tensor: Tensor, axes: str) -> None:
 
 
 def check_same_device(**tensors: Tensor | None) -> None:
-    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    given = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
     devices = {tensor.device for tensor in given.values()}
     if len(devices) > 1:
         listed = ", ".join(f"{name} on {tensor.device}" for name, tensor in given.items())
@@ -101,6 +101,7 @@ def check_labels(
     num_samples: int,
     num_classes: int,
     *,
+    of: str = "features",
     soft: bool = True,
     reason: str = "",
     validate: bool | None = None,
@@ -119,8 +120,8 @@ def check_labels(
             )
         if tuple(labels.shape) != (num_samples, num_classes):
             raise LargeMarginError(
-                f"soft targets must have shape (N, C) = ({num_samples}, {num_classes}), but "
-                f"theirs is {tuple(labels.shape)}."
+                f"labels given as soft targets must have shape (N, C) = ({num_samples}, "
+                f"{num_classes}) to match {of}, but theirs is {tuple(labels.shape)}."
             )
         return
     if labels.dim() != 1:
@@ -135,14 +136,15 @@ def check_labels(
         )
     if labels.shape[0] != num_samples:
         raise LargeMarginError(
-            f"labels must have one entry per sample: {num_samples} samples but "
+            f"labels must have one entry per row of {of}, but {of} have {num_samples} rows and "
             f"{labels.shape[0]} labels were given."
         )
     if values_are_checked(labels, validate):
-        bad = (labels < 0) | (labels >= num_classes)
+        index = labels.long()
+        bad = (index < 0) | (index >= num_classes)
         if bool(bad.any()):
             row = int(bad.int().argmax())
-            value = int(labels[row])
+            value = int(index[row])
             raise LargeMarginError(
                 f"labels must lie in [0, {num_classes}) but row {row} holds {value}. "
                 f"If {value} marks samples to skip, pass ignore_index={value}."
@@ -176,10 +178,10 @@ def check_inputs(
             f"bias must have shape (C,) = ({prototypes.shape[0]},), but its shape is "
             f"{tuple(bias.shape)}."
         )
+    check_same_device(features=features, prototypes=prototypes, labels=labels, bias=bias)
     check_labels(
         labels, features.shape[0], prototypes.shape[0], soft=soft, reason=reason, validate=validate
     )
-    check_same_device(features=features, prototypes=prototypes, labels=labels, bias=bias)
     if check_finite:
         check_all_finite(features=features, prototypes=prototypes, bias=bias)
 
@@ -194,8 +196,8 @@ def check_logits(
     """Check the arguments of a ``(logits, labels)`` function against each other."""
     check_matrix("logits", logits, "(N, C)")
     check_num_classes(logits.shape[1])
-    check_labels(labels, logits.shape[0], logits.shape[1], validate=validate)
     check_same_device(logits=logits, labels=labels)
+    check_labels(labels, logits.shape[0], logits.shape[1], of="logits", validate=validate)
     if check_finite:
         check_all_finite(logits=logits)
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from oracles.golden import FOLDER, decode_all
 
 from largemargin import geometry as g
 from largemargin.ops import similarity_logits
-from oracles.golden import FOLDER, decode_all
 
 
 def net(x, p):

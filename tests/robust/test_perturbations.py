@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from oracles.golden import FOLDER, decode_all
 
 from largemargin.errors import LargeMarginError
 from largemargin.robust import (
@@ -22,7 +23,6 @@ from largemargin.robust import (
     mask_stripes,
     occlude,
 )
-from oracles.golden import FOLDER, decode_all
 
 CASES = json.loads((FOLDER / "NGR-PERT.json").read_text())["cases"]
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 import torch
+from oracles.golden import FOLDER, decode_all
 
 from largemargin.errors import LargeMarginError
 from largemargin.training.imbalance import class_counts_profile, imbalanced_subset
-from oracles.golden import FOLDER, decode_all
 
 CASES = json.loads((FOLDER / "BAS-IMB.json").read_text())["cases"]
 

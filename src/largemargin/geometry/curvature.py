@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from largemargin.errors import check_number
 from largemargin.geometry.input_gradients import (
@@ -12,6 +12,7 @@ from largemargin.geometry.input_gradients import (
     PerSampleLoss,
     evaluation,
     hessian_products,
+    in_double,
     losses_and_gradient,
     prepare,
     repeat_rows,
@@ -19,6 +20,9 @@ from largemargin.geometry.input_gradients import (
 )
 from largemargin.geometry.pairs import blocks, widen
 from largemargin.shapes import Labels, PerSample
+
+SMALL_STEP = 1e-3
+"""Below this step a difference of float32 gradients is mostly rounding."""
 
 
 class ExactCurvature(NamedTuple):
@@ -63,8 +67,8 @@ def curvature(
         labels: (N,) class indices, or whatever ``loss`` takes.
         directions: (K, ...) for all samples or (N, K, ...) for each; default: drawn from N(0, I)
             for each sample, independently of ``chunk_size``.
-        step: t. Default 1e-2 (ROB 7.1). In float32 do not go below about 1e-3: rounding grows as
-            1/t.
+        step: t. Default 1e-2 (ROB 7.1). Rounding grows as 1/t, so below 1e-3 a float32 module is
+            evaluated in float64; a plain function is not: do not go below 1e-3 with one.
         num_directions: K when directions are drawn. Default 20 (ROB 7.1).
         generator: random numbers for the directions; default torch's global ones.
         loss: maps (outputs, labels) to (N,); default cross entropy.
@@ -82,7 +86,12 @@ def curvature(
     """
     check_number("step", step, above=0)
     inputs, labels = prepare(model, inputs, labels)
+    dtype = inputs.dtype
     with evaluation(model, inputs):
+        if step < SMALL_STEP and dtype == torch.float32 and isinstance(model, nn.Module):
+            inputs = widen(inputs)
+            directions = None if directions is None else directions.to(inputs.dtype)
+            model = in_double(model) if inputs.dtype == torch.float64 else model
         source = Directions("directions", directions, num_directions, inputs, generator)
         total = inputs.new_zeros(len(inputs))
         for samples in sample_chunks(len(inputs), source.count, chunk_size):
@@ -96,7 +105,7 @@ def curvature(
                 _, gradient = losses_and_gradient(model, there, repeat_rows(y, times), loss)
                 change = (gradient - repeat_rows(here, times)) / step
                 total[samples] += change.flatten(1).square().sum(1).view(len(x), times).sum(1)
-    return total / source.count
+    return (total / source.count).to(dtype)
 
 
 def curvature_limit(

@@ -85,6 +85,20 @@ def prepare(model: Model, inputs: Tensor, labels: Labels) -> tuple[Tensor, Label
         return promote(inputs.detach().clone()), labels.long() if counted else labels
 
 
+def in_double(model: nn.Module) -> Model:
+    """The model's function with its parameters and buffers in float64; the model is untouched."""
+    tensors = {
+        name: tensor.detach().double() if tensor.is_floating_point() else tensor
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
+
+    def call(inputs: Tensor) -> Tensor:
+        outputs: Tensor = torch.func.functional_call(model, tensors, (inputs,))
+        return outputs
+
+    return call
+
+
 def losses_and_gradient(
     model: Model,
     inputs: Tensor,

@@ -11,7 +11,6 @@ from torch import Tensor
 from largemargin.errors import check_choice
 from largemargin.losses.angles import safe_sin
 from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.margins import ldam_margins
 from largemargin.losses.terms import check_margin, expect, need, of_target
 from largemargin.ops import ComputeOptions, class_stats
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
@@ -115,7 +114,6 @@ class ArcFace(Loss):
     """
 
     margin: float | Tensor
-    class_margins: Tensor | None
 
     def __init__(
         self,
@@ -134,9 +132,7 @@ class ArcFace(Loss):
         self.mode: Mode = mode
         self.gradient: Gradient = gradient
         self._keep("margin", margin)
-        self.class_counts = None if class_counts is None else list(class_counts)
-        counted = None if class_counts is None else ldam_margins(class_counts, max_margin=margin)
-        self.register_buffer("class_margins", counted)
+        self._count_margins(class_counts, margin)
 
     def per_sample(self, *inputs: Tensor) -> Tensor:
         return arcface(

@@ -1,15 +1,21 @@
 """Center loss with its own update of the centers (Wen et al. 2016)."""
 
-from typing import ClassVar, Unpack
+from collections.abc import Callable
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
-from largemargin.errors import check_inputs, check_number
+from largemargin.errors import check_inputs, check_matrix, check_number
 from largemargin.losses.classwise import ClassWise
 from largemargin.losses.loss import Loss, LossOptions
 from largemargin.ops.rows import promote
-from largemargin.prototypes.centroids import NO_SOFT, class_means, recomputing
+from largemargin.prototypes.centroids import (
+    NO_SOFT,
+    class_means,
+    exact_buffers,
+    recomputing,
+)
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -36,8 +42,11 @@ def center_loss(
     """
     check_number("strength", strength, at_least=0)
     check_inputs(features, centers, labels, soft=False, reason=NO_SOFT, validate=validate)
-    own = promote(centers).detach()[labels.long().clamp(0, centers.shape[0] - 1)]
-    return 0.5 * strength * (promote(features) - own).square().sum(1)
+    labels = labels.long()
+    own = promote(centers).detach()[labels.clamp(0, centers.shape[0] - 1)]
+    outside = (labels < 0) | (labels >= centers.shape[0])
+    values = 0.5 * strength * (promote(features) - own).square().sum(1)
+    return values.masked_fill(outside, torch.nan)
 
 
 def center_update(
@@ -92,6 +101,7 @@ class CenterLoss(Loss):
         "class_margin": "it has no margin.",
         "chunked": "it needs no (N, C) logits.",
     }
+    defaults: ClassVar[dict[str, Any]] = {"reduction": "sum", "sync": True}
     centers: Tensor
 
     def __init__(
@@ -103,9 +113,7 @@ class CenterLoss(Loss):
         rate: float = 0.5,
         **options: Unpack[LossOptions],
     ) -> None:
-        options.setdefault("reduction", "sum")
-        options.setdefault("sync", True)
-        super().__init__(**options)
+        super().__init__(**{**self.defaults, **options})
         check_number("strength", strength, at_least=0)
         check_number("rate", rate, at_least=0, at_most=1)
         self.num_classes = num_classes
@@ -114,9 +122,15 @@ class CenterLoss(Loss):
         self.rate = rate
         self.register_buffer("centers", torch.zeros(num_classes, dim))
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CenterLoss":
+        with exact_buffers(self):
+            super()._apply(fn, recurse)
+        return self
+
     def forward(  # type: ignore[override]
         self, features: Tensor, labels: Tensor, *, sample_weight: Tensor | None = None
     ) -> Tensor:
+        check_matrix("features", features, "(N, D)")
         centers = self.centers.clone()
 
         def values(kept: Tensor, targets: Tensor) -> Tensor:
@@ -126,6 +140,7 @@ class CenterLoss(Loss):
 
         total = self._evaluate(values, (features,), labels, self.num_classes, sample_weight)
         if self.training and not recomputing():
+            labels = labels.long()
             valid = (labels >= 0) & (labels < self.num_classes)
             if self.ignore_index is not None:
                 valid = valid & (labels != self.ignore_index)

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from largemargin.errors import check_choice, check_inputs, check_matrix, check_number
 from largemargin.losses.classwise import ClassWise
-from largemargin.losses.loss import LossOptions, matrix_of
+from largemargin.losses.loss import LossOptions
+from largemargin.losses.terms import matrix_of
 from largemargin.ops import safe_norm
 from largemargin.ops.boundary import DEGENERATE, paired_boundary_distance
 from largemargin.ops.rows import promote
@@ -84,10 +85,12 @@ def centroid_margin(
             with torch.no_grad():
                 rival = _nearest_rival(points, weight, own, bias)
             hinge = F.relu(margin + _pair_distance(points, weight, own, rival, bias))
-            return hinge if power == 1 else hinge.square()
-        hinge = F.relu(margin + _all_distances(points, weight, own, bias))
-        hinge = hinge if power == 1 else hinge.square()
-        return hinge.scatter(1, own[:, None], 0.0).sum(1) / (weight.shape[0] - 1)
+            values = hinge if power == 1 else hinge.square()
+        else:
+            hinge = F.relu(margin + _all_distances(points, weight, own, bias))
+            hinge = hinge if power == 1 else hinge.square()
+            values = hinge.scatter(1, own[:, None], 0.0).sum(1) / (weight.shape[0] - 1)
+        return values.masked_fill(own != classes.long(), torch.nan)
 
 
 def _pair_distance(
@@ -230,12 +233,12 @@ class CentroidMargin(ClassWise):
         labels: Tensor,
         *,
         bias: Tensor | None = None,
+        sample_weight: Tensor | None = None,
     ) -> Tensor:
         if bias is None and not isinstance(prototypes, Tensor):
             bias = getattr(prototypes, "bias", None)
         matrix = matrix_of(prototypes)
-        self._check_weight(matrix.shape[0])
-        batch = self.batch(features, matrix, labels, bias)
+        batch = self.batch(features, matrix, labels, bias=bias, sample_weight=sample_weight)
         if self.detach_classifier:
             matrix, bias = matrix.detach(), None if bias is None else bias.detach()
         values = centroid_margin(
@@ -255,8 +258,12 @@ class CentroidNorm(ClassWise):
     """Mean over the classes present of :func:`centroid_norm` (NGY-4.7); weight it with 1e-3."""
 
     def forward(  # type: ignore[override]
-        self, features: Tensor, prototypes: Tensor | nn.Module, labels: Tensor
+        self,
+        features: Tensor,
+        prototypes: Tensor | nn.Module,
+        labels: Tensor,
+        *,
+        sample_weight: Tensor | None = None,
     ) -> Tensor:
-        self._check_weight(matrix_of(prototypes).shape[0])
-        batch = self.batch(features, prototypes, labels)
+        batch = self.batch(features, prototypes, labels, sample_weight=sample_weight)
         return self.mean_over_classes(centroid_norm(batch.centroids.margin), batch)

@@ -1,12 +1,19 @@
 """What the losses on class centroids share: their batch, their mean over classes, their limits."""
 
-from typing import ClassVar, NamedTuple, Unpack
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from largemargin.errors import LargeMarginError, check_inputs, check_length
-from largemargin.losses.loss import Loss, LossOptions, matrix_of
+from largemargin.errors import (
+    LargeMarginError,
+    check_all_finite,
+    check_inputs,
+    check_length,
+    check_same_device,
+)
+from largemargin.losses.loss import Loss, LossOptions
+from largemargin.losses.terms import matrix_of
 from largemargin.ops.distributed import all_reduce_sum, world_size
 from largemargin.prototypes.centroids import (
     NO_SOFT,
@@ -26,6 +33,7 @@ class ClassBatch(NamedTuple):
     centroids: BatchCentroids
     valid: Tensor
     guard: Tensor
+    num_classes: int
 
     @property
     def slots(self) -> Slots:
@@ -56,9 +64,10 @@ class ClassWise(Loss):
         "chunked": "it needs no (N, C) logits; its rival search goes over classes in blocks.",
     }
 
+    defaults: ClassVar[dict[str, Any]] = {"sync": True}
+
     def __init__(self, *, bank: CentroidBank | None = None, **options: Unpack[LossOptions]) -> None:
-        options.setdefault("sync", True)
-        super().__init__(**options)
+        super().__init__(**{**self.defaults, **options})
         self.bank = bank
 
     def batch(
@@ -66,23 +75,26 @@ class ClassWise(Loss):
         features: Tensor,
         prototypes: Tensor | nn.Module,
         labels: Tensor,
+        *,
         bias: Tensor | None = None,
+        sample_weight: Tensor | None = None,
     ) -> ClassBatch:
         """Check the inputs and take the centroids of the batch; a bank is written here."""
         matrix = matrix_of(prototypes)
-        if labels.dim() == 2:
-            raise LargeMarginError(
-                f"labels must be class indices of shape (N,), but soft targets of shape "
-                f"{tuple(labels.shape)} were given. {NO_SOFT}"
-            )
+        self._refuse("sample_weight", sample_weight is not None)
+        check_same_device(features=features, weight=self.weight)
+        check_inputs(
+            features, matrix, labels, bias=bias, soft=False, reason=NO_SOFT, validate=False
+        )
         num_classes = matrix.shape[0]
-        if features.shape[:1] != labels.shape[:1] or features.dim() != 2:
-            check_inputs(features, matrix, labels, validate=False)
+        if self.weight is not None:
+            check_length("weight", self.weight, num_classes, "one number per class")
+        labels = labels.long()
         valid = valid_rows(labels, num_classes, self.ignore_index, self.validate)
         kept = torch.where(valid, labels, 0)
-        check_inputs(
-            features, matrix, kept, bias=bias, validate=False, check_finite=self.check_finite
-        )
+        if self.check_finite:
+            rows = torch.where(valid[:, None], features, 0)
+            check_all_finite(features=rows, prototypes=matrix, bias=bias)
         inside = (kept >= 0) & (kept < num_classes)
         guard = torch.where(inside.all(), 0.0, torch.nan)
         valid = valid & inside
@@ -96,7 +108,7 @@ class ClassWise(Loss):
                     f"{num_classes}. Build both with the same number of classes."
                 )
             centroids = self.bank(features, kept, valid)
-        return ClassBatch(centroids, valid, guard)
+        return ClassBatch(centroids, valid, guard, num_classes)
 
     @property
     def _synced(self) -> bool:
@@ -104,12 +116,12 @@ class ClassWise(Loss):
 
     def mean_over_samples(self, values: Tensor, batch: ClassBatch) -> Tensor:
         """Reduce (N,) values: mean inside each class, then (weighted) mean over classes."""
-        values = torch.where(batch.valid, values, 0) + batch.guard
+        slots = batch.slots
+        weight = torch.where(slots.present, self._class_weight(slots), 0)
+        values = torch.where(batch.valid, values * weight[slots.of_sample], 0) + batch.guard
         if self.reduction == "none":
             return values
-        slots = batch.slots
-        share = torch.where(slots.present, self._class_weight(slots), 0) / slots.counts.clamp_min(1)
-        total = (values * share[slots.of_sample]).sum()
+        total = (values / slots.counts.clamp_min(1)[slots.of_sample]).sum()
         if self._synced:
             total = all_reduce_sum(total)
         return self._over_classes(total, batch)
@@ -117,16 +129,10 @@ class ClassWise(Loss):
     def mean_over_classes(self, values: Tensor, batch: ClassBatch) -> Tensor:
         """Reduce (K,) values, one per slot, to their (weighted) mean over the classes present."""
         slots = batch.slots
-        values = torch.where(slots.present, values, 0) + batch.guard
+        values = torch.where(slots.present, values, 0) * self._class_weight(slots) + batch.guard
         if self.reduction == "none":
-            by_class = values.new_zeros(self._num_classes(slots))
-            return by_class.index_add(0, slots.classes, values)
-        return self._over_classes((values * self._class_weight(slots)).sum(), batch)
-
-    def _num_classes(self, slots: Slots) -> int:
-        if self.bank is not None:
-            return self.bank.num_classes
-        return int(slots.classes.max()) + 1 if slots.classes.numel() else 0
+            return values.new_zeros(batch.num_classes).index_add(0, slots.classes, values)
+        return self._over_classes(values.sum(), batch)
 
     def _over_classes(self, total: Tensor, batch: ClassBatch) -> Tensor:
         if self.reduction == "sum":
@@ -139,7 +145,3 @@ class ClassWise(Loss):
         if self.weight is None:
             return torch.ones_like(slots.counts)
         return self.weight.to(slots.counts.dtype)[slots.classes]
-
-    def _check_weight(self, num_classes: int) -> None:
-        if self.weight is not None:
-            check_length("weight", self.weight, num_classes, "one number per class")

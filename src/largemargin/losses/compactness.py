@@ -2,12 +2,13 @@
 
 from typing import Unpack
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from largemargin.errors import check_choice, check_inputs, check_number
 from largemargin.losses.classwise import ClassWise
-from largemargin.losses.loss import LossOptions, matrix_of
+from largemargin.losses.loss import LossOptions
 from largemargin.ops import safe_norm
 from largemargin.ops.rows import promote
 from largemargin.prototypes.centroids import NO_SOFT, CentroidBank
@@ -55,8 +56,10 @@ def compactness(
     """
     check_hinge(radius, power)
     check_inputs(features, centroids, labels, soft=False, reason=NO_SOFT, validate=validate)
-    centers = promote(centroids)[labels.long().clamp(0, centroids.shape[0] - 1)]
-    return hinge_to_center(features, centers, radius, power)
+    labels = labels.long()
+    centers = promote(centroids)[labels.clamp(0, centroids.shape[0] - 1)]
+    outside = (labels < 0) | (labels >= centroids.shape[0])
+    return hinge_to_center(features, centers, radius, power).masked_fill(outside, torch.nan)
 
 
 def noise_alignment(
@@ -113,10 +116,14 @@ class Compactness(ClassWise):
         self.power = power
 
     def forward(  # type: ignore[override]
-        self, features: Tensor, prototypes: Tensor | nn.Module, labels: Tensor
+        self,
+        features: Tensor,
+        prototypes: Tensor | nn.Module,
+        labels: Tensor,
+        *,
+        sample_weight: Tensor | None = None,
     ) -> Tensor:
-        self._check_weight(matrix_of(prototypes).shape[0])
-        batch = self.batch(features, prototypes, labels)
+        batch = self.batch(features, prototypes, labels, sample_weight=sample_weight)
         centers = batch.of_samples(batch.centroids.compact)
         return self.mean_over_samples(
             hinge_to_center(batch.kept(features), centers, self.radius, self.power), batch

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.margins import ldam_margins
 from largemargin.losses.terms import check_margin, expect, need, of_target
 from largemargin.ops import ComputeOptions, class_stats
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
@@ -74,7 +73,6 @@ class CosFace(Loss):
     """
 
     margin: float | Tensor
-    class_margins: Tensor | None
 
     def __init__(
         self,
@@ -87,9 +85,7 @@ class CosFace(Loss):
         super().__init__(**options)
         self.scale = scale
         self._keep("margin", margin)
-        self.class_counts = None if class_counts is None else list(class_counts)
-        counted = None if class_counts is None else ldam_margins(class_counts, max_margin=margin)
-        self.register_buffer("class_margins", counted)
+        self._count_margins(class_counts, margin)
 
     def per_sample(self, *inputs: Tensor) -> Tensor:
         margin = self.margin if self.class_margins is None else self.class_margins

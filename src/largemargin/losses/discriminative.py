@@ -2,9 +2,17 @@
 
 from typing import ClassVar, Unpack
 
+import torch
 from torch import Tensor, nn
 
-from largemargin.errors import LargeMarginError, check_choice, check_number
+from largemargin.errors import (
+    LargeMarginError,
+    check_all_finite,
+    check_choice,
+    check_matrix,
+    check_number,
+    check_same_device,
+)
 from largemargin.losses.centroid_margin import (
     AGGREGATES,
     Aggregate,
@@ -14,7 +22,8 @@ from largemargin.losses.centroid_margin import (
 from largemargin.losses.classwise import ClassBatch, ClassWise
 from largemargin.losses.compactness import check_hinge, hinge_to_center
 from largemargin.losses.cross_entropy import CrossEntropy
-from largemargin.losses.loss import LossOptions, LossValue, matrix_of
+from largemargin.losses.loss import LossOptions, LossValue
+from largemargin.losses.terms import matrix_of
 from largemargin.prototypes.centroids import CentroidBank, FirstSeen, Strategy
 
 
@@ -129,8 +138,10 @@ class Discriminative(ClassWise):
         labels: Tensor,
         *,
         bias: Tensor | None = None,
+        sample_weight: Tensor | None = None,
     ) -> LossValue:
         """The total and its unweighted terms compact, margin, reg."""
+        self._refuse("sample_weight", sample_weight is not None)
         return self._terms(features, prototypes, labels, bias)[0]
 
     def _terms(
@@ -143,8 +154,7 @@ class Discriminative(ClassWise):
         if bias is None and not isinstance(prototypes, Tensor):
             bias = getattr(prototypes, "bias", None)
         matrix = matrix_of(prototypes)
-        self._check_weight(matrix.shape[0])
-        batch = self.batch(features, matrix, labels, bias)
+        batch = self.batch(features, matrix, labels, bias=bias)
         compact = self.mean_over_samples(self._to_center(features, batch), batch)
         if self.detach_classifier:
             matrix, bias = matrix.detach(), None if bias is None else bias.detach()
@@ -174,8 +184,11 @@ class Discriminative(ClassWise):
         labels: Tensor,
         *,
         bias: Tensor | None = None,
+        sample_weight: Tensor | None = None,
     ) -> Tensor:
-        return self.named_terms(features, prototypes, labels, bias=bias).total
+        return self.named_terms(
+            features, prototypes, labels, bias=bias, sample_weight=sample_weight
+        ).total
 
 
 class RobustDiscriminative(Discriminative):
@@ -253,13 +266,23 @@ class RobustDiscriminative(Discriminative):
         noisy: Tensor,
         *,
         bias: Tensor | None = None,
+        sample_weight: Tensor | None = None,
     ) -> LossValue:
         """The total and its unweighted terms softmax, compact, margin, reg, noisy."""
+        self._refuse("sample_weight", sample_weight is not None)
+        check_matrix("features", features, "(N, D)")
+        check_matrix("noisy", noisy, "(N, D)")
+        check_same_device(features=features, noisy=noisy)
         if tuple(noisy.shape) != tuple(features.shape):
             raise LargeMarginError(
                 f"noisy must hold the features of the noised inputs, shape "
                 f"{tuple(features.shape)} like features, but its shape is {tuple(noisy.shape)}."
             )
+        if self.check_finite:
+            counted = (
+                labels != self.ignore_index if self.ignore_index is not None else labels == labels
+            )
+            check_all_finite(noisy=torch.where(counted[:, None], noisy, 0))
         value, batch = self._terms(features, prototypes, labels, bias)
         aligned = self.mean_over_samples(self._to_center(noisy, batch), batch)
         total = value.total + self.noise_weight * aligned
@@ -278,5 +301,8 @@ class RobustDiscriminative(Discriminative):
         noisy: Tensor,
         *,
         bias: Tensor | None = None,
+        sample_weight: Tensor | None = None,
     ) -> Tensor:
-        return self.named_terms(features, prototypes, labels, noisy, bias=bias).total
+        return self.named_terms(
+            features, prototypes, labels, noisy, bias=bias, sample_weight=sample_weight
+        ).total

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from largemargin.errors import check_number
+from largemargin.errors import LargeMarginError, check_number
 from largemargin.losses.loss import Loss, LossOptions
 from largemargin.losses.terms import expect, need, of_target
 from largemargin.ops import ComputeOptions, class_stats
@@ -59,6 +59,11 @@ def gaussian_mixture(
         )
         normaliser: float | Tensor = 0.0
     else:
+        if log_variances.shape != means.shape:
+            raise LargeMarginError(
+                f"log_variances must have the shape of means, {tuple(means.shape)}, but theirs is "
+                f"{tuple(log_variances.shape)}."
+            )
         q, mu, v = promote(features), promote(means), promote(log_variances)
         inverse = torch.exp(-v)
         half_logdet = 0.5 * v.sum(1)

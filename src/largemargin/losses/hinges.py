@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_logits
+from largemargin.errors import LargeMarginError, check_inputs, check_logits
 from largemargin.losses.cross_entropy import LogitLoss
 from largemargin.losses.kobayashi import LogitOptions
 from largemargin.losses.loss import LossOptions
 from largemargin.losses.terms import (
+    check_form,
     check_plain_margin,
     class_count,
     expect,
@@ -48,6 +49,7 @@ def _logits(
     features: Tensor, prototypes: Tensor, labels: Tensor | None, options: Any, name: str
 ) -> tuple[Tensor, Tensor]:
     """The (N, C) logits and the labels of either call form."""
+    check_form(options.get("similarity", "dot"), options)
     if options.get("impl") == "chunked":
         raise LargeMarginError(
             f'{name} cannot be computed with impl="chunked": {_DENSE} Pass impl="auto".'
@@ -55,6 +57,14 @@ def _logits(
     if labels is None:
         logits, labels = promote(features), prototypes
     else:
+        check_inputs(
+            features,
+            prototypes,
+            labels,
+            bias=options.get("bias"),
+            validate=options.get("validate"),
+            check_finite=options.get("check_finite", False),
+        )
         form = {key: options.get(key, default) for key, default in _FORM.items()}
         logits = similarity_logits(features, prototypes, precision=options.get("precision"), **form)
     checks = {key: options[key] for key in ("validate", "check_finite") if key in options}
@@ -64,7 +74,8 @@ def _logits(
 
 def _at_target(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Clamped target column index, and the target's logit (NaN for a label out of range)."""
-    index = labels.long().clamp(0, logits.shape[1] - 1)[:, None]
+    labels = labels.long()
+    index = labels.clamp(0, logits.shape[1] - 1)[:, None]
     outside = ((labels < 0) | (labels >= logits.shape[1]))[:, None]
     return index, logits.gather(1, index).masked_fill(outside, torch.nan)
 

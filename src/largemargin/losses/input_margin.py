@@ -8,7 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_choice, check_logits, check_number
+from largemargin.errors import (
+    LargeMarginError,
+    check_choice,
+    check_logits,
+    check_matrix,
+    check_number,
+)
 from largemargin.losses.loss import Loss, LossOptions
 from largemargin.losses.terms import need
 from largemargin.ops import class_stats_from_logits, safe_norm
@@ -80,8 +86,17 @@ def linearized_margins(
     stats = class_stats_from_logits(logits, labels, want=("target", "rival"), validate=validate)
     gap = need(stats.target) - need(stats.rival)
     (gradient,) = torch.autograd.grad(
-        gap.sum(), inputs, retain_graph=True, create_graph=differentiable_norm
+        gap.sum(),
+        inputs,
+        retain_graph=True,
+        create_graph=differentiable_norm,
+        allow_unused=True,
     )
+    if gradient is None:
+        raise LargeMarginError(
+            "the logits do not depend on inputs. Pass the tensor that went into the model, after "
+            "inputs.requires_grad_()."
+        )
     norm = safe_norm(gradient.flatten(1))
     return InputMargins(gap / (norm + eps), need(stats.rival_index))
 
@@ -165,6 +180,8 @@ class _InputMarginLoss(Loss):
         *,
         sample_weight: Tensor | None = None,
     ) -> Tensor:
+        check_matrix("logits", logits, "(N, C)")
+
         def values(kept: Tensor, targets: Tensor) -> Tensor:
             margins = linearized_margins(
                 kept,
@@ -294,7 +311,8 @@ def layer_margin(
     if topk is not None:
         check_number("topk", topk, at_least=1)
     rivals = min(topk or num_classes - 1, num_classes - 1)
-    index = labels.long().clamp(0, num_classes - 1)[:, None]
+    labels = labels.long()
+    index = labels.clamp(0, num_classes - 1)[:, None]
     outside = ((labels < 0) | (labels >= num_classes))[:, None]
     values = promote(logits)
     chosen = values.detach().scatter(1, index, -torch.inf).topk(rivals, dim=1).indices
@@ -360,6 +378,8 @@ class LayerMargin(Loss):
         *,
         sample_weight: Tensor | None = None,
     ) -> Tensor:
+        check_matrix("logits", logits, "(N, C)")
+
         def values(kept: Tensor, targets: Tensor) -> Tensor:
             return layer_margin(
                 kept,

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-import torch
 from torch import Tensor
 
 from largemargin.errors import check_number
 from largemargin.losses.cosface import cosface
 from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.margins import balanced_weights, ldam_margins
+from largemargin.losses.margins import balanced_weights
 
 
 class LDAM(Loss):
@@ -33,7 +32,13 @@ class LDAM(Loss):
         tensor([0.1581, 0.2812, 0.5000])
     """
 
-    margins: Tensor
+    class_counts: list[int]
+
+    @property
+    def margins(self) -> Tensor:
+        """(C,), the margin of each class."""
+        assert self.class_margins is not None
+        return self.class_margins
 
     def __init__(
         self,
@@ -46,16 +51,15 @@ class LDAM(Loss):
     ) -> None:
         super().__init__(**options)
         check_number("beta", beta, at_least=0, below=1)
-        self.class_counts = torch.as_tensor(class_counts).tolist()
+        self._count_margins(class_counts, max_margin)
         self.max_margin = max_margin
         self.scale = scale
         self.beta = beta
-        self.register_buffer("margins", ldam_margins(class_counts, max_margin=max_margin))
 
     def reweight(self, on: bool = True) -> None:
         """Replace the class weights by the balanced ones, or (``on=False``) by none."""
-        weights = balanced_weights(self.class_counts, beta=self.beta).to(self.margins)
-        self.weight = weights if on else None
+        weights = balanced_weights(self.class_counts, beta=self.beta, dtype=self.margins.dtype)
+        self.weight = weights.to(self.margins.device) if on else None
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         # A checkpoint from after the switch holds weights, one from before it does not.

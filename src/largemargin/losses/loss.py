@@ -1,6 +1,5 @@
 """``Loss``: the module around a pure per-sample function, with the options all losses share."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict
 
@@ -9,11 +8,19 @@ from torch import Tensor, nn
 
 from largemargin.errors import (
     LargeMarginError,
+    check_all_finite,
     check_choice,
+    check_inputs,
     check_labels,
     check_length,
+    check_matrix,
+    check_num_classes,
     check_number,
+    check_same_device,
 )
+from largemargin.losses.margins import ldam_margins
+from largemargin.losses.rebuild import rebuilding_repr
+from largemargin.losses.terms import class_vector, matrix_of, need
 from largemargin.ops import ComputeOptions
 from largemargin.ops.class_stats import IMPLS, Impl
 from largemargin.ops.distributed import all_reduce_sum, world_size
@@ -87,10 +94,14 @@ class Loss(nn.Module):
     refuses: ClassVar[dict[str, str]] = {}
     """Options this loss does not have, each with the reason: the docs' table is made from it."""
 
+    defaults: ClassVar[dict[str, Any]] = {}
+    """Common options whose default this loss changes."""
+
     per_sample: Callable[..., Tensor]
     """The pure function, (N,) values of ``(*inputs, targets)``; every loss defines it."""
 
     weight: Tensor | None
+    class_margins: Tensor | None
 
     def __init__(
         self,
@@ -113,8 +124,10 @@ class Loss(nn.Module):
         check_number("label_smoothing", label_smoothing, at_least=0, at_most=1)
         self._refuse("weight", weight is not None)
         self._refuse("label_smoothing", label_smoothing > 0)
+        self._refuse("ignore_index", ignore_index not in (-100, None))
+        self._refuse("reduction", reduction != "mean")
         self._refuse("chunked", impl == "chunked")
-        self.register_buffer("weight", None if weight is None else _vector("weight", weight))
+        self.register_buffer("weight", None if weight is None else class_vector("weight", weight))
         self.ignore_index = ignore_index
         self.label_smoothing = label_smoothing
         self.reduction = reduction
@@ -140,11 +153,18 @@ class Loss(nn.Module):
                     f"{type(self).__name__} is called with (features, prototypes, labels), but "
                     "labels were not given."
                 )
+            if bias is not None:
+                raise LargeMarginError(
+                    "bias was given beside logits, which contain it already. Pass (features, "
+                    "prototypes, labels, bias=...) or leave bias out."
+                )
             inputs, labels = (features,), prototypes
-            num_classes = features.shape[-1]
+            check_matrix("logits", features, "(N, C)")
+            num_classes = features.shape[1]
             logit_options: dict[str, Any] = {}
         else:
             matrix, logit_options = self._open(prototypes, bias)
+            check_matrix("prototypes", matrix, "(C, D)")
             inputs = (features, matrix)
             num_classes = matrix.shape[0]
         return self._evaluate(
@@ -164,12 +184,43 @@ class Loss(nn.Module):
         sample_weight: Tensor | None,
     ) -> Tensor:
         """Options around ``function(*inputs, targets) -> (N,)``: rules (a) to (f) of the spec."""
+        self._refuse("soft_targets", isinstance(labels, Tensor) and labels.dim() == 2)
+        self._check(inputs, labels, num_classes, sample_weight)
+        labels = labels if labels.dim() == 2 else labels.long()
         inputs, labels, keep = self._drop_ignored(inputs, labels)
-        self._refuse("soft_targets", labels.dim() == 2)
         check_labels(labels, inputs[0].shape[0], num_classes, validate=self.validate)
+        if self.check_finite:
+            check_all_finite(**self._named(inputs))
         targets = self._targets(labels, num_classes, promote(inputs[0]).dtype)
         values = function(*inputs, targets)
         return self._reduce(values, labels, num_classes, keep, sample_weight)
+
+    def _check(
+        self,
+        inputs: tuple[Tensor, ...],
+        labels: Tensor,
+        num_classes: int,
+        sample_weight: Tensor | None,
+    ) -> None:
+        """Shapes, dtypes and devices, before anything is computed; values are checked later."""
+        named = self._named(inputs)
+        check_same_device(**named, labels=labels, sample_weight=sample_weight, weight=self.weight)
+        if len(inputs) == 2:
+            check_inputs(*inputs, labels, validate=False)
+        else:
+            (first,) = named
+            check_matrix(first, inputs[0], "(N, C)" if first == "logits" else "(N, D)")
+            check_num_classes(num_classes)
+            check_labels(labels, inputs[0].shape[0], num_classes, of=first, validate=False)
+        if sample_weight is not None:
+            self._refuse("sample_weight", True)
+            check_length("sample_weight", sample_weight, inputs[0].shape[0], "one per sample")
+
+    def _named(self, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        """The inputs under the names that messages call them by."""
+        alone = "logits" if self.takes_logits or "logits" in self.needs else "features"
+        names = ("features", "prototypes") if len(inputs) == 2 else (alone,)
+        return dict(zip(names, inputs, strict=True))
 
     def _open(
         self, prototypes: Tensor | nn.Module, bias: Tensor | None
@@ -202,8 +253,6 @@ class Loss(nn.Module):
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
         """Zero the ignored rows, so that not even a NaN in them reaches a gradient."""
         if self.ignore_index is None or labels.dim() != 1:
-            return inputs, labels, None
-        if inputs[0].dim() != 2 or inputs[0].shape[0] != labels.shape[0]:
             return inputs, labels, None
         keep = labels != self.ignore_index
         if labels.device.type == "cpu" and not torch.compiler.is_compiling() and bool(keep.all()):
@@ -243,8 +292,6 @@ class Loss(nn.Module):
             if not self.label_smoothing:
                 values = values * share
         if sample_weight is not None:
-            self._refuse("sample_weight", True)
-            check_length("sample_weight", sample_weight, values.shape[0], "one number per sample")
             weights = sample_weight.to(values.dtype)
             values = values * weights
             share = weights if share is None else share * weights
@@ -275,6 +322,29 @@ class Loss(nn.Module):
             self.register_buffer(name, value.detach().clone())
         else:
             setattr(self, name, value)
+
+    def _count_margins(
+        self, class_counts: Sequence[int] | Tensor | None, largest: float | Tensor
+    ) -> None:
+        """Margins per class from how many samples each has, or none."""
+        self.class_counts: list[int] | None = None
+        self._largest_margin = largest
+        margins = None
+        if class_counts is not None:
+            self.class_counts = torch.as_tensor(class_counts).tolist()
+            margins = ldam_margins(class_counts, max_margin=largest)
+        self.register_buffer("class_margins", margins)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Loss":
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if getattr(self, "class_margins", None) is not None and self.class_counts is not None:
+            # Made again rather than converted: float64 gets all its digits, half stays float32.
+            moved = promote(need(self.class_margins))
+            made = ldam_margins(
+                self.class_counts, max_margin=self._largest_margin, dtype=moved.dtype
+            )
+            self.class_margins = made.to(moved.device)
+        return self
 
     @property
     def how(self) -> ComputeOptions:
@@ -312,50 +382,3 @@ class Weighted(nn.Module):
 
     def __repr__(self) -> str:
         return f"{self.weight!r} * {self.loss!r}"
-
-
-def matrix_of(prototypes: Tensor | nn.Module) -> Tensor:
-    """A (C, D) tensor, or the one a module holds as ``weight``."""
-    if isinstance(prototypes, Tensor):
-        return prototypes
-    matrix = getattr(prototypes, "weight", None)
-    if not isinstance(matrix, Tensor):
-        raise LargeMarginError(
-            "prototypes must be a (C, D) tensor or a module whose `weight` is one (nn.Linear, "
-            f"ClassHead), but {type(prototypes).__name__} was given."
-        )
-    return matrix
-
-
-def rebuilding_repr(module: nn.Module, base: type[nn.Module]) -> str:
-    """A repr that evaluates to an equal module: arguments that differ from their defaults."""
-    parameters: dict[str, inspect.Parameter] = {}
-    for cls in (type(module), base):
-        for name, parameter in inspect.signature(cls.__init__).parameters.items():
-            if name != "self" and parameter.kind is not parameter.VAR_KEYWORD:
-                parameters.setdefault(name, parameter)
-    shown = []
-    for name, parameter in parameters.items():
-        value = getattr(module, name)
-        default = parameter.default
-        if default is parameter.empty:
-            shown.append(_literal(value))
-        elif isinstance(value, Tensor) or value != default:
-            shown.append(f"{name}={_literal(value)}")
-    return f"{type(module).__name__}({', '.join(shown)})"
-
-
-def _literal(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"torch.tensor({value.tolist()!r}, dtype={value.dtype})"
-    return repr(value)
-
-
-def _vector(name: str, values: Tensor | Sequence[float]) -> Tensor:
-    vector = torch.as_tensor(values)
-    vector = vector.detach().clone() if vector.is_floating_point() else vector.float()
-    if vector.dim() != 1:
-        raise LargeMarginError(
-            f"{name} must be a vector of shape (C,), but its shape is {tuple(vector.shape)}."
-        )
-    return vector

@@ -80,7 +80,7 @@ class Objective(nn.Module):
             options: dict[str, Any] = {}
             if loss.uses_bias and bias is not None:
                 options["bias"] = bias
-            if sample_weight is not None and "labels" in loss.needs:
+            if sample_weight is not None and loss.needs != ("prototypes",):
                 loss._refuse("sample_weight", True)
                 options["sample_weight"] = sample_weight
             composite = getattr(loss, "named_terms", None)

@@ -1,12 +1,13 @@
 """Penalties on the prototypes alone: zero centroid (LTLM) and super-symmetry (LMS)."""
 
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from largemargin.errors import check_matrix, check_num_classes, check_number
-from largemargin.losses.loss import Loss, matrix_of
+from largemargin.losses.loss import Loss, LossOptions
+from largemargin.losses.terms import matrix_of
 from largemargin.ops import normalize as normalize_rows
 from largemargin.ops import safe_norm
 from largemargin.ops.rows import promote
@@ -88,13 +89,18 @@ class ZeroCentroid(Loss):
     needs: ClassVar[tuple[str, ...]] = ("prototypes",)
     refuses: ClassVar[dict[str, str]] = _NOT_PER_SAMPLE
 
-    def __init__(self, *, strength: float = 1.0, normalize: bool = True) -> None:
-        super().__init__()
+    def __init__(
+        self, *, strength: float = 1.0, normalize: bool = True, **options: Unpack[LossOptions]
+    ) -> None:
+        super().__init__(**options)
         check_number("strength", strength, at_least=0)
         self.strength = strength
         self.normalize = normalize
 
-    def forward(self, prototypes: Tensor | nn.Module) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, prototypes: Tensor | nn.Module, *, sample_weight: Tensor | None = None
+    ) -> Tensor:
+        self._refuse("sample_weight", sample_weight is not None)
         return self.strength * zero_centroid(matrix_of(prototypes), normalize=self.normalize)
 
 
@@ -107,10 +113,13 @@ class SuperSymmetry(Loss):
     needs: ClassVar[tuple[str, ...]] = ("prototypes",)
     refuses: ClassVar[dict[str, str]] = _NOT_PER_SAMPLE
 
-    def __init__(self, *, strength: float = 1.0) -> None:
-        super().__init__()
+    def __init__(self, *, strength: float = 1.0, **options: Unpack[LossOptions]) -> None:
+        super().__init__(**options)
         check_number("strength", strength, at_least=0)
         self.strength = strength
 
-    def forward(self, prototypes: Tensor | nn.Module) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, prototypes: Tensor | nn.Module, *, sample_weight: Tensor | None = None
+    ) -> Tensor:
+        self._refuse("sample_weight", sample_weight is not None)
         return self.strength * super_symmetry_penalty(matrix_of(prototypes))

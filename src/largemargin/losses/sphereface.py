@@ -1,5 +1,6 @@
 """A-Softmax (SphereFace) and L-Softmax: the target's angle multiplied by an integer (LTLM)."""
 
+import math
 from typing import ClassVar, Unpack
 
 import torch
@@ -16,7 +17,8 @@ from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
 def check_integer_margin(margin: float, name: str) -> int:
-    if isinstance(margin, bool) or margin != int(margin) or margin < 1:
+    whole = isinstance(margin, int | float) and not isinstance(margin, bool)
+    if not whole or not math.isfinite(margin) or margin != int(margin) or margin < 1:
         raise LargeMarginError(
             f"margin of {name} multiplies the angle and must be an integer >= 1, but {margin!r} "
             "was given. For a real factor use unified_margin (UnifiedMargin) with m1 = margin."

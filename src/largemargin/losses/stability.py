@@ -4,7 +4,14 @@ from typing import ClassVar, Unpack
 
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_matrix, check_number
+from largemargin.errors import (
+    LargeMarginError,
+    check_all_finite,
+    check_length,
+    check_matrix,
+    check_number,
+    check_same_device,
+)
 from largemargin.losses.loss import Loss, LossOptions
 from largemargin.ops import safe_norm
 from largemargin.ops.rows import promote
@@ -34,6 +41,7 @@ def stability(features: Features, noisy: Features, *, squared: bool = False) -> 
             f"noisy must have the shape of features, {tuple(features.shape)}, but its shape is "
             f"{tuple(noisy.shape)}."
         )
+    check_same_device(features=features, noisy=noisy)
     difference = promote(features) - promote(noisy)
     return difference.square().sum(1) if squared else safe_norm(difference)
 
@@ -68,5 +76,10 @@ class Stability(Loss):
         self, features: Tensor, noisy: Tensor, *, sample_weight: Tensor | None = None
     ) -> Tensor:
         values = self.strength * stability(features, noisy, squared=self.squared)
+        check_same_device(features=features, sample_weight=sample_weight)
+        if self.check_finite:
+            check_all_finite(features=features, noisy=noisy)
+        if sample_weight is not None:
+            check_length("sample_weight", sample_weight, values.shape[0], "one per sample")
         everyone = values.new_zeros(values.shape[0]).long()
         return self._reduce(values, everyone, 1, None, sample_weight)

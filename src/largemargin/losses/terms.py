@@ -1,13 +1,15 @@
 """Small pieces the per-sample functions share: statistics by call form, soft targets, margins."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from largemargin.errors import LargeMarginError, check_length, check_number
-from largemargin.ops import ClassStats, class_stats, class_stats_from_logits
-from largemargin.ops.class_stats import Statistic
+from largemargin.errors import LargeMarginError, check_choice, check_length, check_number
+from largemargin.ops import SIMILARITIES, ClassStats, class_stats, class_stats_from_logits
+from largemargin.ops.class_stats import IMPLS, Statistic
+from largemargin.ops.product import PRECISIONS
 
 
 def stats_of(
@@ -34,6 +36,7 @@ def stats_of(
             **how,
         )
         return stats, labels
+    check_form(similarity, how)
     if how.get("impl", "auto") == "chunked":
         raise LargeMarginError(
             'impl="chunked" was asked for, but logits were given, so the (N, C) matrix exists '
@@ -43,6 +46,14 @@ def stats_of(
     return class_stats_from_logits(
         features, prototypes, scale=scale, want=want, **checks
     ), prototypes
+
+
+def check_form(similarity: str, how: Any) -> None:
+    """Names that the operator checks, for calls that do not reach it."""
+    check_choice("similarity", similarity, SIMILARITIES)
+    check_choice("impl", how.get("impl", "auto"), IMPLS)
+    if how.get("precision") is not None:
+        check_choice("precision", how["precision"], PRECISIONS)
 
 
 def class_count(features: Tensor, prototypes: Tensor, labels: Tensor | None) -> int:
@@ -91,3 +102,27 @@ def check_margin(
                 f"{name} must hold numbers >= {at_least} and < {below:.6g}, but entry {row} is "
                 f"{float(margin.reshape(-1)[row])}. {hint}"
             )
+
+
+def matrix_of(prototypes: Tensor | nn.Module) -> Tensor:
+    """A (C, D) tensor, or the one a module holds as ``weight``."""
+    if isinstance(prototypes, Tensor):
+        return prototypes
+    matrix = getattr(prototypes, "weight", None)
+    if not isinstance(matrix, Tensor):
+        raise LargeMarginError(
+            "prototypes must be a (C, D) tensor or a module whose `weight` is one (nn.Linear, "
+            f"ClassHead), but {type(prototypes).__name__} was given."
+        )
+    return matrix
+
+
+def class_vector(name: str, values: Tensor | Sequence[float]) -> Tensor:
+    """A (C,) floating point copy of per-class numbers."""
+    vector = torch.as_tensor(values)
+    vector = vector.detach().clone() if vector.is_floating_point() else vector.float()
+    if vector.dim() != 1:
+        raise LargeMarginError(
+            f"{name} must be a vector of shape (C,), but its shape is {tuple(vector.shape)}."
+        )
+    return vector

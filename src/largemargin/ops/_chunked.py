@@ -85,7 +85,7 @@ class _ChunkedStats(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         _, want_rival, want_rest, want_spread, want_mean = flags
         num_samples, num_classes = rows.shape[0], columns.shape[0]
-        # A label outside [0, C) is in no block, so its target stays NaN.
+        # A label outside [0, C) is in no block: its target stays NaN, and so do the others below.
         target = rows.new_full((num_samples,), torch.nan)
         rival = rows.new_full((num_samples,), -torch.inf)
         rival_index = torch.zeros_like(labels)
@@ -116,17 +116,23 @@ class _ChunkedStats(torch.autograd.Function):
                 highest = torch.maximum(rival, best)
                 if want_rest or want_spread:
                     decay = torch.exp(rival - highest)
+                    below = logits.sub_(highest[:, None])
                     if want_spread:
-                        weights = torch.exp(logits - highest[:, None])
-                        moment = moment * decay + (weights * logits).sum(1)
+                        weights = torch.exp(below)
+                        # Moments are about the running maximum, so they move when it does.
+                        moved = torch.where(mass > 0, rival - highest, 0)
+                        moment = decay * (moment + mass * moved) + (weights * below).sum(1)
                     else:
-                        weights = logits.sub_(highest[:, None]).exp_()
+                        weights = below.exp_()
                     mass = mass * decay + weights.sum(1)
                 rival = highest
-        rest = rival + torch.log(mass)
-        spread = moment / mass
-        mean = total / (num_classes - 1)
-        ctx.save_for_backward(rows, columns, bias, labels, rival_index, rest, spread)
+        outside = (labels < 0) | (labels >= num_classes)
+        moment = moment / mass
+        ctx.save_for_backward(rows, columns, bias, labels, rival_index, rival, mass, moment)
+        rest = (rival + torch.log(mass)).masked_fill_(outside, torch.nan)
+        spread = (rival + moment).masked_fill_(outside, torch.nan)
+        mean = (total / (num_classes - 1)).masked_fill_(outside, torch.nan)
+        rival = rival.masked_fill(outside, torch.nan)
         ctx.settings = (normalize_columns, precision, flags, block)
         ctx.mark_non_differentiable(rival_index)
         return target, rival, rival_index, rest, spread, mean
@@ -145,7 +151,7 @@ class _ChunkedStats(torch.autograd.Function):
 
 
 def _backward(ctx: Any, grads: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-    rows, columns, bias, labels, rival_index, rest, spread = ctx.saved_tensors
+    rows, columns, bias, labels, rival_index, rival, mass, moment = ctx.saved_tensors
     normalize_columns, precision, flags, block = ctx.settings
     want_target, want_rival, want_rest, want_spread, want_mean = flags
     grad_target, grad_rival, _, grad_rest, grad_spread, grad_mean = grads
@@ -164,12 +170,15 @@ def _backward(ctx: Any, grads: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
             precision,
         )
         if want_rest or want_spread:
+            # exp(logit - rest), in an order that keeps its precision for large logits.
+            below = logits.sub_(rival[:, None])
             if want_spread:
-                deviation = logits - spread[:, None]
-                deviation.mul_(grad_spread[:, None]).add_((grad_spread + grad_rest)[:, None])
-                grad = logits.sub_(rest[:, None]).exp_().mul_(deviation)
+                deviation = below - moment[:, None]
+                deviation.mul_((grad_spread / mass)[:, None])
+                deviation.add_(((grad_spread + grad_rest) / mass)[:, None])
+                grad = below.exp_().mul_(deviation)
             else:
-                grad = logits.sub_(rest[:, None]).exp_().mul_(grad_rest[:, None])
+                grad = below.exp_().mul_((grad_rest / mass)[:, None])
         else:
             grad = logits.zero_()
         if want_mean:

@@ -1,6 +1,7 @@
 """Class centroids: of the batch, and with momentum in a bank (LMD section 4.4, ROB 4.4)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -92,6 +93,21 @@ def class_means(
 def recomputing() -> bool:
     """Inside a backward pass: activation checkpointing runs the forward code again there."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+@contextmanager
+def exact_buffers(module: nn.Module) -> Iterator[None]:
+    """Undo what ``half()`` or ``bfloat16()`` does to buffers: state is float32 at least (N1)."""
+    exact = {
+        name: buffer
+        for name, buffer in module._buffers.items()
+        if buffer is not None and buffer.is_floating_point()
+    }
+    yield
+    for name, buffer in exact.items():
+        moved = module._buffers[name]
+        if moved is not None and moved.dtype in (torch.float16, torch.bfloat16):
+            module._buffers[name] = buffer.to(moved.device)
 
 
 class CentroidBank(nn.Module):
@@ -186,6 +202,7 @@ class CentroidBank(nn.Module):
                 f"features must have {self.dim} columns, the bank's dim, but their shape is "
                 f"{tuple(features.shape)}. Build the bank with dim={features.shape[1]}."
             )
+        labels = labels.long()
         in_range = (labels >= 0) & (labels < self.num_classes)
         valid = in_range if valid is None else valid & in_range
         slots = class_means(
@@ -215,7 +232,8 @@ class CentroidBank(nn.Module):
 
     def _blend(self, current: Tensor, previous: Tensor, known: Tensor) -> Tensor:
         previous = torch.where(known[:, None], previous, current.detach())
-        return self.momentum * previous + (1 - self.momentum) * current
+        # lerp is exact where both agree: a new class must be at distance 0 from itself.
+        return torch.lerp(previous, current, 1 - self.momentum)
 
     def _write(self, slots: Slots, blended: Tensor) -> None:
         if self.accumulate != 1:
@@ -234,14 +252,13 @@ class CentroidBank(nn.Module):
             self.seen.logical_or_(present)
         elif slots.classes.shape[0] > 0:
             # Rows that hold nothing repeat the first one that does, or rewrite what is there.
-            leader = present.int().argmax()
-            index = torch.where(present, slots.classes, slots.classes[leader])
-            old = self.centroids[index]
-            rows = torch.where(
-                present[:, None], rows, torch.where(present[leader], rows[leader], old)
-            )
-            self.centroids.index_copy_(0, index, rows)
-            self.seen.index_copy_(0, index, self.seen[index] | present[leader])
+            # (index_select with a 1-dim index: indexing by a 0-dim tensor would read it back.)
+            leader = present.int().argmax(0, keepdim=True)
+            any_present = present.index_select(0, leader)
+            index = torch.where(present, slots.classes, slots.classes.index_select(0, leader))
+            fill = torch.where(any_present, rows.index_select(0, leader), self.centroids[index])
+            self.centroids.index_copy_(0, index, torch.where(present[:, None], rows, fill))
+            self.seen.index_copy_(0, index, self.seen[index] | any_present)
 
     def _commit(self, due: Tensor) -> None:
         current = self.pending_sums / self.pending_counts.clamp_min(1)[:, None]
@@ -277,17 +294,8 @@ class CentroidBank(nn.Module):
         self.register_buffer("pending_steps", torch.zeros_like(self.counts[0]))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CentroidBank":
-        # model.half() must not round the bank: state is float32 at least (N1).
-        exact = {
-            name: buffer
-            for name, buffer in self._buffers.items()
-            if buffer is not None and buffer.is_floating_point()
-        }
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in exact.items():
-            moved = self._buffers[name]
-            if moved is not None and moved.dtype in (torch.float16, torch.bfloat16):
-                self._buffers[name] = buffer.to(moved.device)
+        with exact_buffers(self):
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def __getstate__(self) -> dict[str, Any]:
