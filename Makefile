@@ -1,0 +1,65 @@
+# Two commands do everything on a fresh clone: `make demo` and `make test`.
+# They need Python 3.11 or newer, make and git; everything else goes into .venv.
+
+PYTHON ?= python3
+WORKERS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check conformance bench clean
+
+help:
+	@echo "make demo      train a small CNN on digits with four losses, print one table (< 2 minutes)"
+	@echo "make test      the fast test suite and the golden vectors (< 12 minutes on 2 cores)"
+	@echo "make test-all  every test, also the slow ones (< 80 minutes on 2 cores)"
+	@echo "make check     ruff, mypy --strict, the import-layer rule"
+	@echo "make bench     CPU benchmarks; rows go to benchmarks/results (quiet machine, please)"
+	@echo "make clean     remove .venv and every cache"
+	@echo
+	@echo "PYTHON=python3.12 picks the interpreter, WORKERS=8 the number of test processes."
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit( \
+	  "largemargin needs Python 3.11 or newer, but \"$(PYTHON)\" is %d.%d. " % v[:2] + \
+	  "Name another one: make PYTHON=python3.12 ...")'
+	@echo "Setting up $(VENV) (once). torch is a large download: minutes, and several GB on disk."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed
+	@echo "Installing the libraries the benchmarks compare with."
+	@$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	@touch $@
+
+demo: $(VENV)/.installed
+	@$(BIN)/python -m largemargin.training.demo
+
+test: $(VENV)/.installed
+	$(PYTEST) -n $(WORKERS) -m "not slow"
+	@$(MAKE) --no-print-directory conformance
+
+test-all: $(VENV)/.installed
+	$(PYTEST) -n $(WORKERS)
+	@$(MAKE) --no-print-directory conformance
+
+conformance: $(VENV)/.installed
+	@echo "Golden vectors (tests/golden):"
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/conformance.py tests/golden
+
+check: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src
+	$(PYTEST) -q tests/test_layers.py
+
+bench: $(VENV)/.installed-bench
+	$(BIN)/python benchmarks/import_time.py
+	$(BIN)/python benchmarks/cpu_heads.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name '*.egg-info' -prune -exec rm -rf {} +
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,56 @@
+"""Seeds, thread counts and skips: what every test may rely on."""
+
+import os
+import random
+import shutil
+import sysconfig
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+# The same examples on every run and machine; time limits belong to the whole suite, not to one
+# example on a shared core.
+hypothesis.settings.register_profile(
+    "largemargin", deadline=None, derandomize=True, database=None, print_blob=True
+)
+hypothesis.settings.load_profile("largemargin")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        torch.set_num_threads(1)  # one worker per core: more threads would only compete
+
+
+def missing_for_inductor() -> str | None:
+    """What torch.compile's C++ backend lacks on this machine, or None."""
+    if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++")):
+        return "inductor needs a C++ compiler: no g++ or clang++ on PATH"
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if not header.exists():
+        return f"inductor needs Python's headers: {header} does not exist"
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reasons = {
+        "gpu": None if torch.cuda.is_available() else "needs a CUDA device, and torch sees none",
+        "needs_cxx": missing_for_inductor(),
+    }
+    for item in items:
+        for marker, reason in reasons.items():
+            if reason is not None and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def seed_from_name(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Seed each test by its own name, so that order and process do not change its numbers."""
+    seed = zlib.crc32(request.node.nodeid.encode())
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        yield

@@ -1,0 +1,170 @@
+"""The house's plan, checked: who may import whom, what the core may import, how long a file is.
+
+    cli -> report -> training -> robust | geometry -> attach -> losses -> prototypes -> ops
+        -> shapes, errors
+
+Each room may import only what stands to its right, anywhere in a file, also inside functions and
+under ``TYPE_CHECKING``. Rooms of one level do not import each other.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "largemargin"
+PACKAGE = "largemargin"
+
+LEVELS = (
+    ("cli",),
+    ("report",),
+    ("training",),
+    ("robust", "geometry"),
+    ("attach",),
+    ("losses",),
+    ("prototypes",),
+    ("ops",),
+    ("shapes", "errors"),
+)
+LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
+# The public face re-exports every room; nothing below it may look back at it.
+FACES = ("__init__", "functional")
+# Applications use the library as any other user does: through `import largemargin`.
+APPLICATIONS = ("cli", "report", "training")
+TORCH_ONLY = ("attach", "losses", "prototypes", "ops", "shapes", "errors", "geometry", "robust")
+MAX_LINES = 400
+DRAWERS = {"util", "utils", "common", "helper", "helpers", "misc"}
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    """``ops/similarity.py`` -> ``largemargin.ops.similarity``; a package is named by its folder."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join((PACKAGE, *(parts[:-1] if parts[-1] == "__init__" else parts)))
+
+
+def imports(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
+    """Every imported name of a module, absolute, with its line; relative imports are resolved."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = module.split(".")
+            base = base[: len(base) - node.level + is_package] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
+
+
+def room_of(name: str) -> str:
+    """The room a dotted name of the package lies in; the package itself is ``__init__``."""
+    parts = name.split(".")
+    known = len(parts) > 1 and (parts[1] in LEVEL or parts[1] in FACES)
+    return parts[1] if known else "__init__"
+
+
+def violations(source: str, module: str, is_package: bool = False) -> list[str]:
+    room = room_of(module)
+    found = []
+    for line, name in imports(ast.parse(source), module, is_package):
+        top = name.split(".")[0]
+        if top == PACKAGE:
+            target = room_of(name)
+            if room in FACES or target == room:
+                continue
+            if target in FACES:
+                allowed = room in APPLICATIONS
+            else:
+                allowed = LEVEL[room] < LEVEL[target]
+            if not allowed:
+                found.append(f"{module}:{line} imports {name}: {room} may not import {target}")
+        elif room in TORCH_ONLY and top != "torch" and top not in sys.stdlib_module_names:
+            found.append(f"{module}:{line} imports {name}: the core needs torch alone")
+    return found
+
+
+@pytest.mark.parametrize("path", python_files("src"), ids=lambda path: module_name(path))
+def test_imports_only_what_stands_to_its_right(path: Path) -> None:
+    is_package = path.name == "__init__.py"
+    assert violations(path.read_text(), module_name(path), is_package) == []
+
+
+def test_every_room_has_a_place_in_the_plan() -> None:
+    rooms = {path.relative_to(SOURCE).parts[0].removesuffix(".py") for path in python_files("src")}
+    assert rooms <= LEVEL.keys() | set(FACES)
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("largemargin.ops.similarity", "from largemargin.losses import loss"),
+        ("largemargin.ops.similarity", "from ..losses import loss"),
+        ("largemargin.ops.similarity", "from .. import losses"),
+        ("largemargin.ops.similarity", "import largemargin.losses.loss"),
+        ("largemargin.ops.similarity", "def f():\n    from largemargin.losses import loss"),
+        ("largemargin.ops.similarity", "import largemargin"),
+        ("largemargin.ops.similarity", "from largemargin import ClassHead"),
+        ("largemargin.ops.similarity", "import numpy"),
+        ("largemargin.losses.cosface", "def f():\n    import scipy.special"),
+        ("largemargin.geometry.margins", "from largemargin.robust import perturbations"),
+        ("largemargin.errors", "from .shapes import Features"),
+        ("largemargin.training.engine", "from largemargin.cli import main"),
+    ],
+)
+def test_the_rule_sees_a_wrong_import(module: str, source: str) -> None:
+    assert len(violations(source, module)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "is_package", "source"),
+    [
+        ("largemargin.losses.cosface", False, "from ..ops import class_stats"),
+        ("largemargin.losses.cosface", False, "from .loss import Loss"),
+        ("largemargin.losses", True, "from .loss import Loss\nfrom ..errors import check_choice"),
+        ("largemargin.losses.cosface", False, "import math\nimport torch.nn.functional as F"),
+        ("largemargin.training.demo", False, "import largemargin as lm\nimport sklearn"),
+        ("largemargin", True, "from .training import imbalance\nfrom .losses import CosFace"),
+    ],
+)
+def test_the_rule_accepts_a_right_import(module: str, is_package: bool, source: str) -> None:
+    assert violations(source, module, is_package) == []
+
+
+def test_oracles_are_independent() -> None:
+    for path in python_files("tests/oracles"):
+        tops = {name.split(".")[0] for _, name in imports(ast.parse(path.read_text()), "", False)}
+        assert tops.isdisjoint({"torch", PACKAGE}), path.name
+
+
+def test_no_file_is_too_long() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
+        for path in python_files("src", "tests", "benchmarks")
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+
+
+def test_no_drawer_for_odds_and_ends() -> None:
+    parts = {part for path in python_files("src", "tests") for part in path.relative_to(ROOT).parts}
+    assert {part.removesuffix(".py").strip("_") for part in parts}.isdisjoint(DRAWERS)
+
+
+def test_importing_the_package_brings_nothing_but_torch() -> None:
+    program = (
+        "import sys, torch; before = set(sys.modules); import largemargin; "
+        "print('\\n'.join(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    new = done.stdout.split()
+    others = {name.split(".")[0] for name in new} - sys.stdlib_module_names - {PACKAGE, "torch"}
+    assert others == set()
+    # Loading the compiler costs seconds, so nothing may do it on import.
+    slow = ("torch._dynamo", "torch._inductor", "torch.onnx")
+    assert [name for name in new if name.startswith(slow)] == []
