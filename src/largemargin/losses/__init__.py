@@ -27,10 +27,8 @@ from largemargin.losses.hinges import (
 )
 from largemargin.losses.input_margin import (
     InputMargins,
-    LayerMargin,
     MarginDistribution,
     MarginHinge,
-    layer_margin,
     linearized_margins,
     margin_distribution,
     margin_hinge,
@@ -43,6 +41,7 @@ from largemargin.losses.kobayashi import (
     kobayashi,
     rival_divergence,
 )
+from largemargin.losses.layer_margin import LayerMargin, layer_margin
 from largemargin.losses.ldam import LDAM
 from largemargin.losses.lm_softmax import LMSoftmax, lm_softmax
 from largemargin.losses.loss import Loss, LossValue

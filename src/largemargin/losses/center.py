@@ -6,12 +6,19 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from largemargin.errors import check_inputs, check_matrix, check_number
+from largemargin.errors import (
+    LargeMarginError,
+    check_inputs,
+    check_matrix,
+    check_number,
+    check_same_device,
+)
 from largemargin.losses.classwise import ClassWise
 from largemargin.losses.loss import Loss, LossOptions
-from largemargin.ops.rows import promote
+from largemargin.ops.rows import promote, read_rows
 from largemargin.prototypes.centroids import (
     NO_SOFT,
+    Replay,
     class_means,
     exact_buffers,
     recomputing,
@@ -42,9 +49,18 @@ def center_loss(
     """
     check_number("strength", strength, at_least=0)
     check_inputs(features, centers, labels, soft=False, reason=NO_SOFT, validate=validate)
+    own, outside = _own_centers(centers, labels)
+    return _half_squares(features, own, outside, strength)
+
+
+def _own_centers(centers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The center of each sample's class, and which labels are out of range."""
     labels = labels.long()
-    own = promote(centers).detach()[labels.clamp(0, centers.shape[0] - 1)]
     outside = (labels < 0) | (labels >= centers.shape[0])
+    return promote(read_rows(centers.detach(), labels.clamp(0, centers.shape[0] - 1))), outside
+
+
+def _half_squares(features: Tensor, own: Tensor, outside: Tensor, strength: float) -> Tensor:
     values = 0.5 * strength * (promote(features) - own).square().sum(1)
     return values.masked_fill(outside, torch.nan)
 
@@ -121,6 +137,7 @@ class CenterLoss(Loss):
         self.strength = strength
         self.rate = rate
         self.register_buffer("centers", torch.zeros(num_classes, dim))
+        self._replay = Replay()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CenterLoss":
         with exact_buffers(self):
@@ -131,12 +148,21 @@ class CenterLoss(Loss):
         self, features: Tensor, labels: Tensor, *, sample_weight: Tensor | None = None
     ) -> Tensor:
         check_matrix("features", features, "(N, D)")
-        centers = self.centers.clone()
+        check_same_device(features=features, centers=self.centers)
+        if features.shape[1] != self.dim:
+            raise LargeMarginError(
+                f"features must have {self.dim} columns, the dim of the centers, but their shape "
+                f"is {tuple(features.shape)}. Build the loss with dim={features.shape[1]}."
+            )
 
         def values(kept: Tensor, targets: Tensor) -> Tensor:
-            return center_loss(
-                kept, centers, targets, strength=self.strength, validate=self.validate
-            )
+            own, outside = _own_centers(self.centers, targets)
+            if self.training:
+                remembered = self._replay.recall(features, own.shape)
+                own = own if remembered is None else remembered[0]
+                if not recomputing():
+                    self._replay.remember(features, (own,))
+            return _half_squares(kept, own, outside, self.strength)
 
         total = self._evaluate(values, (features,), labels, self.num_classes, sample_weight)
         if self.training and not recomputing():
@@ -145,7 +171,7 @@ class CenterLoss(Loss):
             if self.ignore_index is not None:
                 valid = valid & (labels != self.ignore_index)
             moved = center_update(
-                features.detach(), centers, labels, rate=self.rate, valid=valid, sync=self.sync
+                features.detach(), self.centers, labels, rate=self.rate, valid=valid, sync=self.sync
             )
             self.centers.copy_(moved)
         return total

@@ -133,10 +133,12 @@ def _gram_distances(
     own_logit = (points * mine).sum(1, keepdim=True)
     if bias is not None:
         own_logit = own_logit + bias[own][:, None]
-    square = mine.square().sum(1, keepdim=True) + block.square().sum(1) - 2 * (mine @ block.T)
+    sizes = mine.square().sum(1, keepdim=True) + block.square().sum(1)
+    square = sizes - 2 * (mine @ block.T)
     if own_column is not None:
         square = square.scatter(1, own_column, 0.0)
-    degenerate = square <= DEGENERATE**2
+    noise = 8 * torch.finfo(square.dtype).eps * sizes.detach()
+    degenerate = square <= noise.clamp_min(DEGENERATE**2)
     length = torch.sqrt(torch.where(degenerate, 1.0, square))
     return torch.where(degenerate, 0.0, (logits - own_logit) / length)
 

@@ -1,8 +1,7 @@
-"""Losses on linearised margins in input space (ODN) or at hidden layers (Elsayed et al. 2018)."""
+"""Losses on linearised margins in input space (ODN)."""
 
-import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal, NamedTuple, TypeAlias, Unpack
+from typing import ClassVar, NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from largemargin.errors import (
     LargeMarginError,
-    check_choice,
     check_logits,
     check_matrix,
     check_number,
@@ -22,7 +20,7 @@ from largemargin.ops.rows import promote
 from largemargin.shapes import Labels, Logits, PerSample
 
 _ONE_PASS = "each class as the target would take a backward pass of its own."
-_REFUSES = {
+REFUSES = {
     "soft_targets": _ONE_PASS,
     "label_smoothing": _ONE_PASS,
     "class_margin": "the margin is a distance in input space, one for all classes.",
@@ -38,7 +36,7 @@ class InputMargins(NamedTuple):
     rival_index: Tensor
 
 
-def _check_graph(logits: Tensor, sources: Sequence[Tensor], name: str) -> None:
+def check_graph(logits: Tensor, sources: Sequence[Tensor], name: str) -> None:
     for source in sources:
         if not source.requires_grad or not logits.requires_grad:
             raise LargeMarginError(
@@ -82,7 +80,7 @@ def linearized_margins(
     """
     check_number("eps", eps, at_least=0)
     check_logits(logits, labels, validate=validate)
-    _check_graph(logits, [inputs], "inputs")
+    check_graph(logits, [inputs], "inputs")
     stats = class_stats_from_logits(logits, labels, want=("target", "rival"), validate=validate)
     gap = need(stats.target) - need(stats.rival)
     (gradient,) = torch.autograd.grad(
@@ -159,7 +157,7 @@ def margin_hinge(margins: PerSample, *, threshold: float = 1.0) -> PerSample:
 
 class _InputMarginLoss(Loss):
     needs: ClassVar[tuple[str, ...]] = ("logits", "labels", "inputs")
-    refuses: ClassVar[dict[str, str]] = _REFUSES
+    refuses: ClassVar[dict[str, str]] = REFUSES
 
     def __init__(
         self,
@@ -240,158 +238,3 @@ class MarginHinge(_InputMarginLoss):
 
     def per_sample(self, margins: Tensor) -> Tensor:
         return margin_hinge(margins, threshold=self.threshold)
-
-
-Norm: TypeAlias = Literal[1, 2] | float
-Aggregate: TypeAlias = Literal["max", "sum"]
-NORMS = (1, 2, math.inf)
-AGGREGATES: tuple[Aggregate, ...] = ("max", "sum")
-
-
-def _dual_norm(gradient: Tensor, p: float) -> Tensor:
-    """Norm dual to l_p over the last dimension."""
-    if p == 2:
-        return safe_norm(gradient)
-    return gradient.abs().sum(-1) if p == math.inf else gradient.abs().amax(-1)
-
-
-def layer_margin(
-    logits: Logits,
-    labels: Labels,
-    layers: Sequence[Tensor],
-    *,
-    gamma: float | Sequence[float] = 1.0,
-    p: Norm = 2,
-    aggregate: Aggregate = "max",
-    topk: int | None = None,
-    eps: float = 1e-6,
-    differentiable_norm: bool = False,
-    validate: bool | None = None,
-) -> PerSample:
-    r"""Large-margin loss at several layers (BAS-ELSAYED; Elsayed et al. 2018).
-
-    .. math:: \sum_\ell\ \mathcal A_{i\ne y}\Bigl[\gamma_\ell +
-        \frac{f_i - f_y}{\epsilon + \|\nabla_{h_\ell} f_i - \nabla_{h_\ell} f_y\|_q}\Bigr]_+,
-        \qquad \tfrac1p + \tfrac1q = 1
-
-    Rivals compete by normalised distance, so every rival's gradient is needed: one batched backward
-    pass of ``topk`` directions for all layers together.
-
-    Args:
-        logits: (N, C), computed from the layers with gradients enabled.
-        labels: (N,).
-        layers: activations h (N, ...), the inputs among them if wanted.
-        gamma: margin per layer, one number for all or one each. Default 1.
-        p: norm in which distance is measured: 1, 2 (default) or inf; the gradient is taken in the
-            dual norm.
-        aggregate: over rivals: "max" (default) or "sum".
-        topk: only the k rivals with the largest logits; None takes all.
-        eps: default 1e-6 (original).
-        differentiable_norm: differentiate the denominator too; default False, as the original.
-
-    Example:
-        >>> x = torch.tensor([[3.0, 1.0]], requires_grad=True)
-        >>> layer_margin(x * 1, torch.tensor([0]), [x], gamma=2.0, eps=0.0)
-        tensor([0.5858], grad_fn=<AddBackward0>)
-    """
-    check_choice("p", p, NORMS)
-    check_choice("aggregate", aggregate, AGGREGATES)
-    check_number("eps", eps, at_least=0)
-    check_logits(logits, labels, validate=validate)
-    if not layers:
-        raise LargeMarginError("layers must hold at least one activation, but it is empty.")
-    _check_graph(logits, layers, "layers")
-    gammas = [gamma] * len(layers) if isinstance(gamma, int | float) else list(gamma)
-    if len(gammas) != len(layers):
-        raise LargeMarginError(
-            f"gamma must be one number or one per layer, but {len(gammas)} were given for "
-            f"{len(layers)} layers."
-        )
-    num_classes = logits.shape[1]
-    if topk is not None:
-        check_number("topk", topk, at_least=1)
-    rivals = min(topk or num_classes - 1, num_classes - 1)
-    labels = labels.long()
-    index = labels.clamp(0, num_classes - 1)[:, None]
-    outside = ((labels < 0) | (labels >= num_classes))[:, None]
-    values = promote(logits)
-    chosen = values.detach().scatter(1, index, -torch.inf).topk(rivals, dim=1).indices
-    gap = values.gather(1, chosen) - values.gather(1, index).masked_fill(outside, torch.nan)
-    rows = torch.arange(logits.shape[0], device=logits.device)
-    directions = logits.new_zeros(rivals, *logits.shape)
-    directions[torch.arange(rivals, device=logits.device)[:, None], rows, chosen.T] = 1
-    directions[:, rows, index.squeeze(1)] -= 1
-    gradients = torch.autograd.grad(
-        logits,
-        list(layers),
-        grad_outputs=directions,
-        is_grads_batched=True,
-        retain_graph=True,
-        create_graph=differentiable_norm,
-        allow_unused=True,
-    )
-    total = torch.zeros_like(gap[:, 0])
-    for each, gradient, layer in zip(gammas, gradients, layers, strict=True):
-        if gradient is None:
-            raise LargeMarginError(
-                f"the logits do not depend on a layer of shape {tuple(layer.shape)}. Take layers "
-                "from the forward pass that made these logits."
-            )
-        norm = _dual_norm(promote(gradient).flatten(2), p).T
-        hinge = F.relu(each + gap / (eps + norm))
-        total = total + (hinge.max(1).values if aggregate == "max" else hinge.sum(1))
-    return total
-
-
-class LayerMargin(Loss):
-    """Module form of :func:`layer_margin`; call it with ``(logits, labels, layers)``."""
-
-    needs: ClassVar[tuple[str, ...]] = ("logits", "labels", "layers")
-    refuses: ClassVar[dict[str, str]] = _REFUSES
-
-    def __init__(
-        self,
-        *,
-        gamma: float | Sequence[float] = 1.0,
-        p: Norm = 2,
-        aggregate: Aggregate = "max",
-        topk: int | None = None,
-        eps: float = 1e-6,
-        differentiable_norm: bool = False,
-        **options: Unpack[LossOptions],
-    ) -> None:
-        super().__init__(**options)
-        check_choice("p", p, NORMS)
-        check_choice("aggregate", aggregate, AGGREGATES)
-        self.gamma = gamma
-        self.p = p
-        self.aggregate: Aggregate = aggregate
-        self.topk = topk
-        self.eps = eps
-        self.differentiable_norm = differentiable_norm
-
-    def forward(  # type: ignore[override]
-        self,
-        logits: Tensor,
-        labels: Tensor,
-        layers: Sequence[Tensor],
-        *,
-        sample_weight: Tensor | None = None,
-    ) -> Tensor:
-        check_matrix("logits", logits, "(N, C)")
-
-        def values(kept: Tensor, targets: Tensor) -> Tensor:
-            return layer_margin(
-                kept,
-                targets,
-                layers,
-                gamma=self.gamma,
-                p=self.p,
-                aggregate=self.aggregate,
-                topk=self.topk,
-                eps=self.eps,
-                differentiable_norm=self.differentiable_norm,
-                validate=self.validate,
-            )
-
-        return self._evaluate(values, (logits,), labels, logits.shape[-1], sample_weight)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from largemargin.errors import LargeMarginError
 from largemargin.ops._dense import Stats
-from largemargin.ops.product import matmul
+from largemargin.ops.product import multiply
 from largemargin.ops.rows import unit_rows
 from largemargin.ops.similarity import AffineForm
 
@@ -58,7 +58,7 @@ def _block_logits(
     factor = None
     if normalize_columns:
         columns, factor = unit_rows(columns)
-    logits = matmul(rows, columns.T, precision)
+    logits = multiply(rows, columns.T, precision)
     if bias is not None:
         logits += bias
     return logits, columns, factor
@@ -191,9 +191,9 @@ def _backward(ctx: Any, grads: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
             position, inside = _position(rival_index, start, stop)
             grad.scatter_add_(1, position, torch.where(inside, grad_rival[:, None], 0))
         if grad_rows is not None:
-            grad_rows += matmul(grad, block_columns, precision)
+            grad_rows += multiply(grad, block_columns, precision)
         if grad_columns is not None:
-            part = matmul(grad.T, rows, precision)
+            part = multiply(grad.T, rows, precision)
             if factor is not None:
                 along = (part * block_columns).sum(1, keepdim=True)
                 part = part.addcmul_(block_columns, along, value=-1).mul_(factor)

@@ -52,7 +52,10 @@ def _(a: Tensor, b: Tensor, tf32: bool) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-def _multiply(a: Tensor, b: Tensor, precision: str) -> Tensor:
+def multiply(a: Tensor, b: Tensor, precision: str | None) -> Tensor:
+    """``a @ b`` at the given precision, outside autograd."""
+    if precision is None:
+        return a @ b
     if precision == "bf16":
         low_a, low_b = a.to(torch.bfloat16), b.to(torch.bfloat16)
         if a.device.type == "cuda":
@@ -70,7 +73,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, precision: str) -> Tensor:
-        return _multiply(a, b, precision)
+        return multiply(a, b, precision)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -98,6 +98,21 @@ def normalize(x: Tensor) -> Tensor:
     return unit
 
 
+@torch.library.custom_op("largemargin::read_rows", mutates_args=())
+def read_rows(table: Tensor, index: Tensor) -> Tensor:
+    """Copies of rows of a state that is written later in the same step.
+
+    An operator of its own, because a compiler may otherwise decide to read the rows again in the
+    backward pass, when the state has moved on.
+    """
+    return table[index]
+
+
+@read_rows.register_fake
+def _(table: Tensor, index: Tensor) -> Tensor:
+    return table.new_empty(index.shape[0], *table.shape[1:])
+
+
 def unit_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Normalised rows and the factor of their backward pass, outside autograd."""
     inverse = 1 / _norm(x, -1, keepdim=True).clamp_min(EPS)

@@ -1,5 +1,6 @@
 """Class centroids: of the batch, and with momentum in a bank (LMD section 4.4, ROB 4.4)."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -17,7 +18,7 @@ from largemargin.errors import (
     check_number,
 )
 from largemargin.ops.distributed import all_reduce_sum, gather_ragged, world_size
-from largemargin.ops.rows import promote
+from largemargin.ops.rows import promote, read_rows
 from largemargin.shapes import Features, Labels
 
 Strategy: TypeAlias = Literal["none", "both", "partial"]
@@ -42,6 +43,8 @@ class Slots(NamedTuple):
     """(K,) samples of that class, over all ranks; 0 marks a row that holds nothing."""
     means: Tensor
     """(K, D) class means with gradient, 0 where nothing is held."""
+    by_class: bool
+    """Row c is class c; otherwise the first sample of a class holds it."""
 
     @property
     def present(self) -> Tensor:
@@ -69,7 +72,8 @@ def class_means(
     features = promote(features)
     labels = labels.long().clamp(0, num_classes - 1)
     shared = sync and world_size() > 1
-    if num_classes <= (SHARED_SLOTS if shared else labels.shape[0]):
+    by_class = num_classes <= (SHARED_SLOTS if shared else labels.shape[0])
+    if by_class:
         of_sample, classes = labels, torch.arange(num_classes, device=labels.device)
     else:
         everyone = torch.where(valid, labels, -1)
@@ -87,12 +91,48 @@ def class_means(
     counts = features.new_zeros(classes.shape[0]).index_add(0, of_sample, weights)
     if shared:
         sums, counts = all_reduce_sum(sums), all_reduce_sum(counts)
-    return Slots(of_sample, classes, counts, sums / counts.clamp_min(1)[:, None])
+    return Slots(of_sample, classes, counts, sums / counts.clamp_min(1)[:, None], by_class)
 
 
 def recomputing() -> bool:
     """Inside a backward pass: activation checkpointing runs the forward code again there."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
+
+
+class Replay:
+    """What the last few forward passes read from a state before they wrote it.
+
+    Activation checkpointing runs a forward pass again inside the backward pass, after the write.
+    It must read what the first run read: the entry whose batch looks most like its own.
+    """
+
+    def __init__(self, length: int = 8) -> None:
+        self.entries: deque[tuple[Tensor, tuple[Tensor, ...]]] = deque(maxlen=length)
+
+    def remember(self, batch: Tensor, state: tuple[Tensor, ...]) -> None:
+        if not torch.compiler.is_compiling():
+            self.entries.append((_fingerprint(batch), state))
+
+    def recall(self, batch: Tensor, shape: torch.Size) -> tuple[Tensor, ...] | None:
+        """The remembered state of this shape, or None outside a recomputation."""
+        if not recomputing():
+            return None
+        mark = _fingerprint(batch)
+        found = [(e, state) for e, state in self.entries if state[0].shape == shape]
+        if not found:
+            return None
+        return min(reversed(found), key=lambda entry: float((entry[0] - mark).abs().sum()))[1]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Replay":
+        return Replay()
+
+    def __reduce__(self) -> tuple[type["Replay"], tuple[()]]:
+        return Replay, ()
+
+
+def _fingerprint(batch: Tensor) -> Tensor:
+    values = batch.detach().flatten()
+    return torch.stack([values.sum(), values.abs().sum(), values.square().sum()])
 
 
 @contextmanager
@@ -185,7 +225,7 @@ class CentroidBank(nn.Module):
         self.register_buffer("centroids", torch.zeros(num_classes, dim))
         self.register_buffer("seen", torch.zeros(num_classes, dtype=torch.bool))
         self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.long))
-        self._before: tuple[Tensor, Tensor, Tensor] | None = None
+        self._replay = Replay()
         if accumulate != 1:
             self._make_pending()
 
@@ -211,8 +251,7 @@ class CentroidBank(nn.Module):
         previous, known = self._read(slots)
         blended = self._blend(slots.means, previous, known)
         if self.training and not recomputing():
-            if not torch.compiler.is_compiling():
-                self._before = (slots.classes, previous, known)
+            self._replay.remember(slots.means, (previous, known))
             with torch.no_grad():
                 self._write(slots, blended)
         momentum = blended
@@ -223,12 +262,13 @@ class CentroidBank(nn.Module):
 
     def _read(self, slots: Slots) -> tuple[Tensor, Tensor]:
         """Bank rows and seen flags of the slots, as they were before this step's write."""
-        if recomputing() and self._before is not None:
-            classes, previous, known = self._before
-            if classes.shape == slots.classes.shape and bool((classes == slots.classes).all()):
-                return previous, known
-        # Indexing copies, so the graph keeps its rows when the bank is written.
-        return self.centroids[slots.classes].to(slots.means.dtype), self.seen[slots.classes]
+        if self.training:
+            shape = torch.Size((slots.classes.shape[0], self.dim))
+            remembered = self._replay.recall(slots.means, shape)
+            if remembered is not None:
+                return remembered[0], remembered[1]
+        previous = read_rows(self.centroids, slots.classes)
+        return previous.to(slots.means.dtype), read_rows(self.seen, slots.classes)
 
     def _blend(self, current: Tensor, previous: Tensor, known: Tensor) -> Tensor:
         previous = torch.where(known[:, None], previous, current.detach())
@@ -240,14 +280,14 @@ class CentroidBank(nn.Module):
             sums = slots.means * slots.counts[:, None]
             self.pending_sums.index_add_(0, slots.classes, sums.to(self.pending_sums.dtype))
             self.pending_counts.index_add_(0, slots.classes, slots.counts.long())
-            self.pending_steps += 1
+            self.pending_steps.add_(1)
             if self.accumulate is not None:
                 self._commit(self.pending_steps >= self.accumulate)
             return
         self.counts.index_add_(0, slots.classes, slots.counts.long())
         present = slots.present
         rows = blended.to(self.centroids.dtype)
-        if slots.classes.shape[0] == self.num_classes:
+        if slots.by_class:
             self.centroids.copy_(torch.where(present[:, None], rows, self.centroids))
             self.seen.logical_or_(present)
         elif slots.classes.shape[0] > 0:
@@ -289,17 +329,18 @@ class CentroidBank(nn.Module):
         return optimizer.register_step_post_hook(lambda *_: self.commit())
 
     def _make_pending(self) -> None:
-        self.register_buffer("pending_sums", torch.zeros_like(self.centroids))
-        self.register_buffer("pending_counts", torch.zeros_like(self.counts))
-        self.register_buffer("pending_steps", torch.zeros_like(self.counts[0]))
+        # Not saved: checkpoints are taken between optimisation steps, when nothing is pending.
+        for name, like in (
+            ("pending_sums", self.centroids),
+            ("pending_counts", self.counts),
+            ("pending_steps", self.counts[0]),
+        ):
+            self.register_buffer(name, torch.zeros_like(like), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CentroidBank":
         with exact_buffers(self):
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_before": None}
 
     def extra_repr(self) -> str:
         return (
