@@ -1,5 +1,6 @@
 """The unified margin s(cos(m1 theta + m2) - m3) with real m1, monotone past pi (LTLM)."""
 
+import math
 from typing import Unpack
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from largemargin.errors import check_number
 from largemargin.losses.angles import continued_cosine, safe_arccos
 from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.terms import expect, need, of_target
+from largemargin.losses.terms import check_margin, expect, need, of_target
 from largemargin.ops import ComputeOptions, class_stats
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
@@ -51,9 +52,10 @@ def unified_margin(
         tensor([0.6931])
     """
     check_number("m1", m1, at_least=1)
-    for name, value in (("m2", m2), ("m3", m3)):
-        if not isinstance(value, Tensor):
-            check_number(name, value, at_least=0)
+    hint = "m2 is in radians; convert degrees with math.radians."
+    check_margin("m2", m2, at_least=0, below=math.pi, hint=hint)
+    if not isinstance(m3, Tensor):
+        check_number("m3", m3, at_least=0)
     stats = class_stats(
         features,
         prototypes,

@@ -32,7 +32,7 @@ def chunked_stats(form: AffineForm, labels: Tensor, want: tuple[str, ...]) -> St
         flags,
         block,
     )
-    target, rival, rival_index, rest, spread, mean = outputs
+    target, rival, rest, spread, mean, rival_index = outputs
     if form.row_bias is not None:
         target, rival, rest, spread, mean = (
             value + form.row_bias for value in (target, rival, rest, spread, mean)
@@ -135,7 +135,8 @@ class _ChunkedStats(torch.autograd.Function):
         rival = rival.masked_fill(outside, torch.nan)
         ctx.settings = (normalize_columns, precision, flags, block)
         ctx.mark_non_differentiable(rival_index)
-        return target, rival, rival_index, rest, spread, mean
+        # Last, because not every release of the compiler keeps a place for its missing gradient.
+        return target, rival, rest, spread, mean, rival_index
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -154,7 +155,7 @@ def _backward(ctx: Any, grads: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
     rows, columns, bias, labels, rival_index, rival, mass, moment = ctx.saved_tensors
     normalize_columns, precision, flags, block = ctx.settings
     want_target, want_rival, want_rest, want_spread, want_mean = flags
-    grad_target, grad_rival, _, grad_rest, grad_spread, grad_mean = grads
+    grad_target, grad_rival, grad_rest, grad_spread, grad_mean = grads[:5]
     needs_rows, needs_columns, needs_bias = ctx.needs_input_grad[:3]
     num_classes = columns.shape[0]
     grad_rows = torch.zeros_like(rows) if needs_rows else None

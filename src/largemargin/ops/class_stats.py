@@ -10,13 +10,12 @@ from largemargin.errors import (
     check_choice,
     check_inputs,
     check_logits,
-    check_number,
 )
 from largemargin.ops._chunked import chunked_stats
 from largemargin.ops._dense import dense_stats
 from largemargin.ops.product import Precision, resolve_precision
 from largemargin.ops.rows import promote
-from largemargin.ops.similarity import SIMILARITIES, affine_form, dense_logits
+from largemargin.ops.similarity import SIMILARITIES, affine_form, check_scale, dense_logits
 from largemargin.shapes import Features, Labels, Logits, Prototypes
 
 Statistic: TypeAlias = Literal["target", "rival", "rest", "spread", "mean"]
@@ -108,7 +107,7 @@ def class_stats(
     check_choice("similarity", similarity, SIMILARITIES)
     check_choice("impl", impl, IMPLS)
     _check_want(want)
-    _check_scale(scale)
+    check_scale(scale)
     check_inputs(
         features, prototypes, labels, bias=bias, validate=validate, check_finite=check_finite
     )
@@ -145,7 +144,7 @@ def class_stats_from_logits(
         tensor([0])
     """
     _check_want(want)
-    _check_scale(scale)
+    check_scale(scale)
     check_logits(logits, labels, validate=validate, check_finite=check_finite)
     with torch.autocast(logits.device.type, enabled=False):
         scaled = promote(logits)
@@ -157,13 +156,3 @@ def class_stats_from_logits(
 def _check_want(want: tuple[Statistic, ...]) -> None:
     for name in want:
         check_choice("want", name, STATISTICS)
-
-
-def _check_scale(scale: float | Tensor) -> None:
-    if isinstance(scale, Tensor):
-        if scale.dim() != 0:
-            raise LargeMarginError(
-                f"scale must be a number or a 0-dim tensor, but its shape is {tuple(scale.shape)}."
-            )
-    else:
-        check_number("scale", scale, above=0)

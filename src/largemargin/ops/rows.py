@@ -15,10 +15,15 @@ def promote(x: Tensor) -> Tensor:
 
 
 def _norm(x: Tensor, dim: int, keepdim: bool) -> Tensor:
-    # Squares are summed in float64 so that float32 rows of size 1e30 or 1e-20 keep their norm.
-    wide = torch.float32 if x.device.type == "mps" else torch.float64
-    norm: Tensor = torch.linalg.vector_norm(x, dim=dim, keepdim=keepdim, dtype=wide)
-    return norm.to(x.dtype)
+    """Norms of float32 rows of size 1e30 or 1e-20 survive: no square is taken in float32 alone."""
+    if x.device.type == "cpu":
+        norm: Tensor = torch.linalg.vector_norm(x, dim=dim, keepdim=keepdim, dtype=torch.float64)
+        return norm.to(x.dtype)
+    # Accelerators have slow float64 or none: divide by the largest entry first.
+    largest = x.abs().amax(dim, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    scaled: Tensor = torch.linalg.vector_norm(x / largest, dim=dim, keepdim=True)
+    norm = largest * scaled
+    return norm if keepdim else norm.squeeze(dim)
 
 
 class _SafeNorm(torch.autograd.Function):

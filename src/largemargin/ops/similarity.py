@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_choice, check_matrix
+from largemargin.errors import LargeMarginError, check_choice, check_matrix, check_number
 from largemargin.ops.product import matmul, resolve_precision
 from largemargin.ops.rows import normalize, promote
 from largemargin.shapes import Features, Logits, Prototypes
@@ -67,6 +67,16 @@ def dense_logits(form: AffineForm) -> Logits:
     return logits
 
 
+def check_scale(scale: float | Tensor) -> None:
+    if isinstance(scale, Tensor):
+        if scale.dim() != 0:
+            raise LargeMarginError(
+                f"scale must be a number or a 0-dim tensor, but its shape is {tuple(scale.shape)}."
+            )
+    else:
+        check_number("scale", scale, above=0)
+
+
 def similarity_logits(
     features: Features,
     prototypes: Prototypes,
@@ -104,6 +114,7 @@ def similarity_logits(
         tensor([[0.6000, 0.8000]])
     """
     check_choice("similarity", similarity, SIMILARITIES)
+    check_scale(scale)
     check_matrix("features", features, "(N, D)")
     check_matrix("prototypes", prototypes, "(C, D)")
     if features.shape[1] != prototypes.shape[1]:

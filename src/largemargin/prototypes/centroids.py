@@ -329,13 +329,19 @@ class CentroidBank(nn.Module):
         return optimizer.register_step_post_hook(lambda *_: self.commit())
 
     def _make_pending(self) -> None:
-        # Not saved: checkpoints are taken between optimisation steps, when nothing is pending.
-        for name, like in (
-            ("pending_sums", self.centroids),
-            ("pending_counts", self.counts),
-            ("pending_steps", self.counts[0]),
-        ):
-            self.register_buffer(name, torch.zeros_like(like), persistent=False)
+        self.register_buffer("pending_sums", torch.zeros_like(self.centroids))
+        self.register_buffer("pending_counts", torch.zeros_like(self.counts))
+        self.register_buffer("pending_steps", torch.zeros_like(self.counts[0]))
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        """Checkpoints load whether or not they, or this bank, collect micro-batches."""
+        saved = f"{prefix}pending_sums" in state_dict
+        if saved and not hasattr(self, "pending_sums"):
+            self._make_pending()
+        elif not saved and hasattr(self, "pending_sums"):
+            for name in ("pending_sums", "pending_counts", "pending_steps"):
+                state_dict[prefix + name] = torch.zeros_like(getattr(self, name))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CentroidBank":
         with exact_buffers(self):

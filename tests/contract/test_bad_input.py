@@ -1,0 +1,282 @@
+"""Bad input raises one type of error, which names the argument, what was given and what to do."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import largemargin as lm
+import largemargin.functional as LF
+from contract.problems import Sizes, arguments, call, random_problem
+from contract.zoo import LABELLED, NAMES, ZOO, build, supporting
+from largemargin import LargeMarginError
+from largemargin.losses import LOSSES
+
+SIZES = Sizes(6, 4, 3)
+TAKING_OPTIONS = [name for name in NAMES if ZOO[name].kind != "prototypes"]
+
+
+def message_of(function, *args, **kwargs):
+    with pytest.raises(LargeMarginError) as caught:
+        function(*args, **kwargs)
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, LargeMarginError)
+    return str(caught.value)
+
+
+def call_with(loss, problem, **changes):
+    """Call the loss with some of its arguments replaced; others go to the call's options."""
+    given = dict(zip(loss.needs, arguments(loss, problem), strict=True))
+    options = {"bias": problem.bias} if loss.uses_bias else {}
+    options |= {key: value for key, value in changes.items() if key not in given}
+    given |= {key: value for key, value in changes.items() if key in given}
+    return loss(*given.values(), **options)
+
+
+@pytest.mark.parametrize("value", [SIZES.classes, -1, 10**6, -101])
+@pytest.mark.parametrize("name", LABELLED)
+def test_label_out_of_range(name, value):
+    problem = random_problem(SIZES, seed=110)
+    labels = problem.labels.clone()
+    labels[2] = value
+    loss = build(name, problem)
+    before = {key: tensor.clone() for key, tensor in loss.state_dict().items()}
+    message = message_of(call, loss, problem, labels)
+    for part in ("labels", "row 2", f"holds {value}", f"[0, {SIZES.classes})"):
+        assert part in message
+    assert f"ignore_index={value}" in message
+    for key, tensor in loss.state_dict().items():
+        assert torch.equal(tensor, before[key]), f"{key} was written before the check"
+
+
+CORRUPTIONS = {
+    "one dimension": lambda x: (x[0], str(tuple(x[0].shape))),
+    "three dimensions": lambda x: (x[None], str(tuple(x[None].shape))),
+    "integers": lambda x: (x.long(), "int64"),
+    "array": lambda x: (x.detach().numpy(), "ndarray"),
+    "list": lambda x: (x.tolist(), "list"),
+}
+
+
+MATRICES = [
+    (name, argument)
+    for name in NAMES
+    for argument in ("features", "prototypes", "noisy", "logits")
+    if argument in LOSSES[name].needs
+]
+
+
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+@pytest.mark.parametrize(("name", "argument"), MATRICES)
+def test_wrong_matrix(name, argument, corruption):
+    problem = random_problem(SIZES, seed=111)
+    loss = build(name, problem)
+    good = dict(zip(loss.needs, arguments(loss, problem), strict=True))[argument]
+    bad, told = CORRUPTIONS[corruption](good)
+    message = message_of(call_with, loss, problem, **{argument: bad})
+    assert argument in message
+    assert told in message
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"), [c for c in MATRICES if c[0] in TAKING_OPTIONS and c[1] != "logits"]
+)
+def test_wrong_feature_dimension(name, argument):
+    problem = random_problem(SIZES, seed=112)
+    loss = build(name, problem)
+    bad = getattr(problem, argument)[:, :-1]
+    message = message_of(call_with, loss, problem, **{argument: bad})
+    assert argument in message
+    assert str(tuple(bad.shape)) in message
+
+
+WRONG_LABELS = {
+    "5 labels": lambda y: y[:-1],
+    "torch.float64": lambda y: y.double(),
+    "(6, 1)": lambda y: y[:, None],
+    "()": lambda y: y[0],
+    "list": lambda y: y.tolist(),
+    "torch.bool": lambda y: y > 1,
+    "(6, 5)": lambda y: torch.ones(6, 5).double(),
+}
+
+
+@pytest.mark.parametrize("told", WRONG_LABELS)
+@pytest.mark.parametrize("name", LABELLED)
+def test_wrong_labels(name, told):
+    problem = random_problem(SIZES, seed=113)
+    wrong = WRONG_LABELS[told](problem.labels)
+    message = message_of(call_with, build(name, problem), problem, labels=wrong)
+    assert "labels" in message or "soft" in message
+    assert told in message or "soft_targets" in message
+
+
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+@pytest.mark.parametrize("name", [name for name in NAMES if LOSSES[name].takes_logits])
+def test_wrong_logits(name, corruption):
+    problem = random_problem(SIZES, seed=114)
+    bad, told = CORRUPTIONS[corruption](problem.features @ problem.prototypes.T)
+    message = message_of(build(name, problem), bad, problem.labels)
+    assert "logits" in message
+    assert told in message
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if LOSSES[name].takes_logits])
+def test_logits_of_one_class_or_with_a_bias(name):
+    """A bias belongs to features and prototypes; beside logits it would be silently dropped."""
+    problem = random_problem(SIZES, seed=114)
+    logits = problem.features @ problem.prototypes.T
+    loss = build(name, problem)
+    assert "2 classes" in message_of(loss, logits[:, :1], torch.zeros(6).long())
+    assert "bias" in message_of(loss, logits, problem.labels, bias=problem.bias)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if LOSSES[name].uses_bias])
+def test_wrong_bias(name):
+    problem = random_problem(SIZES, seed=115)
+    for bad in (problem.bias[:-1], problem.bias[:1], problem.bias[None], problem.bias.sum()):
+        message = message_of(call_with, build(name, problem), problem, bias=bad)
+        assert "bias" in message
+        assert str(tuple(bad.shape)) in message
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in NAMES if not LOSSES[n].uses_bias and LOSSES[n].forward is lm.Loss.forward]
+)
+def test_bias_of_a_loss_without_bias(name):
+    problem = random_problem(SIZES, seed=116)
+    message = message_of(call_with, build(name, problem), problem, bias=problem.bias)
+    assert "bias" in message
+    assert LOSSES[name].__name__ in message
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if "prototypes" in LOSSES[n].needs])
+def test_at_least_two_classes(name):
+    problem = random_problem(Sizes(6, 2, 3), seed=117)
+    loss = build(name, problem)
+    changes = {"prototypes": problem.prototypes[:1], "labels": torch.zeros(6).long()}
+    if loss.uses_bias:
+        changes["bias"] = problem.bias[:1]
+    changes = {key: value for key, value in changes.items() if key in (*loss.needs, "bias")}
+    assert "classes" in message_of(call_with, loss, problem, **changes)
+    message = message_of(call_with, loss, problem, prototypes=torch.nn.ReLU())
+    assert "prototypes" in message
+    assert "ReLU" in message
+
+
+@pytest.mark.parametrize("name", supporting("weight", TAKING_OPTIONS))
+def test_wrong_class_weights(name):
+    problem = random_problem(SIZES, seed=118)
+    loss = build(name, problem, weight=torch.ones(SIZES.classes + 1).double())
+    message = message_of(call, loss, problem)
+    for part in ("weight", "(4,)", "(5,)", "class"):
+        assert part in message
+    message = message_of(build, name, problem, weight=torch.ones(2, 2))
+    assert "weight" in message
+    assert "(2, 2)" in message
+
+
+@pytest.mark.parametrize("name", supporting("sample_weight", TAKING_OPTIONS))
+def test_wrong_sample_weights(name):
+    problem = random_problem(SIZES, seed=119)
+    for bad in (torch.ones(5).double(), torch.ones(6, 1).double()):
+        message = message_of(call, build(name, problem).eval(), problem, sample_weight=bad)
+        for part in ("sample_weight", "(6,)", str(tuple(bad.shape)), "sample"):
+            assert part in message
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        (name, argument)
+        for name in TAKING_OPTIONS
+        for argument in (
+            *(need for need in LOSSES[name].needs if need not in ("inputs", "layers")),
+            *["bias"] * LOSSES[name].uses_bias,
+            *["sample_weight"] * ("sample_weight" not in LOSSES[name].refuses),
+        )
+    ],
+)
+def test_tensors_on_two_devices(name, argument):
+    problem = random_problem(SIZES, seed=120)
+    loss = build(name, problem)
+    given = dict(zip(loss.needs, arguments(loss, problem), strict=True))
+    given |= {"bias": problem.bias, "sample_weight": torch.ones(6).double()}
+    message = message_of(call_with, loss, problem, **{argument: given[argument].to("meta")})
+    for part in (argument, "device", "meta", "cpu", ".to("):
+        assert part in message
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if "logits" in LOSSES[n].needs])
+def test_inputs_outside_the_graph(name):
+    """The usual mistakes: no gradients asked for, none recorded, another forward pass."""
+    problem = random_problem(SIZES, seed=121)
+    loss = build(name, problem)
+    argument = loss.needs[-1]
+    other = problem.features.clone().requires_grad_()
+    for unrelated in (problem.features, other):
+        unrelated = [unrelated] if argument == "layers" else unrelated
+        message = message_of(call_with, loss, problem, **{argument: unrelated})
+        assert argument.rstrip("s") in message
+    logits = arguments(loss, problem)[0].detach()
+    assert "gradients" in message_of(call_with, loss, problem, logits=logits)
+
+
+@pytest.mark.parametrize("name", supporting("weight", TAKING_OPTIONS))
+def test_loss_left_on_another_device(name):
+    problem = random_problem(SIZES, seed=121)
+    loss = build(name, problem, weight=torch.ones(SIZES.classes).double()).to("meta")
+    message = message_of(call, loss, problem)
+    for part in ("device", "meta", "cpu", ".to("):
+        assert part in message
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+@pytest.mark.parametrize(("name", "argument"), [c for c in MATRICES if c[0] in TAKING_OPTIONS])
+def test_check_finite(name, argument, poison):
+    problem = random_problem(SIZES, seed=122)
+    loss = build(name, problem, check_finite=True)
+    assert bool(torch.isfinite(call(loss, problem)))
+    before = {key: tensor.clone() for key, tensor in loss.state_dict().items()}
+    if argument == "logits":
+        row = torch.zeros(SIZES.samples, 1, dtype=torch.float64)
+        row[1] = poison
+        bad = problem.but(bias=problem.bias + row)
+        message = message_of(call, loss, bad)
+    else:
+        bad = getattr(problem, argument).clone()
+        bad[1, 0] = poison
+        message = message_of(call_with, loss, problem, **{argument: bad})
+    for part in (argument, "finite", "row 1"):
+        assert part in message
+    for key, tensor in loss.state_dict().items():
+        assert torch.equal(tensor, before[key]), f"{key} was written before the check"
+
+
+@pytest.mark.parametrize("name", supporting("ignore_index", LABELLED))
+def test_check_finite_lets_ignored_rows_pass(name):
+    """An ignored row is dropped before anything else, its values are nobody's business."""
+    problem = random_problem(SIZES, seed=123)
+    labels = problem.labels.clone()
+    labels[1] = -100
+    poison = torch.zeros(6, 1).double()
+    poison[1] = math.nan
+    if "logits" in LOSSES[name].needs:
+        poisoned = problem.but(bias=problem.bias + poison)
+    else:
+        poisoned = problem.but(features=problem.features + poison, noisy=problem.noisy + poison)
+    value = call(build(name, problem, check_finite=True), poisoned, labels)
+    assert bool(torch.isfinite(value))
+
+
+def test_numpy_labels_and_scalars_are_told_apart():
+    problem = random_problem(SIZES, seed=124)
+    message = message_of(
+        LF.cross_entropy, problem.features, problem.prototypes, problem.labels.numpy()
+    )
+    assert "labels" in message
+    assert "ndarray" in message
+    margin = np.float64(0.3)
+    value = LF.cosface(problem.features, problem.prototypes, problem.labels, margin=margin)
+    assert bool(torch.isfinite(value).all())

@@ -1,0 +1,246 @@
+"""Bad settings: misspelt choices, infeasible margins; and labels nobody was allowed to check."""
+
+import math
+
+import pytest
+import torch
+from oracles import LOGIT_ORACLES
+
+import largemargin as lm
+import largemargin.functional as LF
+from contract.problems import Sizes, assert_close, call, random_problem
+from contract.zoo import (
+    LABELLED,
+    NAMES,
+    OF_SAMPLES,
+    ZOO,
+    build,
+    implementations,
+    resolve,
+    supporting,
+    takes,
+)
+from largemargin import LargeMarginError
+
+SIZES = Sizes(6, 4, 3)
+PROBLEM = random_problem(SIZES, seed=130)
+INPUTS = (PROBLEM.features, PROBLEM.prototypes, PROBLEM.labels)
+LOGITS = (PROBLEM.features @ PROBLEM.prototypes.T, PROBLEM.labels)
+
+
+def message_of(function, *args, **kwargs):
+    with pytest.raises(LargeMarginError) as caught:
+        function(*args, **kwargs)
+    return str(caught.value)
+
+
+CHOICES = [
+    ("strategy", "partail", "partial", lambda v: lm.Discriminative(4, 3, strategy=v)),
+    ("first_seen", "fill", "full", lambda v: lm.Discriminative(4, 3, first_seen=v)),
+    ("aggregate", "maximum", "max", lambda v: lm.Discriminative(4, 3, aggregate=v)),
+    ("compact_power", 3, "2", lambda v: lm.Discriminative(4, 3, compact_power=v)),
+    ("margin_power", 0, "1", lambda v: lm.Discriminative(4, 3, margin_power=v)),
+    ("strategy", "all", "both", lambda v: lm.CentroidBank(4, 3, strategy=v)),
+    ("power", 1.5, "2", lambda v: lm.Compactness(power=v)),
+    ("power", 3, "1", lambda v: lm.CentroidMargin(power=v)),
+    ("aggregate", "sum", "mean", lambda v: lm.CentroidMargin(aggregate=v)),
+    ("aggregate", "mean", "sum", lambda v: lm.LayerMargin(aggregate=v)),
+    ("p", 3, "inf", lambda v: lm.LayerMargin(p=v)),
+    ("mode", "medium", "hard", lambda v: lm.ArcFace(mode=v)),
+    ("mode", "medium", "easy", lambda v: LF.arcface(*INPUTS, mode=v)),
+    ("gradient", "detach", "detached", lambda v: lm.ArcFace(gradient=v)),
+    ("gradient", "detach", "exact", lambda v: LF.arcface(*INPUTS, gradient=v)),
+    ("kind", "symmetrical", "symmetric", lambda v: lm.RivalDivergence(kind=v)),
+    ("kind", "kl", "rivals_to_uniform", lambda v: LF.rival_divergence(*INPUTS, kind=v)),
+    ("want", "best", "rival", lambda v: lm.class_stats(*INPUTS, want=(v,))),
+    ("want", "best", "rest", lambda v: lm.class_stats_from_logits(*LOGITS, want=(v,))),
+    ("similarity", "cos", "cosine", lambda v: lm.class_stats(*INPUTS, similarity=v)),
+    ("impl", "fast", "chunked", lambda v: lm.class_stats(*INPUTS, impl=v)),
+    ("precision", "high", "highest", lambda v: lm.class_stats(*INPUTS, precision=v)),
+    ("similarity", "cos", "dot", lambda v: LF.similarity_logits(*INPUTS[:2], similarity=v)),
+    ("precision", "fp8", "bf16", lambda v: LF.similarity_logits(*INPUTS[:2], precision=v)),
+]
+OPTION_CHOICES = {
+    "reduction": ("avg", "mean"),
+    "impl": ("chunky", "chunked"),
+    "precision": ("bf32", "bf16"),
+}
+
+
+@pytest.mark.parametrize(("argument", "value", "allowed", "make"), CHOICES)
+def test_misspelt_choice(argument, value, allowed, make):
+    message = message_of(make, value)
+    assert argument in message
+    assert repr(value) in message
+    assert allowed in message
+
+
+@pytest.mark.parametrize("option", OPTION_CHOICES)
+@pytest.mark.parametrize("name", [n for n in NAMES if ZOO[n].kind != "prototypes"])
+def test_misspelt_option_of_every_loss(name, option):
+    value, allowed = OPTION_CHOICES[option]
+    message = message_of(build, name, PROBLEM, **{option: value})
+    for part in (option, repr(value), repr(allowed)):
+        assert part in message
+
+
+@pytest.mark.parametrize("form", [INPUTS, LOGITS], ids=["features", "logits"])
+@pytest.mark.parametrize("option", ["similarity", "impl", "precision"])
+@pytest.mark.parametrize("name", sorted(LOGIT_ORACLES))
+def test_misspelt_option_of_every_function_of_logits(name, option, form):
+    """Given logits, the option is not needed; misspelt it is an error all the same."""
+    message = message_of(getattr(LF, name), *form, **{option: "oops"})
+    assert option in message
+    assert "'oops'" in message
+
+
+NUMBERS = [
+    ("margin", 4 / 3, "4 classes", lambda v: LF.cosface(*INPUTS, margin=v)),
+    ("margin", 2.0, "1.33", lambda v: call(lm.CosFace(margin=v), PROBLEM)),
+    ("margin", -0.1, ">= 0", lambda v: LF.cosface(*INPUTS, margin=v)),
+    (
+        "margin",
+        1.5,
+        "4 classes",
+        lambda v: LF.cosface(*INPUTS, margin=torch.tensor([0.1, v, 0, 0])),
+    ),
+    ("margin", 28.6, "radians", lambda v: LF.arcface(*INPUTS, margin=v)),
+    ("margin", 28.6, "math.radians", lambda v: call(lm.ArcFace(margin=v), PROBLEM)),
+    ("margin", 28.6, "radians", lambda v: LF.arcface(*INPUTS, margin=torch.full((4,), v))),
+    ("margin", math.nan, "finite", lambda v: LF.arcface(*INPUTS, margin=v)),
+    ("margin", 1.5, "4 classes", lambda v: call(lm.LDAM([3, 2, 1, 1], max_margin=v), PROBLEM)),
+    ("m1", 0.5, ">= 1", lambda v: lm.UnifiedMargin(m1=v)),
+    ("m2", -0.5, ">= 0", lambda v: LF.unified_margin(*INPUTS, m2=v)),
+    ("m3", -0.5, ">= 0", lambda v: LF.unified_margin(*INPUTS, m3=v)),
+    ("margin", 2.5, "unified_margin", lambda v: lm.SphereFace(margin=v)),
+    ("margin", 2.5, "UnifiedMargin", lambda v: lm.LSoftmax(margin=v)),
+    ("margin", 0, "unified_margin", lambda v: LF.sphereface(*INPUTS, margin=v)),
+    ("margin", math.nan, "integer", lambda v: LF.lsoftmax(*INPUTS, margin=v)),
+    ("margin", math.inf, "integer", lambda v: LF.sphereface_psi(torch.ones(1), margin=v)),
+    ("annealing", -1.0, ">= 0", lambda v: LF.sphereface(*INPUTS, annealing=v)),
+    ("alpha1", 0.4, "check=False", lambda v: lm.GMSoftmax(alpha1=v, alpha2=v)),
+    ("alpha2", 1.4, "check=False", lambda v: LF.gm_softmax(*INPUTS, alpha2=v)),
+    ("momentum", 1.5, "<= 1", lambda v: lm.Discriminative(4, 3, momentum=v)),
+    ("radius", -1.0, ">= 0", lambda v: lm.Compactness(radius=v)),
+    ("margin", -1.0, ">= 0", lambda v: lm.CentroidMargin(margin=v)),
+    ("accumulate", 0, ">= 1", lambda v: lm.CentroidBank(4, 3, accumulate=v)),
+    ("alpha", -1.0, ">= 0", lambda v: lm.Discriminative(4, 3, alpha=v)),
+    ("noise_weight", -1.0, ">= 0", lambda v: lm.RobustDiscriminative(4, 3, noise_weight=v)),
+    ("r", 0.5, "> 0.7", lambda v: lm.MarginDistribution(r=v)),
+    ("theta", -0.1, ">= 0", lambda v: lm.MarginDistribution(theta=v)),
+    ("mu", 0.0, "> 0", lambda v: lm.MarginDistribution(mu=v)),
+    ("smoothing", 1.1, "<= 1", lambda v: lm.LabelSmoothing(smoothing=v)),
+    ("label_smoothing", -0.1, ">= 0", lambda v: lm.CrossEntropy(label_smoothing=v)),
+    ("gamma", -1.0, ">= 0", lambda v: lm.Focal(gamma=v)),
+    ("strength", -1.0, ">= 0", lambda v: lm.Kobayashi(strength=v)),
+    ("strength", -1.0, ">= 0", lambda v: lm.ZeroCentroid(strength=v)),
+    ("rate", 1.5, "<= 1", lambda v: lm.CenterLoss(4, 3, rate=v)),
+    ("class_counts", 0, "positive", lambda v: lm.LDAM([5, v, 3])),
+    ("beta", 1.0, "< 1", lambda v: lm.LDAM([5, 4], beta=v)),
+    ("alpha", -0.5, ">= 0", lambda v: lm.GaussianMixture(4, 3, alpha=v)),
+]
+
+
+@pytest.mark.parametrize(("argument", "value", "told", "make"), NUMBERS)
+def test_number_out_of_range(argument, value, told, make):
+    message = message_of(make, value)
+    assert argument in message
+    assert told in message
+    assert f"{value:.4g}".rstrip("0").rstrip(".") in message or repr(value) in message
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan])
+@pytest.mark.parametrize("name", [n for n in OF_SAMPLES if takes(n, "scale")])
+def test_scale_must_be_positive(name, scale):
+    message = message_of(lambda: call(build(name, PROBLEM, {"scale": scale}), PROBLEM))
+    for part in ("scale", repr(scale), "> 0"):
+        assert part in message
+
+
+def test_shapes_of_tensor_settings():
+    short = torch.tensor([0.1, 0.2])
+    for make in (
+        lambda: LF.cosface(*INPUTS, margin=short),
+        lambda: LF.arcface(*INPUTS, margin=short),
+        lambda: LF.unified_margin(*INPUTS, m2=short),
+        lambda: LF.focal(*INPUTS, alpha=short),
+        lambda: LF.gm_softmax(*INPUTS, beta1=short),
+        lambda: LF.gaussian_mixture(*INPUTS, log_variances=torch.zeros(2, 3).double()),
+        lambda: LF.gaussian_mixture(*INPUTS, log_variances=torch.zeros(4).double()),
+    ):
+        assert "(2,)" in (message := message_of(make)) or "log_variances" in message
+
+
+@pytest.mark.parametrize("bad", [SIZES.classes, -1, 10**6])
+@pytest.mark.parametrize("name", LABELLED)
+def test_unchecked_label_out_of_range_gives_nan(name, bad):
+    """Where values may not be read (``validate=False``, accelerators) a wrong label shows."""
+    labels = PROBLEM.labels.clone()
+    labels[2] = bad
+    kept = torch.arange(SIZES.samples) != 2
+    for hyper in ZOO[name].settings + ZOO[name].stopped:
+        if isinstance(resolve(hyper, SIZES).get("alpha1"), torch.Tensor):
+            continue  # one number per sample: the batch without the row has other numbers
+        for impl in implementations(name):
+            options = {"validate": False} | ({} if impl == "auto" else {"impl": impl})
+            loss = build(name, PROBLEM, hyper, **options)
+            value = call(loss, PROBLEM, labels)
+            assert bool(value.isnan()), f"{hyper} {impl}: {value}"
+            clean = build(name, PROBLEM, hyper)
+            call(clean, PROBLEM.rows(kept))
+            for key, tensor in clean.state_dict().items():
+                assert_close(loss.state_dict()[key].double(), tensor.double(), 1e-12, key)
+
+
+@pytest.mark.parametrize("name", [name for name in OF_SAMPLES if name in LABELLED])
+def test_unchecked_label_out_of_range_gives_nan_in_its_row_alone(name):
+    labels = PROBLEM.labels.clone()
+    labels[[0, 4]] = torch.tensor([SIZES.classes, -7])
+    bad = torch.tensor([True, False, False, False, True, False])
+    options = {"validate": False, "reduction": "none"}
+    want = call(build(name, PROBLEM, **options).eval(), PROBLEM)
+    value = call(build(name, PROBLEM, **options).eval(), PROBLEM, labels)
+    assert value.isnan().tolist() == bad.tolist()
+    assert_close(value[~bad], want[~bad], 1e-12, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        (name, option)
+        for option in ("label_smoothing", "weight")
+        for name in supporting(option, LABELLED)
+    ],
+)
+def test_unchecked_label_out_of_range_gives_nan_with_options(name, option):
+    labels = PROBLEM.labels.clone()
+    labels[2] = SIZES.classes
+    value = 0.1 if option == "label_smoothing" else torch.ones(SIZES.classes).double()
+    loss = build(name, PROBLEM, validate=False, **{option: value})
+    assert bool(call(loss, PROBLEM, labels).isnan())
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y: LF.compactness(PROBLEM.features, PROBLEM.bank, y, validate=False),
+        lambda y: LF.noise_alignment(PROBLEM.noisy, PROBLEM.bank, y, validate=False),
+        lambda y: LF.center_loss(PROBLEM.features, PROBLEM.bank, y, validate=False),
+        lambda y: LF.centroid_margin(PROBLEM.features, PROBLEM.prototypes, y, validate=False),
+        lambda y: LF.centroid_margin(
+            PROBLEM.features, PROBLEM.prototypes, y, aggregate="mean", validate=False
+        ),
+    ],
+)
+def test_unchecked_label_out_of_range_gives_nan_in_pure_functions(function):
+    labels = PROBLEM.labels.clone()
+    labels[[1, 3]] = torch.tensor([SIZES.classes, -1])
+    assert function(labels).isnan().tolist() == [False, True, False, True, False, False]
+
+
+def test_validation_can_be_forced_and_switched_off():
+    labels = torch.tensor([0, 1, 9, 2, 3, 0])
+    inputs = (PROBLEM.features, PROBLEM.prototypes, labels)
+    assert "row 2" in message_of(lm.CrossEntropy(), *inputs)
+    assert "row 2" in message_of(lm.CrossEntropy(validate=True), *inputs)
+    assert bool(lm.CrossEntropy(validate=False)(*inputs).isnan())

@@ -1,0 +1,99 @@
+"""Half precision inputs and autocast: float32 results near the float32 ones, state kept."""
+
+import pytest
+import torch
+
+from contract.problems import (
+    Sizes,
+    assert_close,
+    assert_finite,
+    call,
+    random_problem,
+    targets_of,
+    value_and_gradients,
+)
+from contract.situations import huge_logits, on_prototype, zero_features
+from contract.zoo import NAMES, ZOO, build, resolve
+from largemargin.losses import LOSSES
+
+SIZES = Sizes(6, 4, 3)
+HALVES = [torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("half", HALVES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision_inputs(name, half):
+    problem = random_problem(SIZES, seed=50).to(half)
+    for hyper in (ZOO[name].settings[0], {}):
+        loss = build(name, problem, hyper, dtype=torch.float32).eval()
+        for targets in targets_of(loss, problem):
+            value, gradients = value_and_gradients(loss, problem, targets)
+            wide = problem.to(torch.float32)
+            exact, slopes = value_and_gradients(
+                loss, wide, targets.to(wide.soft.dtype) if targets.dim() == 2 else targets
+            )
+            assert value.dtype == torch.float32
+            assert_close(value, exact, 1e-2, f"{name} {hyper}")
+            assert_finite(value, gradients, f"{name} {hyper}")
+            for key, gradient in gradients.items():
+                if gradient is None:
+                    continue
+                assert gradient.dtype == half
+                error = (gradient.float() - slopes[key]).norm()
+                assert error <= 0.1 * slopes[key].norm() + 1e-3, f"{name} {hyper}: {key}"
+
+
+@pytest.mark.parametrize("half", HALVES, ids=str)
+@pytest.mark.parametrize("situation", [huge_logits, on_prototype, zero_features])
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision_at_the_edges(name, situation, half):
+    problem = situation(random_problem(SIZES, seed=51)).to(half)
+    loss = build(name, problem, {}, dtype=torch.float32).eval()
+    for targets in targets_of(loss, problem):
+        value, gradients = value_and_gradients(loss, problem, targets)
+        assert value.dtype == torch.float32
+        assert_finite(value, gradients, f"{targets.dim()}-d targets")
+
+
+@pytest.mark.parametrize("half", HALVES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast(name, half):
+    """Only products of features and prototypes may be rounded; without them nothing is."""
+    problem = random_problem(SIZES, dtype=torch.float32, seed=52)
+    entry = ZOO[name]
+    products = entry.kind == "samples" and {"prototypes", "logits"} & set(LOSSES[name].needs)
+    tolerance = 1e-2 if products or entry.sample_part is not None else 1e-6
+    for hyper in (ZOO[name].settings[0], {}):
+        loss = build(name, problem, hyper, dtype=torch.float32).eval()
+        before = {key: tensor.dtype for key, tensor in loss.state_dict().items()}
+        for targets in targets_of(loss, problem):
+            want = call(loss, problem, targets)
+            given, leaves = problem.leaves(loss)
+            with torch.autocast("cpu", half):
+                value = call(loss, given, targets)
+            assert value.dtype == torch.float32
+            assert_close(value, want, tolerance, f"{name} {hyper}")
+            gradients = dict(
+                zip(
+                    leaves,
+                    torch.autograd.grad(value, leaves.values(), allow_unused=True),
+                    strict=True,
+                )
+            )
+            assert_finite(value, gradients, f"{name} {hyper}")
+            assert all(g.dtype == torch.float32 for g in gradients.values() if g is not None)
+        assert {key: tensor.dtype for key, tensor in loss.state_dict().items()} == before
+
+
+@pytest.mark.parametrize("half", HALVES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_state_stays_single_precision_in_a_half_precision_model(name, half):
+    """Rule N1: bank and centers are running means, which half precision would freeze."""
+    problem = random_problem(SIZES, seed=53).to(half)
+    state = {"centroids", "centers"}
+    for hyper in ZOO[name].settings:
+        loss = LOSSES[name](*ZOO[name].arguments(SIZES), **resolve(hyper, SIZES)).to(half)
+        call(loss, problem.but(labels=problem.labels))
+        for key, buffer in loss.named_buffers():
+            if key.rpartition(".")[2] in state:
+                assert buffer.dtype == torch.float32, key
