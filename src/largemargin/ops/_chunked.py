@@ -129,9 +129,9 @@ class _ChunkedStats(torch.autograd.Function):
         outside = (labels < 0) | (labels >= num_classes)
         moment = moment / mass
         ctx.save_for_backward(rows, columns, bias, labels, rival_index, rival, mass, moment)
-        rest = (rival + torch.log(mass)).masked_fill_(outside, torch.nan)
-        spread = (rival + moment).masked_fill_(outside, torch.nan)
-        mean = (total / (num_classes - 1)).masked_fill_(outside, torch.nan)
+        rest = (rival + torch.log(mass)).masked_fill(outside, torch.nan)
+        spread = (rival + moment).masked_fill(outside, torch.nan)
+        mean = (total / (num_classes - 1)).masked_fill(outside, torch.nan)
         rival = rival.masked_fill(outside, torch.nan)
         ctx.settings = (normalize_columns, precision, flags, block)
         ctx.mark_non_differentiable(rival_index)

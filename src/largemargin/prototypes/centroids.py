@@ -172,7 +172,9 @@ class CentroidBank(nn.Module):
     When it writes: once per training forward by default. With gradient accumulation set
     ``accumulate=k`` (writes at every k-th forward, from all k micro-batches) or call
     :meth:`commit_with` (writes when the optimizer steps). The recomputation of activation
-    checkpointing never writes and sees the bank as the first run saw it.
+    checkpointing never writes and sees the bank as the first run saw it. (``torch.compile`` around
+    ``checkpoint`` around a bank is the exception: the compiler recomputes from the written bank.
+    Use :meth:`commit_with` there.) A bank belongs to one loss: sharing it writes it twice a step.
 
     Args:
         num_classes: C.
@@ -276,16 +278,18 @@ class CentroidBank(nn.Module):
         return torch.lerp(previous, current, 1 - self.momentum)
 
     def _write(self, slots: Slots, blended: Tensor) -> None:
+        # One overflowing batch must not spoil a class for good: its centroid is not stored.
+        present = slots.present & torch.isfinite(slots.means).all(1)
+        counts = torch.where(present, slots.counts, 0).long()
         if self.accumulate != 1:
-            sums = slots.means * slots.counts[:, None]
+            sums = torch.where(present[:, None], slots.means * slots.counts[:, None], 0)
             self.pending_sums.index_add_(0, slots.classes, sums.to(self.pending_sums.dtype))
-            self.pending_counts.index_add_(0, slots.classes, slots.counts.long())
+            self.pending_counts.index_add_(0, slots.classes, counts)
             self.pending_steps.add_(1)
             if self.accumulate is not None:
                 self._commit(self.pending_steps >= self.accumulate)
             return
-        self.counts.index_add_(0, slots.classes, slots.counts.long())
-        present = slots.present
+        self.counts.index_add_(0, slots.classes, counts)
         rows = blended.to(self.centroids.dtype)
         if slots.by_class:
             self.centroids.copy_(torch.where(present[:, None], rows, self.centroids))

@@ -1,0 +1,89 @@
+"""Every loss of ``LOSSES`` built and called in one way, on one small problem."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from largemargin import LOSSES, Loss
+
+CLASSES, DIM, SAMPLES = 5, 4, 12
+
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "center": (CLASSES, DIM),
+    "discriminative": (CLASSES, DIM),
+    "gaussian_mixture": (CLASSES, DIM),
+    "ldam": ([50, 20, 10, 5, 2],),
+    "robust_discriminative": (CLASSES, DIM),
+}
+# The defaults of SphereFace and L-Softmax are fine too; a small scale keeps float32 comparisons
+# away from saturated exponentials, where every implementation agrees for free.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    name: {"scale": 8.0}
+    for name in ("arcface", "cosface", "gm_softmax", "ldam", "lm_softmax", "normface")
+} | {
+    "gaussian_mixture": {"learn_variances": True},
+    "unified_margin": {"m1": 1.2, "m2": 0.2, "m3": 0.1, "scale": 8.0},
+}
+
+
+def build(name: str, **options: Any) -> Loss:
+    """The loss called ``name`` for the small problem, in training mode."""
+    return LOSSES[name](*_ARGUMENTS.get(name, ()), **{**_OPTIONS.get(name, {}), **options})
+
+
+def problem(
+    seed: int = 0,
+    *,
+    samples: int = SAMPLES,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, Tensor]:
+    """Leaves with gradient, and labels; the same numbers on every device and in every dtype."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        numbers = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return numbers.to(device, dtype).requires_grad_()
+
+    return {
+        "features": normal(samples, DIM),
+        "prototypes": normal(CLASSES, DIM),
+        "noisy": normal(samples, DIM),
+        "bias": normal(CLASSES),
+        "labels": torch.randint(CLASSES, (samples,), generator=generator).to(device),
+    }
+
+
+def arguments(loss: Loss, given: dict[str, Tensor]) -> tuple[list[Any], dict[str, Tensor]]:
+    """What ``loss`` takes of a problem: positional arguments by its ``needs``, and the bias."""
+    available: dict[str, Any] = dict(given)
+    if "logits" in loss.needs:
+        # A small network whose input and hidden layer the loss differentiates by.
+        hidden = torch.tanh(given["features"])
+        available |= {
+            "inputs": given["features"],
+            "layers": [given["features"], hidden],
+            "logits": hidden @ given["prototypes"].T,
+        }
+    options = {"bias": given["bias"]} if loss.uses_bias else {}
+    return [available[name] for name in loss.needs], options
+
+
+def leaves(loss: nn.Module, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Everything a gradient may reach."""
+    return {k: v for k, v in given.items() if v.requires_grad} | dict(loss.named_parameters())
+
+
+def value_and_gradients(
+    loss: Loss, given: dict[str, Tensor], function: Any = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The value of ``function`` (the loss itself by default) and its gradient at every leaf."""
+    positional, options = arguments(loss, given)
+    value = (loss if function is None else function)(*positional, **options)
+    reached = leaves(loss, given)
+    found = torch.autograd.grad(value, list(reached.values()), allow_unused=True)
+    return value.detach(), {
+        name: torch.zeros_like(leaf) if gradient is None else gradient
+        for (name, leaf), gradient in zip(reached.items(), found, strict=True)
+    }
