@@ -22,7 +22,7 @@ AGGREGATES: tuple[Aggregate, ...] = ("max", "mean")
 EXACT_LIMIT = 2**20
 """Up to this many numbers, all pairs of prototypes are subtracted from each other directly."""
 BLOCK = 2**22
-CANDIDATES = 4
+CANDIDATES = 2
 
 
 def centroid_margin(
@@ -133,7 +133,7 @@ def _gram_distances(
     own_logit = (points * mine).sum(1, keepdim=True)
     if bias is not None:
         own_logit = own_logit + bias[own][:, None]
-    sizes = mine.square().sum(1, keepdim=True) + block.square().sum(1)
+    sizes = safe_norm(mine).square()[:, None] + safe_norm(block).square()
     square = sizes - 2 * (mine @ block.T)
     if own_column is not None:
         square = square.scatter(1, own_column, 0.0)
@@ -173,9 +173,11 @@ def _nearest_rival(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | N
         best = distance.topk(min(CANDIDATES, stop - start), dim=1)
         scores.append(best.values)
         indices.append(best.indices + start)
-    score, index = torch.cat(scores, 1), torch.cat(indices, 1)
-    chosen = score.topk(min(CANDIDATES, score.shape[1]), dim=1)
-    candidates = index.gather(1, chosen.indices)
+    candidates = indices[0]
+    if len(indices) > 1:
+        score = torch.cat(scores, 1)
+        chosen = score.topk(min(CANDIDATES, score.shape[1]), dim=1)
+        candidates = torch.cat(indices, 1).gather(1, chosen.indices)
     exact = _pair_distance(points, weight, own, candidates, bias)
     exact = exact.masked_fill(candidates == own[:, None], -torch.inf)
     return candidates.gather(1, exact.argmax(1, keepdim=True)).squeeze(1)

@@ -34,6 +34,8 @@ class ClassBatch(NamedTuple):
     valid: Tensor
     guard: Tensor
     num_classes: int
+    complete: bool
+    """Every row is known to count, so nothing has to be masked."""
 
     @property
     def slots(self) -> Slots:
@@ -45,7 +47,7 @@ class ClassBatch(NamedTuple):
 
     def kept(self, features: Tensor) -> Tensor:
         """Features with zeros in the rows that do not count: those may hold anything, even NaN."""
-        return torch.where(self.valid[:, None], features, 0)
+        return features if self.complete else torch.where(self.valid[:, None], features, 0)
 
 
 class ClassWise(Loss):
@@ -98,8 +100,12 @@ class ClassWise(Loss):
         inside = (kept >= 0) & (kept < num_classes)
         guard = torch.where(inside.all(), 0.0, torch.nan)
         valid = valid & inside
+        eager = valid.device.type == "cpu" and not torch.compiler.is_compiling()
+        complete = eager and bool(valid.all())
         if self.bank is None:
-            slots = class_means(features, kept, num_classes, valid, sync=self._synced)
+            slots = class_means(
+                features, kept, num_classes, valid, sync=self._synced, complete=complete
+            )
             centroids = BatchCentroids(slots, slots.means, slots.means)
         else:
             if self.bank.num_classes != num_classes:
@@ -107,8 +113,8 @@ class ClassWise(Loss):
                     f"the centroid bank holds {self.bank.num_classes} classes but the prototypes "
                     f"{num_classes}. Build both with the same number of classes."
                 )
-            centroids = self.bank(features, kept, valid)
-        return ClassBatch(centroids, valid, guard, num_classes)
+            centroids = self.bank(features, kept, valid, complete=complete)
+        return ClassBatch(centroids, valid, guard, num_classes, complete)
 
     @property
     def _synced(self) -> bool:

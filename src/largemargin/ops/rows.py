@@ -84,8 +84,9 @@ class _Normalize(torch.autograd.Function):
         unit, inverse = ctx.saved_tensors
         factor = torch.where(inverse < 1 / EPS, inverse, 0)
         along = (grad_unit * unit).sum(-1, keepdim=True) + grad_inverse * factor
-        tangential: Tensor = factor * (grad_unit - along * unit)
-        return tangential
+        tangential = torch.addcmul(grad_unit, along, unit, value=-1)
+        # In place where nothing is recorded: these matrices are as large as the prototypes.
+        return tangential * factor if torch.is_grad_enabled() else tangential.mul_(factor)
 
 
 def normalize(x: Tensor) -> Tensor:

@@ -62,12 +62,19 @@ class BatchCentroids(NamedTuple):
 
 
 def class_means(
-    features: Features, labels: Labels, num_classes: int, valid: Tensor, *, sync: bool = False
+    features: Features,
+    labels: Labels,
+    num_classes: int,
+    valid: Tensor,
+    *,
+    sync: bool = False,
+    complete: bool = False,
 ) -> Slots:
     """Means of the classes in the batch; with ``sync`` in the joined batch of all ranks.
 
-    ``valid`` (N,) says which samples count. Rows are classes when there are few of them, otherwise
-    samples: the first one of a class holds it. Shapes depend on N and C alone, so this compiles.
+    ``valid`` (N,) says which samples count; ``complete`` promises that all do. Rows are classes
+    when there are few of them, otherwise samples: the first one of a class holds it. Shapes
+    depend on N and C alone, so this compiles.
     """
     features = promote(features)
     labels = labels.long().clamp(0, num_classes - 1)
@@ -86,7 +93,7 @@ def class_means(
         )
         of_sample = torch.where(valid, first[labels], 0)
     weights = valid.to(features.dtype)
-    kept = torch.where(valid[:, None], features, 0)
+    kept = features if complete else torch.where(valid[:, None], features, 0)
     sums = features.new_zeros(classes.shape[0], features.shape[1]).index_add(0, of_sample, kept)
     counts = features.new_zeros(classes.shape[0]).index_add(0, of_sample, weights)
     if shared:
@@ -232,7 +239,12 @@ class CentroidBank(nn.Module):
             self._make_pending()
 
     def forward(
-        self, features: Features, labels: Labels, valid: Tensor | None = None
+        self,
+        features: Features,
+        labels: Labels,
+        valid: Tensor | None = None,
+        *,
+        complete: bool = False,
     ) -> BatchCentroids:
         """Centroids of the batch's classes by role; writes the bank in training mode.
 
@@ -248,7 +260,12 @@ class CentroidBank(nn.Module):
         in_range = (labels >= 0) & (labels < self.num_classes)
         valid = in_range if valid is None else valid & in_range
         slots = class_means(
-            features, labels, self.num_classes, valid, sync=self.sync and self.training
+            features,
+            labels,
+            self.num_classes,
+            valid,
+            sync=self.sync and self.training,
+            complete=complete,
         )
         previous, known = self._read(slots)
         blended = self._blend(slots.means, previous, known)
