@@ -9,6 +9,7 @@ from oracles import (
     input_margins,
     options,
     others,
+    stable_centroids,
 )
 
 
@@ -105,3 +106,10 @@ def class_wise(renamed=(), **fixed):
         ).value
 
     return oracle
+
+
+def stable_discriminative(a, labels, accumulate=1, detach_classifier=True, **hyper):
+    state = {"bank": a.bank, "seen": a.seen, "bias": a.bias}
+    return stable_centroids.stable_discriminative(
+        a.features, a.prototypes, labels, **state, **hyper
+    )[0]

@@ -106,6 +106,7 @@ def test_bank_and_centers_are_saved():
     expected = {
         "discriminative": {"bank.centroids", "bank.seen", "bank.counts"},
         "robust_discriminative": {"bank.centroids", "bank.seen", "bank.counts"},
+        "stable_discriminative": {"bank.centroids", "bank.seen", "bank.counts"},
         "center": {"centers"},
         "gaussian_mixture": set(),
         "ldam": {"class_margins"},
@@ -178,7 +179,9 @@ def test_unreduced_compactness_is_per_sample():
     assert_close(call(build("compactness", problem), problem), means.mean(), 1e-12, "mean")
 
 
-@pytest.mark.parametrize("name", ["discriminative", "robust_discriminative"])
+@pytest.mark.parametrize(
+    "name", ["discriminative", "robust_discriminative", "stable_discriminative"]
+)
 def test_sums_of_terms_have_no_unreduced_form(name):
     with pytest.raises(LargeMarginError, match=r"reduction.*mean.*sum"):
         build(name, random_problem(SIZES), reduction="none")

@@ -22,6 +22,7 @@ from contract.adapters import (
     of_logits,
     of_margins,
     stability,
+    stable_discriminative,
 )
 from contract.problems import Sizes, restore
 from largemargin import CentroidBank
@@ -48,6 +49,8 @@ class Entry:
     """A per-sample loss that a class-wise one adds to its own terms."""
     scale_free: bool = False
     """Whether the length of a feature does not matter."""
+    joint: bool = False
+    """Whether the terms of a class depend on the rows of the others."""
 
 
 def per_class(low, high):
@@ -74,6 +77,8 @@ def classes_and_dim(sizes):
 ONLY = {"alpha": 0.0, "beta": 0.0, "gamma_reg": 0.0}
 COMPACT, MARGIN, NORM = (ONLY | {name: 1.0} for name in ("alpha", "beta", "gamma_reg"))
 GENTLE = {"scale": 6.0}
+UNITS = {"radius": 0.1, "margin": 0.9, "tail": 0.3, "momentum": 0.7, "detach_classifier": False}
+EXACT = UNITS | {"gradient": "exact"}
 WIDE = {"radius": 0.2, "margin": 2.0, "gamma_reg": 0.3, "momentum": 0.7}
 
 ZOO: dict[str, Entry] = {
@@ -245,6 +250,19 @@ ZOO: dict[str, Entry] = {
         ),
     ),
     "stability": Entry(stability, settings=({}, {"strength": 0.3, "squared": True})),
+    "stable_discriminative": Entry(
+        stable_discriminative,
+        kind="classes",
+        arguments=classes_and_dim,
+        settings=(
+            EXACT,
+            EXACT | {"strategy": "both", "first_seen": "full", "tail": 2.0},
+            EXACT | {"strategy": "none", "aggregate": "mean", "tail": float("inf")},
+            EXACT | {"accumulate": 2, "alpha": 0.5, "beta": 2.0},
+        ),
+        joint=True,
+        stopped=({}, UNITS, UNITS | {"gradient": "detached"}, EXACT | {"detach_classifier": True}),
+    ),
     "super_symmetry": Entry(
         lambda a, labels, strength=1.0: strength * others.super_symmetry_penalty(a.prototypes),
         kind="prototypes",

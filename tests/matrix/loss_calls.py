@@ -15,6 +15,7 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "gaussian_mixture": (CLASSES, DIM),
     "ldam": ([50, 20, 10, 5, 2],),
     "robust_discriminative": (CLASSES, DIM),
+    "stable_discriminative": (CLASSES, DIM),
 }
 # The defaults of SphereFace and L-Softmax are fine too; a small scale keeps float32 comparisons
 # away from saturated exponentials, where every implementation agrees for free.

@@ -137,6 +137,12 @@ def classwise(num_classes: int) -> dict[str, Callable[[bool], lm.Loss]]:
         "Discriminative": discriminative(),
         "Discriminative both": discriminative(strategy="both", first_seen="full"),
         "Discriminative weighted": discriminative(strategy="none", weight=weight),
+        "Stable": lambda sync: lm.StableDiscriminative(
+            num_classes, D, momentum=0.5, sync=sync, detach_classifier=False
+        ),
+        "Stable exact": lambda sync: lm.StableDiscriminative(
+            num_classes, D, momentum=0.5, sync=sync, gradient="exact", weight=weight
+        ),
         "Discriminative sum": discriminative(reduction="sum", accumulate=2),
         "Robust": lambda sync: lm.RobustDiscriminative(
             num_classes, D, weight=weight, momentum=0.5, sync=sync
@@ -166,7 +172,7 @@ def check_many_classes() -> Iterator[str]:
         "ignored": ([C - 1, -100, 7, 7, -100, 3], (3, 3)),
     }
     losses = classwise(C)
-    for name in ("Discriminative", "Discriminative both", "Robust", "Center"):
+    for name in ("Discriminative", "Discriminative both", "Robust", "Stable", "Center"):
         for case, (labels, sizes) in cases.items():
             yield from compare_steps(f"{name}, C={C}, {case}", losses[name], labels, sizes, C)
 

@@ -13,6 +13,7 @@ from oracles import (
     options,
     others,
     softmax_family,
+    stable_centroids,
     stats,
 )
 
@@ -85,5 +86,6 @@ __all__ = [
     "options",
     "others",
     "softmax_family",
+    "stable_centroids",
     "stats",
 ]

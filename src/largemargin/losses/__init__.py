@@ -64,6 +64,7 @@ from largemargin.losses.sphereface import (
     sphereface_psi,
 )
 from largemargin.losses.stability import Stability, stability
+from largemargin.losses.stable_discriminative import StableDiscriminative
 from largemargin.losses.unified_margin import UnifiedMargin, unified_margin
 
 LOSSES: dict[str, type[Loss]] = {
@@ -97,6 +98,7 @@ LOSSES: dict[str, type[Loss]] = {
     "soft_hinge": SoftHinge,
     "sphereface": SphereFace,
     "stability": Stability,
+    "stable_discriminative": StableDiscriminative,
     "super_symmetry": SuperSymmetry,
     "unified_margin": UnifiedMargin,
     "zero_centroid": ZeroCentroid,
@@ -139,6 +141,7 @@ __all__ = [
     "SoftHinge",
     "SphereFace",
     "Stability",
+    "StableDiscriminative",
     "SuperSymmetry",
     "UnifiedMargin",
     "ZeroCentroid",

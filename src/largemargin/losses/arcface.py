@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, Unpack
+from typing import ClassVar, Literal, TypeAlias, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +11,10 @@ from torch import Tensor
 from largemargin.errors import check_choice
 from largemargin.losses.angles import safe_sin
 from largemargin.losses.loss import Loss, LossOptions
+from largemargin.losses.scale import Scale, check_scale_setting, resolve_scale, turned
 from largemargin.losses.terms import check_margin, expect, need, of_target
 from largemargin.ops import ComputeOptions, class_stats
+from largemargin.ops.moving import live
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 Mode: TypeAlias = Literal["hard", "easy", "none"]
@@ -27,7 +29,7 @@ def arcface(
     labels: Labels,
     *,
     margin: float | Tensor = 0.5,
-    scale: float = 64.0,
+    scale: Scale = 64.0,
     mode: Mode = "hard",
     gradient: Gradient = "exact",
     **how: Unpack[ComputeOptions],
@@ -52,7 +54,7 @@ def arcface(
         labels: (N,) or soft targets (N, C).
         margin: m in radians in [0, pi), a number or one per class (C,). Default 0.5 (original);
             LTLM's tables use 0.1 by the public script. 28.6 degrees is 0.5.
-        scale: s > 0, default 64 (original).
+        scale: s > 0, default 64 (original). "auto": :func:`auto_scale`.
         gradient: "exact" is the derivative of the value, sin(theta+m)/sin theta in the first
             branch. "detached" passes the gradient to cos theta unchanged, as some production code
             does: the same value, another gradient.
@@ -76,18 +78,19 @@ def arcface(
         below=math.pi,
         hint="Margins of ArcFace are radians; convert degrees with math.radians.",
     )
+    s = resolve_scale(scale, prototypes, turned, margin)
     stats = class_stats(
         features,
         prototypes,
         labels,
         similarity="cosine",
-        scale=scale,
+        scale=s,
         want=("target", "rest"),
         **how,
     )
     target = need(stats.target)
     m = of_target(margin, labels, prototypes.shape[0], "margin")
-    penalised = scale * _penalised_cosine(target / scale, m, mode)
+    penalised = s * _penalised_cosine(target / s, m, mode)
     if gradient == "detached":
         penalised = target + (penalised - target).detach()
     return expect(F.softplus(need(stats.rest) - penalised), labels)
@@ -113,13 +116,15 @@ class ArcFace(Loss):
     With ``class_counts`` the margin of class j is ``margin * (n_min / n_j)**0.25``.
     """
 
+    head_similarity: ClassVar[str | None] = "cosine"
+
     margin: float | Tensor
 
     def __init__(
         self,
         *,
         margin: float | Tensor = 0.5,
-        scale: float = 64.0,
+        scale: Scale = 64.0,
         mode: Mode = "hard",
         gradient: Gradient = "exact",
         class_counts: Sequence[int] | None = None,
@@ -128,17 +133,21 @@ class ArcFace(Loss):
         super().__init__(**options)
         check_choice("mode", mode, MODES)
         check_choice("gradient", gradient, GRADIENTS)
+        check_scale_setting(scale)
         self.scale = scale
         self.mode: Mode = mode
         self.gradient: Gradient = gradient
         self._keep("margin", margin)
         self._count_margins(class_counts, margin)
 
+    def aligned_cosine(self) -> float | Tensor:
+        return turned(self.margin if self.class_margins is None else self.class_margins)
+
     def per_sample(self, *inputs: Tensor) -> Tensor:
         return arcface(
             *inputs,
-            margin=self.margin if self.class_margins is None else self.class_margins,
-            scale=self.scale,
+            margin=live(self, "margin") if self.class_margins is None else self.class_margins,
+            scale=live(self, "scale"),
             mode=self.mode,
             gradient=self.gradient,
             **self.how,

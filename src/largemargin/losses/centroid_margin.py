@@ -9,11 +9,13 @@ from torch import Tensor, nn
 from largemargin.errors import check_choice, check_inputs, check_matrix, check_number
 from largemargin.losses.classwise import ClassWise
 from largemargin.losses.loss import LossOptions
-from largemargin.losses.terms import matrix_of
+from largemargin.losses.terms import check_setting, matrix_of
 from largemargin.ops import safe_norm
 from largemargin.ops.boundary import DEGENERATE, paired_boundary_distance
+from largemargin.ops.moving import live
 from largemargin.ops.rows import promote
 from largemargin.prototypes.centroids import NO_SOFT, CentroidBank
+from largemargin.prototypes.form import boundary_form
 from largemargin.shapes import Labels, Prototypes
 
 Aggregate: TypeAlias = Literal["max", "mean"]
@@ -71,7 +73,7 @@ def centroid_margin(
         >>> centroid_margin(torch.ones(1, 2), torch.eye(2), torch.tensor([0]))
         tensor([6.])
     """
-    check_number("margin", margin, at_least=0)
+    check_setting("margin", margin, at_least=0)
     check_choice("power", power, (1, 2))
     check_choice("aggregate", aggregate, AGGREGATES)
     check_inputs(
@@ -99,8 +101,16 @@ def _pair_distance(
     """Signed distance for class pairs; ``other`` is (K,) or (K, J) rivals of each."""
     if other.dim() == 2:
         points, own = points[:, None], own[:, None]
-    difference = None if bias is None else bias[other] - bias[own]
-    return paired_boundary_distance(points, weight[own], weight[other], difference)
+    # One gather, so that the backward pass fills one array of the prototypes' size.
+    count, index = own.numel(), torch.cat((own.flatten(), other.flatten()))
+    rows = weight.index_select(0, index)
+    mine = rows[:count].view(*own.shape, weight.shape[1])
+    theirs = rows[count:].view(*other.shape, weight.shape[1])
+    difference = None
+    if bias is not None:
+        biases = bias.index_select(0, index)
+        difference = biases[count:].view(other.shape) - biases[:count].view(own.shape)
+    return paired_boundary_distance(points, mine, theirs, difference)
 
 
 def _all_distances(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | None) -> Tensor:
@@ -108,39 +118,53 @@ def _all_distances(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | N
     if own.shape[0] * weight.numel() <= 16 * EXACT_LIMIT:
         every = torch.arange(weight.shape[0], device=own.device).expand(own.shape[0], -1)
         return _pair_distance(points, weight, own, every, bias)
-    return _gram_distances(points, weight, own, bias, weight, bias, own[:, None])
+    return _gram_distances(points, weight, own, bias)
 
 
-def _gram_distances(
-    points: Tensor,
-    weight: Tensor,
-    own: Tensor,
-    bias: Tensor | None,
-    block: Tensor,
-    block_bias: Tensor | None,
-    own_column: Tensor | None,
-) -> Tensor:
-    """Signed distances to a block of rivals from products of matrices.
+def _gram_distances(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | None) -> Tensor:
+    """Signed distances from products of matrices, with gradient.
 
     Squared lengths come from a Gram matrix, so they carry a rounding error of the order of
-    ``eps * ||W||^2``; lengths below that are treated as zero. ``own_column`` marks the zero
-    diagonal, which is replaced before the square root (its gradient there would be infinite).
+    ``eps * ||W||^2``; lengths below that are treated as zero. The zero diagonal is replaced before
+    the square root (its gradient there would be infinite).
     """
     mine = weight[own]
-    logits = points @ block.T
-    if block_bias is not None:
-        logits = logits + block_bias
+    logits = points @ weight.T
     own_logit = (points * mine).sum(1, keepdim=True)
     if bias is not None:
-        own_logit = own_logit + bias[own][:, None]
-    sizes = safe_norm(mine).square()[:, None] + safe_norm(block).square()
-    square = sizes - 2 * (mine @ block.T)
-    if own_column is not None:
-        square = square.scatter(1, own_column, 0.0)
-    noise = 8 * torch.finfo(square.dtype).eps * sizes.detach()
-    degenerate = square <= noise.clamp_min(DEGENERATE**2)
+        logits, own_logit = logits + bias, own_logit + bias[own][:, None]
+    sizes = safe_norm(mine).square()[:, None] + safe_norm(weight).square()
+    square = (sizes - 2 * (mine @ weight.T)).scatter(1, own[:, None], 0.0)
+    degenerate = square <= _noise(sizes.detach())
     length = torch.sqrt(torch.where(degenerate, 1.0, square))
     return torch.where(degenerate, 0.0, (logits - own_logit) / length)
+
+
+def _noise(sizes: Tensor) -> Tensor:
+    """Squared lengths from a Gram matrix mean nothing up to this."""
+    return (8 * torch.finfo(sizes.dtype).eps * sizes).clamp_min(DEGENERATE**2)
+
+
+def _search_distances(
+    points: Tensor,
+    mine: Tensor,
+    own_logit: Tensor,
+    own_size: Tensor,
+    block: Tensor,
+    block_bias: Tensor | None,
+    block_size: Tensor,
+) -> Tensor:
+    """:func:`_gram_distances` to a block of rivals without gradient, with few (K, C) buffers."""
+    sizes = own_size + block_size
+    square = torch.addmm(sizes, mine, block.T, alpha=-2)
+    if block_bias is None:
+        gap = points @ block.T
+    else:
+        gap = torch.addmm(block_bias, points, block.T)
+    # 1 where there is a boundary, 0 where not: masks are slower than arithmetic.
+    apart = (square - _noise(sizes)).clamp_min_(0).sign_()
+    gap.sub_(own_logit).mul_(apart)
+    return gap.div_(square.clamp_min_(DEGENERATE**2).sqrt_())
 
 
 def _nearest_rival(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | None) -> Tensor:
@@ -153,18 +177,23 @@ def _nearest_rival(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | N
     # Subtracting the mean row changes no difference of rows but shortens them, which keeps the
     # rounding error of the Gram matrix small; the logits' common shift is the same for all.
     centred = weight - weight.mean(0)
+    sizes = torch.linalg.vector_norm(centred, dim=1).square()
+    mine, own_size = centred.index_select(0, own), sizes.index_select(0, own)[:, None]
+    own_logit = (points * mine).sum(1, keepdim=True)
+    if bias is not None:
+        own_logit += bias.index_select(0, own)[:, None]
     size = max(256, BLOCK // max(own.shape[0], 1))
     scores, indices = [], []
     for start in range(0, num_classes, size):
         stop = min(start + size, num_classes)
-        distance = _gram_distances(
+        distance = _search_distances(
             points,
-            centred,
-            own,
-            bias,
+            mine,
+            own_logit,
+            own_size,
             centred[start:stop],
             None if bias is None else bias[start:stop],
-            None,
+            sizes[start:stop],
         )
         inside = (own >= start) & (own < stop)
         column = (own - start).clamp(0, stop - start - 1)[:, None]
@@ -195,6 +224,15 @@ def centroid_norm(centroids: Prototypes) -> Tensor:
     """
     check_matrix("centroids", centroids, "(K, D)")
     return safe_norm(centroids)
+
+
+def classifier_of(
+    prototypes: Tensor | nn.Module, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of the linear classifier whose boundaries are those of the head."""
+    if bias is None and not isinstance(prototypes, Tensor):
+        bias = getattr(prototypes, "bias", None)
+    return boundary_form(prototypes, matrix_of(prototypes), bias)
 
 
 class CentroidMargin(ClassWise):
@@ -239,9 +277,7 @@ class CentroidMargin(ClassWise):
         bias: Tensor | None = None,
         sample_weight: Tensor | None = None,
     ) -> Tensor:
-        if bias is None and not isinstance(prototypes, Tensor):
-            bias = getattr(prototypes, "bias", None)
-        matrix = matrix_of(prototypes)
+        matrix, bias = classifier_of(prototypes, bias)
         batch = self.batch(features, matrix, labels, bias=bias, sample_weight=sample_weight)
         if self.detach_classifier:
             matrix, bias = matrix.detach(), None if bias is None else bias.detach()
@@ -250,7 +286,7 @@ class CentroidMargin(ClassWise):
             matrix,
             batch.slots.classes,
             bias=bias,
-            margin=self.margin,
+            margin=live(self, "margin"),
             power=self.power,
             aggregate=self.aggregate,
             validate=False,

@@ -43,7 +43,7 @@ class ClassBatch(NamedTuple):
 
     def of_samples(self, per_slot: Tensor) -> Tensor:
         """The row of each sample's class."""
-        return per_slot[self.slots.of_sample]
+        return per_slot.index_select(0, self.slots.of_sample)
 
     def kept(self, features: Tensor) -> Tensor:
         """Features with zeros in the rows that do not count: those may hold anything, even NaN."""

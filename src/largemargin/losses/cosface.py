@@ -1,14 +1,16 @@
 """CosFace, also known as AM-Softmax: a margin on the cosine of the target (LTLM)."""
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.losses.loss import Loss, LossOptions
+from largemargin.losses.scale import Scale, check_scale_setting, lowered, resolve_scale
 from largemargin.losses.terms import check_margin, expect, need, of_target
 from largemargin.ops import ComputeOptions, class_stats
+from largemargin.ops.moving import live
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -18,7 +20,7 @@ def cosface(
     labels: Labels,
     *,
     margin: float | Tensor = 0.35,
-    scale: float = 64.0,
+    scale: Scale = 64.0,
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
     r"""CosFace / AM-Softmax (ZHO-COSFACE).
@@ -33,7 +35,8 @@ def cosface(
         margin: m in cosine units, a number or one per class (C,). Below C/(C-1), the widest margin
             any arrangement of C classes has. Default 0.35 (face recognition original; LTLM's
             tables use 0.1 by the public script, the slides do not print it).
-        scale: s > 0, default 64 (original; AM-Softmax uses 30, LTLM 10, 20 and 64).
+        scale: s > 0, default 64 (original; AM-Softmax uses 30, LTLM 10, 20 and 64). "auto":
+            :func:`auto_scale`.
 
     Departures: none.
 
@@ -44,12 +47,13 @@ def cosface(
         >>> cosface(W[:1], W, torch.tensor([0]), margin=1.0, scale=8.0)
         tensor([0.6931])
     """
+    s = resolve_scale(scale, prototypes, lowered, margin)
     stats = class_stats(
         features,
         prototypes,
         labels,
         similarity="cosine",
-        scale=scale,
+        scale=s,
         want=("target", "rest"),
         **how,
     )
@@ -61,7 +65,7 @@ def cosface(
         below=num_classes / max(num_classes - 1, 1),
         hint=f"With {num_classes} classes no arrangement has a wider cosine margin.",
     )
-    required = scale * of_target(margin, labels, num_classes, "margin")
+    required = s * of_target(margin, labels, num_classes, "margin")
     return expect(F.softplus(need(stats.rest) - need(stats.target) + required), labels)
 
 
@@ -72,21 +76,27 @@ class CosFace(Loss):
     get the widest, as in LDAM.
     """
 
+    head_similarity: ClassVar[str | None] = "cosine"
+
     margin: float | Tensor
 
     def __init__(
         self,
         *,
         margin: float | Tensor = 0.35,
-        scale: float = 64.0,
+        scale: Scale = 64.0,
         class_counts: Sequence[int] | None = None,
         **options: Unpack[LossOptions],
     ) -> None:
         super().__init__(**options)
+        check_scale_setting(scale)
         self.scale = scale
         self._keep("margin", margin)
         self._count_margins(class_counts, margin)
 
+    def aligned_cosine(self) -> float | Tensor:
+        return lowered(self.margin if self.class_margins is None else self.class_margins)
+
     def per_sample(self, *inputs: Tensor) -> Tensor:
-        margin = self.margin if self.class_margins is None else self.class_margins
-        return cosface(*inputs, margin=margin, scale=self.scale, **self.how)
+        margin = live(self, "margin") if self.class_margins is None else self.class_margins
+        return cosface(*inputs, margin=margin, scale=live(self, "scale"), **self.how)

@@ -18,12 +18,13 @@ from largemargin.losses.centroid_margin import (
     Aggregate,
     centroid_margin,
     centroid_norm,
+    classifier_of,
 )
 from largemargin.losses.classwise import ClassBatch, ClassWise
 from largemargin.losses.compactness import check_hinge, hinge_to_center
 from largemargin.losses.cross_entropy import CrossEntropy
 from largemargin.losses.loss import LossOptions, LossValue
-from largemargin.losses.terms import matrix_of
+from largemargin.ops.moving import live
 from largemargin.prototypes.centroids import CentroidBank, FirstSeen, Strategy
 
 
@@ -35,7 +36,8 @@ class Discriminative(ClassWise):
     Compactness pulls features into a ball of radius delta_v around their class centroid, the
     margin pushes centroids delta_d away from every decision boundary, the norm keeps them from
     growing. Train with ``CrossEntropy`` beside it: ``Objective(softmax=CrossEntropy(),
-    lmd=Discriminative(10, 30))``. It can diverge at ordinary learning rates: clip gradients.
+    lmd=Discriminative(10, 30))``. It can diverge at learning rates above 0.001: clip gradients, or
+    take :class:`~largemargin.StableDiscriminative`.
 
     Args:
         num_classes: C.
@@ -60,6 +62,9 @@ class Discriminative(ClassWise):
     """
 
     uses_bias: ClassVar[bool] = True
+
+    has_norm: ClassVar[bool] = True
+    """Whether there is a term L_reg."""
 
     def __init__(
         self,
@@ -131,6 +136,11 @@ class Discriminative(ClassWise):
     def accumulate(self) -> int | None:
         return self.bank.accumulate
 
+    @property
+    def part_weights(self) -> dict[str, float]:
+        """What each of the named terms is multiplied by."""
+        return {"compact": self.alpha, "margin": self.beta, "reg": self.gamma_reg}
+
     def named_terms(
         self,
         features: Tensor,
@@ -151,27 +161,35 @@ class Discriminative(ClassWise):
         labels: Tensor,
         bias: Tensor | None,
     ) -> tuple[LossValue, ClassBatch]:
-        if bias is None and not isinstance(prototypes, Tensor):
-            bias = getattr(prototypes, "bias", None)
-        matrix = matrix_of(prototypes)
-        batch = self.batch(features, matrix, labels, bias=bias)
-        compact = self.mean_over_samples(self._to_center(features, batch), batch)
+        matrix, bias = classifier_of(prototypes, bias)
         if self.detach_classifier:
             matrix, bias = matrix.detach(), None if bias is None else bias.detach()
+        features, bias = self._in_units(features, matrix, labels, bias)
+        batch = self.batch(features, matrix, labels, bias=bias)
+        compact = self.mean_over_samples(self._to_center(features, batch), batch)
         distances = centroid_margin(
             batch.centroids.margin,
             matrix,
             batch.slots.classes,
             bias=bias,
-            margin=self.margin,
+            margin=live(self, "margin"),
             power=self.margin_power,
             aggregate=self.aggregate,
             validate=False,
         )
         margin = self.mean_over_classes(distances, batch)
-        reg = self.mean_over_classes(centroid_norm(batch.centroids.margin), batch)
-        total = self.alpha * compact + self.beta * margin + self.gamma_reg * reg
-        return LossValue(total, {"compact": compact, "margin": margin, "reg": reg}), batch
+        terms = {"compact": compact, "margin": margin}
+        total = live(self, "alpha") * compact + live(self, "beta") * margin
+        if self.has_norm:
+            terms["reg"] = self.mean_over_classes(centroid_norm(batch.centroids.margin), batch)
+            total = total + live(self, "gamma_reg") * terms["reg"]
+        return LossValue(total, terms), batch
+
+    def _in_units(
+        self, features: Tensor, matrix: Tensor, labels: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Features and bias in the units that radius and margin are given in: as they are."""
+        return features, bias
 
     def _to_center(self, features: Tensor, batch: ClassBatch) -> Tensor:
         centers = batch.of_samples(batch.centroids.compact)
@@ -257,6 +275,11 @@ class RobustDiscriminative(Discriminative):
         self.softmax_weight = softmax_weight
         self._softmax = CrossEntropy(**options)
         self._softmax.sync = self.sync
+
+    @property
+    def part_weights(self) -> dict[str, float]:
+        softmax = {"softmax": self.softmax_weight} if self.softmax_weight else {}
+        return {**softmax, **super().part_weights, "noisy": self.noise_weight}
 
     def named_terms(  # type: ignore[override]
         self,

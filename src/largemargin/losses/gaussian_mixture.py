@@ -8,9 +8,11 @@ from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_number
 from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.terms import expect, need, of_target
+from largemargin.losses.terms import check_setting, expect, need, of_target
 from largemargin.ops import ComputeOptions, class_stats
+from largemargin.ops.moving import live
 from largemargin.ops.rows import promote
+from largemargin.prototypes.form import HeadForm
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -50,8 +52,8 @@ def gaussian_mixture(
         ...                  likelihood_weight=0.0)
         tensor([0.6931])
     """
-    check_number("alpha", alpha, at_least=0)
-    check_number("likelihood_weight", likelihood_weight, at_least=0)
+    check_setting("alpha", alpha, at_least=0)
+    check_setting("likelihood_weight", likelihood_weight, at_least=0)
     num_classes = means.shape[0]
     if log_variances is None:
         stats = class_stats(
@@ -91,6 +93,7 @@ class GaussianMixture(Loss):
         learn_variances: learn (C, D) log-variances (start 0), or keep unit variances (default).
     """
 
+    head_similarity: ClassVar[str | None] = "euclidean"
     refuses: ClassVar[dict[str, str]] = {
         "class_margin": "alpha is a factor of the distance, one number in the original."
     }
@@ -118,11 +121,19 @@ class GaussianMixture(Loss):
             nn.Parameter(torch.zeros(num_classes, dim)) if learn_variances else None
         )
 
+    def head_form(self, num_classes: int) -> HeadForm | None:
+        if self.learn_variances:
+            raise LargeMarginError(
+                "learn_variances=True classifies by distances in units of learned variances, which "
+                "no head here has. Attach with learn_variances=False, or call the loss yourself."
+            )
+        return super().head_form(num_classes)
+
     def per_sample(self, *inputs: Tensor) -> Tensor:
         return gaussian_mixture(
             *inputs,
             log_variances=self.log_variances,
-            alpha=self.alpha,
-            likelihood_weight=self.likelihood_weight,
+            alpha=live(self, "alpha"),
+            likelihood_weight=live(self, "likelihood_weight"),
             **self.how,
         )

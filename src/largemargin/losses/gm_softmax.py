@@ -7,8 +7,10 @@ from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_length
 from largemargin.losses.loss import Loss, LossOptions
+from largemargin.losses.scale import Scale, check_scale_setting, resolve_scale
 from largemargin.losses.terms import expect, need
 from largemargin.ops import ComputeOptions, class_stats
+from largemargin.ops.moving import live
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -21,7 +23,7 @@ def gm_softmax(
     beta1: float | Tensor = 0.0,
     alpha2: float | Tensor = 1.0,
     beta2: float | Tensor = 0.0,
-    scale: float = 64.0,
+    scale: Scale = 64.0,
     check: bool = True,
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
@@ -39,7 +41,8 @@ def gm_softmax(
         labels: (N,) or soft targets (N, C).
         alpha1, beta1: numerator, numbers or one per sample (N,). Defaults 1 and 0.
         alpha2, beta2: denominator, likewise. The defaults together are NormFace.
-        scale: s > 0; it multiplies beta too (erratum Z5). Default 64.
+        scale: s > 0; it multiplies beta too (erratum Z5). Default 64. "auto":
+            :func:`auto_scale`.
         check: enforce alpha1 >= 1/2 and alpha2 <= alpha1, the conditions of the theorem.
 
     Example:
@@ -49,12 +52,13 @@ def gm_softmax(
     """
     if check:
         _check_theorem(alpha1, alpha2)
+    s = resolve_scale(scale, prototypes, _aligned, alpha2, beta2)
     stats = class_stats(
         features,
         prototypes,
         labels,
         similarity="cosine",
-        scale=scale,
+        scale=s,
         want=("target", "rest"),
         **how,
     )
@@ -66,9 +70,13 @@ def gm_softmax(
         check_length(name, value, features.shape[0], "one number per sample")
         return value if labels.dim() == 1 else value[:, None]
 
-    numerator = row("alpha1", alpha1) * target + scale * row("beta1", beta1)
-    denominator = row("alpha2", alpha2) * target + scale * row("beta2", beta2)
+    numerator = row("alpha1", alpha1) * target + s * row("beta1", beta1)
+    denominator = row("alpha2", alpha2) * target + s * row("beta2", beta2)
     return expect(torch.logaddexp(need(stats.rest), denominator) - numerator, labels)
+
+
+def _aligned(alpha2: float | Tensor, beta2: float | Tensor) -> float | Tensor:
+    return alpha2 + beta2
 
 
 def _check_theorem(alpha1: float | Tensor, alpha2: float | Tensor) -> None:
@@ -88,6 +96,8 @@ def _check_theorem(alpha1: float | Tensor, alpha2: float | Tensor) -> None:
 class GMSoftmax(Loss):
     """Module form of :func:`gm_softmax`, with the options of :class:`Loss`."""
 
+    head_similarity: ClassVar[str | None] = "cosine"
+
     refuses: ClassVar[dict[str, str]] = {
         "class_margin": "its margins are per sample: alpha and beta of shape (N,)."
     }
@@ -103,7 +113,7 @@ class GMSoftmax(Loss):
         beta1: float | Tensor = 0.0,
         alpha2: float | Tensor = 1.0,
         beta2: float | Tensor = 0.0,
-        scale: float = 64.0,
+        scale: Scale = 64.0,
         check: bool = True,
         **options: Unpack[LossOptions],
     ) -> None:
@@ -114,17 +124,21 @@ class GMSoftmax(Loss):
         self._keep("beta1", beta1)
         self._keep("alpha2", alpha2)
         self._keep("beta2", beta2)
+        check_scale_setting(scale)
         self.scale = scale
         self.check = check
+
+    def aligned_cosine(self) -> float | Tensor:
+        return _aligned(self.alpha2, self.beta2)
 
     def per_sample(self, *inputs: Tensor) -> Tensor:
         return gm_softmax(
             *inputs,
-            alpha1=self.alpha1,
-            beta1=self.beta1,
-            alpha2=self.alpha2,
-            beta2=self.beta2,
-            scale=self.scale,
+            alpha1=live(self, "alpha1"),
+            beta1=live(self, "beta1"),
+            alpha2=live(self, "alpha2"),
+            beta2=live(self, "beta2"),
+            scale=live(self, "scale"),
             check=self.check,
             **self.how,
         )

@@ -1,7 +1,7 @@
 """LDAM: CosFace with margins from the class counts, re-weighted late in training (Cao 2019)."""
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 from torch import Tensor
 
@@ -9,6 +9,8 @@ from largemargin.errors import check_number
 from largemargin.losses.cosface import cosface
 from largemargin.losses.loss import Loss, LossOptions
 from largemargin.losses.margins import balanced_weights
+from largemargin.losses.scale import Scale, check_scale_setting, lowered
+from largemargin.ops.moving import live
 
 
 class LDAM(Loss):
@@ -23,7 +25,7 @@ class LDAM(Loss):
     Args:
         class_counts: training samples per class, all positive.
         max_margin: of the rarest class, default 0.5 (original).
-        scale: s on the whole cosine logit, default 30 (original).
+        scale: s on the whole cosine logit, default 30 (original). "auto": :func:`auto_scale`.
         beta: of the deferred weights, default 0.9999 (original).
 
     Example:
@@ -31,6 +33,8 @@ class LDAM(Loss):
         >>> loss.margins
         tensor([0.1581, 0.2812, 0.5000])
     """
+
+    head_similarity: ClassVar[str | None] = "cosine"
 
     class_counts: list[int]
 
@@ -45,12 +49,13 @@ class LDAM(Loss):
         class_counts: Sequence[int] | Tensor,
         *,
         max_margin: float = 0.5,
-        scale: float = 30.0,
+        scale: Scale = 30.0,
         beta: float = 0.9999,
         **options: Unpack[LossOptions],
     ) -> None:
         super().__init__(**options)
         check_number("beta", beta, at_least=0, below=1)
+        check_scale_setting(scale)
         self._count_margins(class_counts, max_margin)
         self.max_margin = max_margin
         self.scale = scale
@@ -66,5 +71,8 @@ class LDAM(Loss):
         self.reweight(f"{prefix}weight" in state_dict)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
+    def aligned_cosine(self) -> float | Tensor:
+        return lowered(self.margins)
+
     def per_sample(self, *inputs: Tensor) -> Tensor:
-        return cosface(*inputs, margin=self.margins, scale=self.scale, **self.how)
+        return cosface(*inputs, margin=self.margins, scale=live(self, "scale"), **self.how)

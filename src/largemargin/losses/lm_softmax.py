@@ -1,13 +1,14 @@
 """LM-Softmax: the target leaves the denominator (LTLM)."""
 
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 from torch import Tensor
 
-from largemargin.errors import check_number
 from largemargin.losses.loss import Loss, LossOptions
+from largemargin.losses.scale import Scale, check_scale_setting, resolve_scale, untouched
 from largemargin.losses.terms import expect, need
 from largemargin.ops import ComputeOptions, class_stats
+from largemargin.ops.moving import live
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -16,7 +17,7 @@ def lm_softmax(
     prototypes: Prototypes,
     labels: Labels,
     *,
-    scale: float = 64.0,
+    scale: Scale = 64.0,
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
     r"""Largest-margin softmax (ZHO-LM).
@@ -33,7 +34,7 @@ def lm_softmax(
         features: (N, D).
         prototypes: (C, D).
         labels: (N,) or soft targets (N, C).
-        scale: s > 0; LTLM uses 10, 20 and 64; default 64.
+        scale: s > 0; LTLM uses 10, 20 and 64; default 64. "auto": :func:`auto_scale`.
 
     Departures: erratum Z8 concerns an inequality about it, not the loss.
 
@@ -44,26 +45,29 @@ def lm_softmax(
         >>> lm_softmax(torch.tensor([[3.0, 4.0]]), W, torch.tensor([1]))
         tensor([-0.2000])
     """
-    check_number("scale", scale, above=0)
+    check_scale_setting(scale)
+    s = resolve_scale(scale, prototypes, untouched)
     stats = class_stats(
         features,
         prototypes,
         labels,
         similarity="cosine",
-        scale=scale,
+        scale=s,
         want=("target", "rest"),
         **how,
     )
-    return expect((need(stats.rest) - need(stats.target)) / scale, labels)
+    return expect((need(stats.rest) - need(stats.target)) / s, labels)
 
 
 class LMSoftmax(Loss):
     """Module form of :func:`lm_softmax`, with the options of :class:`Loss`."""
 
-    def __init__(self, *, scale: float = 64.0, **options: Unpack[LossOptions]) -> None:
+    head_similarity: ClassVar[str | None] = "cosine"
+
+    def __init__(self, *, scale: Scale = 64.0, **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
-        check_number("scale", scale, above=0)
+        check_scale_setting(scale)
         self.scale = scale
 
     def per_sample(self, *inputs: Tensor) -> Tensor:
-        return lm_softmax(*inputs, scale=self.scale, **self.how)
+        return lm_softmax(*inputs, scale=live(self, "scale"), **self.how)

@@ -20,12 +20,16 @@ from largemargin.errors import (
 )
 from largemargin.losses.margins import ldam_margins
 from largemargin.losses.rebuild import rebuilding_repr
+from largemargin.losses.scale import auto_scale
 from largemargin.losses.terms import class_vector, matrix_of, need
+from largemargin.losses.weighted import Weighted as Weighted
 from largemargin.ops import ComputeOptions
 from largemargin.ops.class_stats import IMPLS, Impl
 from largemargin.ops.distributed import all_reduce_sum, world_size
+from largemargin.ops.moving import live
 from largemargin.ops.product import PRECISIONS, Precision
 from largemargin.ops.rows import promote
+from largemargin.prototypes.form import HeadForm
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
 REDUCTIONS: tuple[Reduction, ...] = ("mean", "sum", "none")
@@ -90,6 +94,9 @@ class Loss(nn.Module):
 
     takes_logits: ClassVar[bool] = False
     """Whether ``loss(logits, labels)`` is a call too."""
+
+    head_similarity: ClassVar[str | None] = None
+    """How a classifier trained with this loss predicts; None: as its head does already."""
 
     refuses: ClassVar[dict[str, str]] = {}
     """Options this loss does not have, each with the reason: the docs' table is made from it."""
@@ -243,7 +250,7 @@ class Loss(nn.Module):
                 )
             return matrix, {}
         for name in ("similarity", "scale"):
-            own = getattr(self, name, None)
+            own = live(self, name)
             if own is not None:
                 options[name] = own
         return matrix, {"bias": bias, **options}
@@ -335,16 +342,37 @@ class Loss(nn.Module):
             margins = ldam_margins(class_counts, max_margin=largest)
         self.register_buffer("class_margins", margins)
 
+    def _set_largest_margin(self, largest: float | Tensor) -> None:
+        """Margins per class again, for another largest one."""
+        self._largest_margin = largest
+        shares = ldam_margins(self.class_counts or [], max_margin=1.0, dtype=torch.float64)
+        self.class_margins = (largest * shares).to(need(self.class_margins))
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Loss":
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if getattr(self, "class_margins", None) is not None and self.class_counts is not None:
             # Made again rather than converted: float64 gets all its digits, half stays float32.
-            moved = promote(need(self.class_margins))
-            made = ldam_margins(
-                self.class_counts, max_margin=self._largest_margin, dtype=moved.dtype
-            )
-            self.class_margins = made.to(moved.device)
+            self.class_margins = promote(need(self.class_margins))
+            self._set_largest_margin(self._largest_margin)
         return self
+
+    def head_form(self, num_classes: int) -> HeadForm | None:
+        """How a head must make its logits to predict as this loss trains; None: any way."""
+        similarity = self.head_similarity or getattr(self, "similarity", None)
+        if similarity is None:
+            return None
+        bias = self.takes_logits and similarity == "dot"
+        return HeadForm(similarity, self.scale_for(num_classes), bias)
+
+    def scale_for(self, num_classes: int) -> float:
+        """The scale as a number: ``"auto"`` resolved for so many classes, 1 where there is none."""
+        scale: float | str | None = getattr(self, "scale", None)
+        automatic = isinstance(scale, str)
+        return float(auto_scale(num_classes, self.aligned_cosine()) if automatic else scale or 1)
+
+    def aligned_cosine(self) -> float | Tensor:
+        """What the margin leaves of the cosine of a feature on its prototype: psi(0)."""
+        return 1.0
 
     @property
     def how(self) -> ComputeOptions:
@@ -369,16 +397,3 @@ class Loss(nn.Module):
 
     def __repr__(self) -> str:
         return rebuilding_repr(self, Loss)
-
-
-class Weighted(nn.Module):
-    """``weight * loss``, as an ``Objective`` takes it."""
-
-    def __init__(self, loss: Loss, weight: float) -> None:
-        super().__init__()
-        check_number("the weight of a loss", weight)
-        self.loss = loss
-        self.weight = weight
-
-    def __repr__(self) -> str:
-        return f"{self.weight!r} * {self.loss!r}"

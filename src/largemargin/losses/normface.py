@@ -1,13 +1,15 @@
 """NormFace: cross entropy of scaled cosines (LTLM)."""
 
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.losses.loss import Loss, LossOptions
+from largemargin.losses.scale import Scale, check_scale_setting, resolve_scale, untouched
 from largemargin.losses.terms import expect, need
 from largemargin.ops import ComputeOptions, class_stats
+from largemargin.ops.moving import live
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -16,7 +18,7 @@ def normface(
     prototypes: Prototypes,
     labels: Labels,
     *,
-    scale: float = 64.0,
+    scale: Scale = 64.0,
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
     r"""NormFace (ZHO-NORMFACE): softmax loss with normalised features and prototypes, no bias.
@@ -27,7 +29,8 @@ def normface(
         features: (N, D).
         prototypes: (C, D).
         labels: (N,) or soft targets (N, C).
-        scale: s > 0. LTLM uses 10, 20 and 64; default 64. Small problems want 8 to 20.
+        scale: s > 0. LTLM uses 10, 20 and 64; default 64. Small problems want 8 to 20; "auto":
+            :func:`auto_scale`.
 
     Departures: none.
 
@@ -43,7 +46,7 @@ def normface(
         prototypes,
         labels,
         similarity="cosine",
-        scale=scale,
+        scale=resolve_scale(scale, prototypes, untouched),
         want=("target", "rest"),
         **how,
     )
@@ -53,9 +56,12 @@ def normface(
 class NormFace(Loss):
     """Module form of :func:`normface`, with the options of :class:`Loss`."""
 
-    def __init__(self, *, scale: float = 64.0, **options: Unpack[LossOptions]) -> None:
+    head_similarity: ClassVar[str | None] = "cosine"
+
+    def __init__(self, *, scale: Scale = 64.0, **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
+        check_scale_setting(scale)
         self.scale = scale
 
     def per_sample(self, *inputs: Tensor) -> Tensor:
-        return normface(*inputs, scale=self.scale, **self.how)
+        return normface(*inputs, scale=live(self, "scale"), **self.how)

@@ -1,5 +1,6 @@
 """``Objective``: named, weighted terms added up."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -7,6 +8,8 @@ from torch import Tensor, nn
 from largemargin.errors import LargeMarginError
 from largemargin.losses.loss import Loss, LossValue, Weighted
 from largemargin.ops import similarity_logits
+from largemargin.ops.moving import followed
+from largemargin.prototypes.form import HeadForm
 
 
 class Objective(nn.Module):
@@ -60,7 +63,9 @@ class Objective(nn.Module):
         noisy: Tensor | None = None,
         inputs: Tensor | None = None,
         layers: list[Tensor] | None = None,
+        own: Mapping[str, Mapping[str, Tensor]] | None = None,
     ) -> LossValue:
+        """``own`` replaces arguments for single terms: ``{"center": {"features": hidden}}``."""
         given: dict[str, Any] = {
             "features": features,
             "prototypes": prototypes,
@@ -76,7 +81,8 @@ class Objective(nn.Module):
             assert isinstance(loss, Loss)
             if "logits" in loss.needs and given["logits"] is None:
                 given["logits"] = _logits(features, prototypes, bias)
-            arguments = [self._argument(name, needed, given) for needed in loss.needs]
+            mine = given if own is None else {**given, **own.get(name, {})}
+            arguments = [self._argument(name, needed, mine) for needed in loss.needs]
             options: dict[str, Any] = {}
             if loss.uses_bias and bias is not None:
                 options["bias"] = bias
@@ -91,10 +97,42 @@ class Objective(nn.Module):
             else:
                 term = loss(*arguments, **options)
                 values[name] = term
-            weighted = self.weights[name] * term
+            weight = followed(self, name)
+            weighted = (self.weights[name] if weight is None else weight) * term
             total = weighted if total is None else total + weighted
         assert total is not None
         return LossValue(total, values)
+
+    def head_form(self, num_classes: int, similarity: str | None = None) -> HeadForm | None:
+        """How a head must make its logits to predict as these terms train; None: any way.
+
+        Terms may ask for one similarity at most, unless ``similarity`` says whose form counts.
+        """
+        forms: dict[str, HeadForm] = {}
+        for name, loss in self.terms.items():
+            assert isinstance(loss, Loss)
+            form = loss.head_form(num_classes)
+            if form is not None and similarity in (None, form.similarity):
+                forms[name] = form
+        if len({form.similarity for form in forms.values()}) > 1:
+            listed = ", ".join(f"{name!r} {form.similarity}" for name, form in forms.items())
+            raise LargeMarginError(
+                f"the terms train classifiers of different geometry: {listed}. A model predicts "
+                "with one of them; say which: similarity=..."
+            )
+        return next(iter(forms.values()), None)
+
+    @property
+    def term_weights(self) -> dict[str, float]:
+        """What each reported term is multiplied by in the total."""
+        weights: dict[str, float] = {}
+        for name, loss in self.terms.items():
+            parts: dict[str, float] | None = getattr(loss, "part_weights", None)
+            if parts is None:
+                weights[name] = self.weights[name]
+            else:
+                weights |= {f"{name}.{part}": self.weights[name] * w for part, w in parts.items()}
+        return weights
 
     def _argument(self, term: str, name: str, given: dict[str, Any]) -> Any:
         value = given[name]

@@ -7,12 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_number
+from largemargin.errors import LargeMarginError
 from largemargin.losses.angles import multiplied_angle
 from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.terms import expect, need, of_target
+from largemargin.losses.scale import Scale, check_scale_setting, resolve_scale, untouched
+from largemargin.losses.terms import check_setting, expect, need, of_target
 from largemargin.ops import ComputeOptions, class_stats, safe_norm
+from largemargin.ops.moving import live
 from largemargin.ops.rows import EPS
+from largemargin.prototypes.form import HeadForm
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -41,7 +44,7 @@ def sphereface_psi(theta: Tensor, margin: int = 4) -> Tensor:
     return (1 - 2 * torch.remainder(k, 2)) * torch.cos(margin * theta) - 2 * k
 
 
-def _annealed(cosine: Tensor, margin: int, annealing: float) -> Tensor:
+def _annealed(cosine: Tensor, margin: int, annealing: float | Tensor) -> Tensor:
     cosine = torch.where(cosine.abs() > 1, cosine.sign(), cosine)
     return (annealing * cosine + multiplied_angle(cosine, margin)) / (1 + annealing)
 
@@ -52,7 +55,7 @@ def sphereface(
     labels: Labels,
     *,
     margin: int = 4,
-    scale: float | None = None,
+    scale: Scale | None = None,
     annealing: float = 0.0,
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
@@ -70,7 +73,8 @@ def sphereface(
         prototypes: (C, D).
         labels: (N,) or soft targets (N, C).
         margin: m, an integer; default 4 (original). A real factor: :func:`unified_margin`.
-        scale: None keeps the feature norm; a number s > 0 normalises features.
+        scale: None keeps the feature norm; a number s > 0, or "auto" (:func:`auto_scale`),
+            normalises features.
         annealing: lambda >= 0; the original starts near 1000 and decays to 5. Default 0, the bare
             loss, which trains only from a good start.
 
@@ -85,7 +89,7 @@ def sphereface(
         tensor([0.1269])
     """
     margin = check_integer_margin(margin, "sphereface")
-    check_number("annealing", annealing, at_least=0)
+    check_setting("annealing", annealing, at_least=0)
     if scale is None:
         stats = class_stats(
             features,
@@ -98,16 +102,17 @@ def sphereface(
         length = safe_norm(features)
         length = length if labels.dim() == 1 else length[:, None]
     else:
+        s = resolve_scale(scale, prototypes, untouched)
         stats = class_stats(
             features,
             prototypes,
             labels,
             similarity="cosine",
-            scale=scale,
+            scale=s,
             want=("target", "rest"),
             **how,
         )
-        length = torch.full_like(need(stats.target), scale)
+        length = torch.ones_like(need(stats.target)) * s
     cosine = need(stats.target) / length.clamp_min(EPS)
     penalised = length * _annealed(cosine, margin, annealing)
     return expect(F.softplus(need(stats.rest) - penalised), labels)
@@ -142,7 +147,7 @@ def lsoftmax(
         tensor([0.1269])
     """
     margin = check_integer_margin(margin, "lsoftmax")
-    check_number("annealing", annealing, at_least=0)
+    check_setting("annealing", annealing, at_least=0)
     stats = class_stats(features, prototypes, labels, want=("target", "rest"), **how)
     length = safe_norm(features)
     if labels.dim() == 1:
@@ -166,18 +171,29 @@ class SphereFace(Loss):
         self,
         *,
         margin: int = 4,
-        scale: float | None = None,
+        scale: Scale | None = None,
         annealing: float = 0.0,
         **options: Unpack[LossOptions],
     ) -> None:
         super().__init__(**options)
         self.margin = check_integer_margin(margin, "SphereFace")
+        if scale is not None:
+            check_scale_setting(scale)
         self.scale = scale
         self.annealing = annealing
 
+    def head_form(self, num_classes: int) -> HeadForm:
+        if self.scale is None:
+            return HeadForm("cosine_prototypes")
+        return HeadForm("cosine", self.scale_for(num_classes))
+
     def per_sample(self, *inputs: Tensor) -> Tensor:
         return sphereface(
-            *inputs, margin=self.margin, scale=self.scale, annealing=self.annealing, **self.how
+            *inputs,
+            margin=self.margin,
+            scale=live(self, "scale"),
+            annealing=live(self, "annealing"),
+            **self.how,
         )
 
 
@@ -193,5 +209,8 @@ class LSoftmax(Loss):
         self.margin = check_integer_margin(margin, "LSoftmax")
         self.annealing = annealing
 
+    def head_form(self, num_classes: int) -> HeadForm:
+        return HeadForm("dot")
+
     def per_sample(self, *inputs: Tensor) -> Tensor:
-        return lsoftmax(*inputs, margin=self.margin, annealing=self.annealing, **self.how)
+        return lsoftmax(*inputs, margin=self.margin, annealing=live(self, "annealing"), **self.how)

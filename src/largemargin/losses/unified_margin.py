@@ -1,17 +1,23 @@
 """The unified margin s(cos(m1 theta + m2) - m3) with real m1, monotone past pi (LTLM)."""
 
 import math
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.errors import check_number
 from largemargin.losses.angles import continued_cosine, safe_arccos
 from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.terms import check_margin, expect, need, of_target
+from largemargin.losses.scale import (
+    Scale,
+    check_scale_setting,
+    resolve_scale,
+    turned_and_lowered,
+)
+from largemargin.losses.terms import check_margin, check_setting, expect, need, of_target
 from largemargin.ops import ComputeOptions, class_stats
+from largemargin.ops.moving import live
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -23,7 +29,7 @@ def unified_margin(
     m1: float = 1.0,
     m2: float | Tensor = 0.0,
     m3: float | Tensor = 0.0,
-    scale: float = 64.0,
+    scale: Scale = 64.0,
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
     r"""Unified margin (ZHO-UNI): multiplicative, angular and cosine margin in one formula.
@@ -41,7 +47,7 @@ def unified_margin(
         m1: factor >= 1 of the angle; default 1.
         m2: angular margin in radians >= 0, a number or one per class; default 0.
         m3: cosine margin >= 0, a number or one per class; default 0.
-        scale: s > 0; LTLM uses 10, 20 and 64; default 64.
+        scale: s > 0; LTLM uses 10, 20 and 64; default 64. "auto": :func:`auto_scale`.
 
     Departures: erratum Z3 (s multiplies m3 too); the monotone continuation replaces the plain
     cosine beyond pi, where the printed inequality fails (Z4).
@@ -51,30 +57,32 @@ def unified_margin(
         >>> unified_margin(W[:1], W, torch.tensor([0]), m3=2.0, scale=4.0)
         tensor([0.6931])
     """
-    check_number("m1", m1, at_least=1)
+    check_setting("m1", m1, at_least=1)
     hint = "m2 is in radians; convert degrees with math.radians."
     check_margin("m2", m2, at_least=0, below=math.pi, hint=hint)
-    if not isinstance(m3, Tensor):
-        check_number("m3", m3, at_least=0)
+    check_setting("m3", m3, at_least=0)
+    s = resolve_scale(scale, prototypes, turned_and_lowered, m2, m3)
     stats = class_stats(
         features,
         prototypes,
         labels,
         similarity="cosine",
-        scale=scale,
+        scale=s,
         want=("target", "rest"),
         **how,
     )
     num_classes = prototypes.shape[0]
-    cosine = need(stats.target) / scale
+    cosine = need(stats.target) / s
     theta = safe_arccos(torch.where(cosine.abs() > 1, cosine.sign(), cosine))
     phi = m1 * theta + of_target(m2, labels, num_classes, "m2")
-    penalised = scale * (continued_cosine(phi) - of_target(m3, labels, num_classes, "m3"))
+    penalised = s * (continued_cosine(phi) - of_target(m3, labels, num_classes, "m3"))
     return expect(F.softplus(need(stats.rest) - penalised), labels)
 
 
 class UnifiedMargin(Loss):
     """Module form of :func:`unified_margin`, with the options of :class:`Loss`."""
+
+    head_similarity: ClassVar[str | None] = "cosine"
 
     m2: float | Tensor
     m3: float | Tensor
@@ -85,17 +93,26 @@ class UnifiedMargin(Loss):
         m1: float = 1.0,
         m2: float | Tensor = 0.0,
         m3: float | Tensor = 0.0,
-        scale: float = 64.0,
+        scale: Scale = 64.0,
         **options: Unpack[LossOptions],
     ) -> None:
         super().__init__(**options)
-        check_number("m1", m1, at_least=1)
+        check_setting("m1", m1, at_least=1)
+        check_scale_setting(scale)
         self.m1 = m1
         self._keep("m2", m2)
         self._keep("m3", m3)
         self.scale = scale
 
+    def aligned_cosine(self) -> float | Tensor:
+        return turned_and_lowered(self.m2, self.m3)
+
     def per_sample(self, *inputs: Tensor) -> Tensor:
         return unified_margin(
-            *inputs, m1=self.m1, m2=self.m2, m3=self.m3, scale=self.scale, **self.how
+            *inputs,
+            m1=live(self, "m1"),
+            m2=live(self, "m2"),
+            m3=live(self, "m3"),
+            scale=live(self, "scale"),
+            **self.how,
         )

@@ -13,6 +13,7 @@ from largemargin.errors import (
 )
 from largemargin.ops._chunked import chunked_stats
 from largemargin.ops._dense import dense_stats
+from largemargin.ops._fused import fusable, fused_stats
 from largemargin.ops.product import Precision, resolve_precision
 from largemargin.ops.rows import promote
 from largemargin.ops.similarity import SIMILARITIES, affine_form, check_scale, dense_logits
@@ -118,12 +119,18 @@ def class_stats(
             'themselves. Pass impl="auto" or "dense", or hard labels.'
         )
     resolved = resolve_precision(precision, features, prototypes)
+    small = features.shape[0] * prototypes.shape[0] <= DENSE_LIMIT
+    dense = impl == "dense" or (impl == "auto" and (soft or small))
     with torch.autocast(features.device.type, enabled=False):
+        fused = dense and fusable(labels, bias, similarity, want)
+        if fused and not isinstance(scale, Tensor):
+            return ClassStats(
+                *fused_stats(features, prototypes, labels, scale=scale, precision=resolved)
+            )
         form = affine_form(
             features, prototypes, bias=bias, similarity=similarity, scale=scale, precision=resolved
         )
-        small = features.shape[0] * prototypes.shape[0] <= DENSE_LIMIT
-        if impl == "dense" or (impl == "auto" and (soft or small)):
+        if dense:
             return ClassStats(*dense_stats(dense_logits(form), labels, want))
         return ClassStats(*chunked_stats(form, labels, want))
 

@@ -8,15 +8,35 @@ from torch import Tensor
 EPS = 1e-12
 """Rows shorter than this are divided by it instead of by their norm, and carry no gradient."""
 
+SQUARABLE = (1e-15, 1e15)
+"""Norms whose squares, and those of the entries that matter, are ordinary float32 numbers."""
+
 
 def promote(x: Tensor) -> Tensor:
     """Half precision becomes float32: no norm, exponential or angle is computed below it (N1)."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+def plain_eager() -> bool:
+    """Neither compiled nor under a ``torch.func`` transform: code may branch on values."""
+    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+
+
+def _eager_norm(x: Tensor) -> Tensor:
+    """Norms of rows, in float64 only where a square may leave the range of float32."""
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1)
+    far = ~((norm > SQUARABLE[0]) & (norm < SQUARABLE[1]))
+    if bool(far.any()):
+        exact = torch.linalg.vector_norm(x[far], dim=-1, dtype=torch.float64)
+        norm = norm.masked_scatter(far, exact.to(x.dtype))
+    return norm
+
+
 def _norm(x: Tensor, dim: int, keepdim: bool) -> Tensor:
-    """Norms of float32 rows of size 1e30 or 1e-20 survive: no square is taken in float32 alone."""
+    """Norms of float32 rows of size 1e30 or 1e-20 survive: no square leaves its range."""
     if x.device.type == "cpu":
+        if x.dtype == torch.float32 and dim in (-1, x.dim() - 1) and plain_eager():
+            return _eager_norm(x).unsqueeze(-1) if keepdim else _eager_norm(x)
         norm: Tensor = torch.linalg.vector_norm(x, dim=dim, keepdim=keepdim, dtype=torch.float64)
         return norm.to(x.dtype)
     # Accelerators have slow float64 or none: divide by the largest entry first.
@@ -24,6 +44,16 @@ def _norm(x: Tensor, dim: int, keepdim: bool) -> Tensor:
     scaled: Tensor = torch.linalg.vector_norm(x / largest, dim=dim, keepdim=True)
     norm = largest * scaled
     return norm if keepdim else norm.squeeze(dim)
+
+
+def inverse_norms(x: Tensor) -> Tensor:
+    """What the rows of ``x`` are multiplied with to normalise them: (N, 1), outside autograd."""
+    return 1 / _norm(x, -1, keepdim=True).clamp_min(EPS)
+
+
+def gradient_factor(inverse: Tensor) -> Tensor:
+    """What the gradients of normalised rows are multiplied with: 0 for short rows."""
+    return torch.where(inverse < 1 / EPS, inverse, 0)
 
 
 class _SafeNorm(torch.autograd.Function):
@@ -38,8 +68,7 @@ class _SafeNorm(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         norm = _norm(x, dim, keepdim=True)
-        inverse = torch.where(norm > 0, 1 / torch.where(norm > 0, norm, 1), 0)
-        return norm, inverse
+        return norm, (1 / norm).masked_fill(~(norm > 0), 0.0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -72,7 +101,7 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        inverse = 1 / _norm(x, -1, keepdim=True).clamp_min(EPS)
+        inverse = inverse_norms(x)
         return x * inverse, inverse
 
     @staticmethod
@@ -82,7 +111,7 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_unit: Tensor, grad_inverse: Tensor) -> Tensor:
         unit, inverse = ctx.saved_tensors
-        factor = torch.where(inverse < 1 / EPS, inverse, 0)
+        factor = gradient_factor(inverse)
         along = (grad_unit * unit).sum(-1, keepdim=True) + grad_inverse * factor
         tangential = torch.addcmul(grad_unit, along, unit, value=-1)
         # In place where nothing is recorded: these matrices are as large as the prototypes.
@@ -104,22 +133,25 @@ def normalize(x: Tensor) -> Tensor:
     return unit
 
 
-@torch.library.custom_op("largemargin::read_rows", mutates_args=())
 def read_rows(table: Tensor, index: Tensor) -> Tensor:
-    """Copies of rows of a state that is written later in the same step.
+    """Copies of rows of a state that is written later in the same step."""
+    return table.index_select(0, index) if plain_eager() else _read_rows(table, index)
 
-    An operator of its own, because a compiler may otherwise decide to read the rows again in the
-    backward pass, when the state has moved on.
+
+@torch.library.custom_op("largemargin::read_rows", mutates_args=())
+def _read_rows(table: Tensor, index: Tensor) -> Tensor:
+    """An operator of its own, because a compiler may otherwise decide to read the rows again in
+    the backward pass, when the state has moved on.
     """
     return table[index]
 
 
-@read_rows.register_fake
+@_read_rows.register_fake
 def _(table: Tensor, index: Tensor) -> Tensor:
     return table.new_empty(index.shape[0], *table.shape[1:])
 
 
 def unit_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Normalised rows and the factor of their backward pass, outside autograd."""
-    inverse = 1 / _norm(x, -1, keepdim=True).clamp_min(EPS)
-    return x * inverse, torch.where(inverse < 1 / EPS, inverse, 0)
+    inverse = inverse_norms(x)
+    return x * inverse, gradient_factor(inverse)

@@ -28,6 +28,13 @@ class AffineForm(NamedTuple):
     precision: str | None
 
 
+def in_one_dtype(features: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the wider of their dtypes, float32 at least."""
+    rows, columns = promote(features), promote(prototypes)
+    dtype = torch.promote_types(rows.dtype, columns.dtype)
+    return rows.to(dtype), columns.to(dtype)
+
+
 def affine_form(
     features: Features,
     prototypes: Prototypes,
@@ -38,10 +45,8 @@ def affine_form(
     precision: str | None,
 ) -> AffineForm:
     """Bring ``scale * (similarity + bias)`` into affine form; call it with autocast disabled."""
-    rows, columns = promote(features), promote(prototypes)
-    dtype = torch.promote_types(rows.dtype, columns.dtype)
-    rows, columns = rows.to(dtype), columns.to(dtype)
-    column_bias = None if bias is None else scale * bias.to(dtype)
+    rows, columns = in_one_dtype(features, prototypes)
+    column_bias = None if bias is None else scale * bias.to(rows.dtype)
     row_bias = None
     if similarity == "cosine":
         rows = normalize(rows)

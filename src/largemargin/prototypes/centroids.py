@@ -18,7 +18,7 @@ from largemargin.errors import (
     check_number,
 )
 from largemargin.ops.distributed import all_reduce_sum, gather_ragged, world_size
-from largemargin.ops.rows import promote, read_rows
+from largemargin.ops.rows import plain_eager, promote, read_rows
 from largemargin.shapes import Features, Labels
 
 Strategy: TypeAlias = Literal["none", "both", "partial"]
@@ -139,7 +139,8 @@ class Replay:
 
 def _fingerprint(batch: Tensor) -> Tensor:
     values = batch.detach().flatten()
-    return torch.stack([values.sum(), values.abs().sum(), values.square().sum()])
+    sizes = (torch.linalg.vector_norm(values, ord=order) for order in (1, 2))
+    return torch.stack([values.sum(), *sizes])
 
 
 @contextmanager
@@ -290,13 +291,14 @@ class CentroidBank(nn.Module):
         return previous.to(slots.means.dtype), read_rows(self.seen, slots.classes)
 
     def _blend(self, current: Tensor, previous: Tensor, known: Tensor) -> Tensor:
-        previous = torch.where(known[:, None], previous, current.detach())
+        if not (known.device.type == "cpu" and plain_eager() and bool(known.all())):
+            previous = torch.where(known[:, None], previous, current.detach())
         # lerp is exact where both agree: a new class must be at distance 0 from itself.
         return torch.lerp(previous, current, 1 - self.momentum)
 
     def _write(self, slots: Slots, blended: Tensor) -> None:
         # One overflowing batch must not spoil a class for good: its centroid is not stored.
-        present = slots.present & torch.isfinite(slots.means).all(1)
+        present = slots.present & torch.isfinite(slots.means.abs().amax(1))
         counts = torch.where(present, slots.counts, 0).long()
         if self.accumulate != 1:
             sums = torch.where(present[:, None], slots.means * slots.counts[:, None], 0)
@@ -316,9 +318,11 @@ class CentroidBank(nn.Module):
             # (index_select with a 1-dim index: indexing by a 0-dim tensor would read it back.)
             leader = present.int().argmax(0, keepdim=True)
             any_present = present.index_select(0, leader)
-            index = torch.where(present, slots.classes, slots.classes.index_select(0, leader))
-            fill = torch.where(any_present, rows.index_select(0, leader), self.centroids[index])
-            self.centroids.index_copy_(0, index, torch.where(present[:, None], rows, fill))
+            order = torch.arange(present.shape[0], device=present.device)
+            source = torch.where(present, order, leader)
+            index = slots.classes.index_select(0, source)
+            rows = torch.where(any_present, rows.index_select(0, source), self.centroids[index])
+            self.centroids.index_copy_(0, index, rows)
             self.seen.index_copy_(0, index, self.seen[index] | any_present)
 
     def _commit(self, due: Tensor) -> None:

@@ -17,6 +17,7 @@ from largemargin.errors import (
     check_number,
 )
 from largemargin.ops import SIMILARITIES, normalize, similarity_logits
+from largemargin.ops.moving import live
 from largemargin.shapes import Features, Logits, Prototypes
 
 CHUNK_ELEMENTS = 2**24
@@ -198,6 +199,8 @@ class ClassHead(nn.Module):
         1/sqrt(D)): the gradient of a cosine is inversely proportional to the norm. Their bias
         starts at 0.
         """
+        if self.weight.is_meta:
+            return  # no numbers to draw, and pretending to would import the compiler: seconds
         bound = 1 / math.sqrt(self.in_features)
         if self.similarity == "dot":
             nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
@@ -257,8 +260,10 @@ class ClassHead(nn.Module):
             self.weight,
             bias=self.bias,
             similarity=self.similarity,
-            scale=self.scale,
+            scale=live(self, "scale"),
         )
+        if features.dim() == 2:
+            return logits  # not a view of itself: FSDP warns about views
         return logits.reshape(*features.shape[:-1], self.num_classes)
 
     def forward(self, features: Tensor) -> Logits:

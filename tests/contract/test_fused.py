@@ -1,0 +1,135 @@
+"""Target and rest in one step are those of the dense definition, wherever the vectors lie."""
+
+import sys
+
+import pytest
+import torch
+
+import largemargin.functional as LF
+from largemargin import class_stats
+from largemargin.ops import _fused, rows
+
+# The package exports a function of the module's name.
+OPERATOR = sys.modules["largemargin.ops.class_stats"]
+SHAPE = (6, 5, 4)
+
+
+def vectors(dtype):
+    generator = torch.Generator().manual_seed(3)
+    samples, classes, dim = SHAPE
+    features = torch.randn(samples, dim, dtype=dtype, generator=generator)
+    prototypes = torch.randn(classes, dim, dtype=dtype, generator=generator)
+    return features, prototypes, torch.randint(classes, (samples,), generator=generator)
+
+
+SITUATIONS = {
+    "ordinary": lambda x, w: None,
+    "zero feature": lambda x, w: x[0].zero_(),
+    "zero prototype": lambda x, w: w[1].zero_(),
+    "short rows": lambda x, w: (x[0].mul_(1e-20), w[1].mul_(1e-20)),
+    "tiny rows": lambda x, w: (x[0].mul_(1e-10), w[1].mul_(1e-10)),
+    "huge rows": lambda x, w: (x[0].mul_(1e30), w[1].mul_(1e30)),
+    "all prototypes huge": lambda x, w: w.mul_(1e30),
+    "largest of all": lambda x, w: w[1].fill_(1e38),
+    "on a prototype": lambda x, w: x[0].copy_(w[1]),
+    "prototypes coincide": lambda x, w: w[1].copy_(w[0]),
+}
+
+
+def computed(features, prototypes, labels, **graph):
+    features, prototypes = features.clone().requires_grad_(), prototypes.clone().requires_grad_()
+    stats = class_stats(
+        features,
+        prototypes,
+        labels,
+        similarity="cosine",
+        scale=8.0,
+        want=("target", "rest"),
+        validate=False,
+    )
+    weights = torch.linspace(0.5, 1.5, features.shape[0], dtype=features.dtype)
+    values = torch.nan_to_num(stats.rest) - torch.nan_to_num(stats.target).square()
+    gradients = torch.autograd.grad((weights * values).sum(), (features, prototypes), **graph)
+    return (stats.target.detach(), stats.rest.detach(), *(g.detach() for g in gradients))
+
+
+def assert_rows_close(found, expected, tolerance):
+    """Row by row, because the gradients of huge and tiny rows lie 40 orders of magnitude apart."""
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.isnan(), other.isnan())
+        one, other = one.nan_to_num().double(), other.nan_to_num().double()
+        size = other.abs().reshape(other.shape[0], -1).amax(1)
+        error = (one - other).abs().reshape(other.shape[0], -1).amax(1)
+        assert bool((error <= tolerance * size + 1e-44).all()), (one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_is_the_dense_definition(situation, dtype, monkeypatch):
+    features, prototypes, labels = vectors(dtype)
+    SITUATIONS[situation](features, prototypes)
+    labels[2] = SHAPE[1]  # out of range: NaN without gradient
+    found = computed(features, prototypes, labels)
+    again = computed(features, prototypes, labels, create_graph=True)
+    monkeypatch.setattr(OPERATOR, "fusable", lambda *_: False)
+    expected = computed(features, prototypes, labels)
+    tolerance = 2e-5 if dtype == torch.float32 else 1e-12
+    # A feature on its prototype has gradient 0 up to rounding, so it is compared with the others.
+    if situation == "on a prototype":
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=10 * tolerance, equal_nan=True)
+    else:
+        assert_rows_close(found, expected, tolerance)
+        assert_rows_close(again, expected, tolerance)
+
+
+def test_it_is_what_runs(monkeypatch):
+    calls = []
+    original = _fused.fused_stats
+    monkeypatch.setattr(
+        OPERATOR,
+        "fused_stats",
+        lambda *args, **options: calls.append(1) or original(*args, **options),
+    )
+    features, prototypes, labels = vectors(torch.float32)
+    LF.cosface(features, prototypes, labels)
+    LF.arcface(features, prototypes, labels)
+    LF.normface(features, prototypes, labels)
+    assert len(calls) == 3
+
+
+def test_backward_twice_over_one_graph():
+    features, prototypes, labels = vectors(torch.float32)
+    features.requires_grad_()
+    value = LF.cosface(features, prototypes, labels).sum()
+    first, second = (torch.autograd.grad(value, features, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_backward_inside_autocast_multiplies_in_float32():
+    features, prototypes, labels = vectors(torch.float32)
+    features.requires_grad_()
+    value = LF.cosface(features, prototypes, labels).sum()
+    (expected,) = torch.autograd.grad(value, features, retain_graph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        (found,) = torch.autograd.grad(value, features)
+    assert torch.equal(found, expected)
+
+
+def test_norms_of_all_sizes():
+    sizes = torch.tensor([0.0, 1e-38, 1e-20, 1e-15, 1e-3, 1.0, 1e15, 1e19, 1e30, 1e38])
+    x = sizes[:, None] * torch.tensor([0.6, 0.0, 0.8])
+    expected = torch.linalg.vector_norm(x.double(), dim=1).float()
+    torch.testing.assert_close(rows.safe_norm(x), expected, rtol=3e-7, atol=0)
+    torch.testing.assert_close(rows.safe_norm(x[None], keepdim=True)[0, :, 0], expected)
+    bad = torch.tensor([[torch.nan, 1.0], [torch.inf, 1.0], [3.0, 4.0]])
+    norms = rows.safe_norm(bad)
+    assert norms[0].isnan()
+    assert norms[1:].tolist() == [torch.inf, 5.0]
+
+
+def test_norms_under_vmap():
+    x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    assert torch.func.vmap(rows.safe_norm)(x).tolist() == [5.0, 0.0]
+    units = torch.func.vmap(rows.normalize)(x)
+    torch.testing.assert_close(units, rows.normalize(x))
