@@ -1,7 +1,7 @@
 """The house's plan, checked: who may import whom, what the core may import, how long a file is.
 
-    cli -> report -> training -> robust | geometry -> attach -> losses -> prototypes -> ops
-        -> shapes, errors
+    cli -> report -> training | integrations | export -> robust | geometry -> dropin -> losses
+        -> prototypes -> ops -> shapes, errors
 
 Each room may import only what stands to its right, anywhere in a file, also inside functions and
 under ``TYPE_CHECKING``. Rooms of one level do not import each other.
@@ -22,9 +22,10 @@ PACKAGE = "largemargin"
 LEVELS = (
     ("cli",),
     ("report",),
-    ("training",),
+    ("training", "integrations", "export"),
+    ("measuring",),
     ("robust", "geometry"),
-    ("attach",),
+    ("dropin",),
     ("losses",),
     ("prototypes",),
     ("ops",),
@@ -34,8 +35,8 @@ LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # The public face re-exports every room; nothing below it may look back at it.
 FACES = ("__init__", "functional")
 # Applications use the library as any other user does: through `import largemargin`.
-APPLICATIONS = ("cli", "report", "training")
-TORCH_ONLY = ("attach", "losses", "prototypes", "ops", "shapes", "errors", "geometry", "robust")
+APPLICATIONS = ("cli", "report", "training", "integrations", "export")
+TORCH_ONLY = ("dropin", "losses", "prototypes", "ops", "shapes", "errors", "geometry", "robust")
 MAX_LINES = 400
 DRAWERS = {"util", "utils", "common", "helper", "helpers", "misc"}
 

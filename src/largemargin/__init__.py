@@ -12,6 +12,7 @@ Modules live here, pure functions in :mod:`largemargin.functional`, measures in
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from largemargin.dropin import Criterion, attach
 from largemargin.errors import LargeMarginError
 from largemargin.losses import (
     LDAM,
@@ -48,6 +49,7 @@ from largemargin.losses import (
     SoftHinge,
     SphereFace,
     Stability,
+    StableDiscriminative,
     SuperSymmetry,
     UnifiedMargin,
     ZeroCentroid,
@@ -63,15 +65,24 @@ from largemargin.prototypes import (
 )
 
 if TYPE_CHECKING:
-    from largemargin import functional, geometry, robust
+    from largemargin import export, functional, geometry, measuring, robust
+    from largemargin.integrations.scikit_learn import LargeMarginClassifier
+    from largemargin.losses import schedules
+    from largemargin.measuring import Geometry, compare_geometry, measure, measure_arrays
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
     """Rooms that training does not need are imported when they are first asked for."""
-    if name in ("functional", "geometry", "robust"):
+    if name in ("export", "functional", "geometry", "measuring", "robust"):
         return import_module(f"largemargin.{name}")
+    if name == "schedules":
+        return import_module("largemargin.losses.schedules")
+    if name == "LargeMarginClassifier":
+        return import_module("largemargin.integrations.scikit_learn").LargeMarginClassifier
+    if name in ("Geometry", "compare_geometry", "measure", "measure_arrays"):
+        return getattr(import_module("largemargin.measuring"), name)
     raise AttributeError(f"module 'largemargin' has no attribute {name!r}")
 
 
@@ -88,16 +99,19 @@ __all__ = [
     "ClassStats",
     "Compactness",
     "CosFace",
+    "Criterion",
     "CrossEntropy",
     "DenseHinge",
     "Discriminative",
     "Focal",
     "GMSoftmax",
     "GaussianMixture",
+    "Geometry",
     "Kobayashi",
     "LMSoftmax",
     "LSoftmax",
     "LabelSmoothing",
+    "LargeMarginClassifier",
     "LargeMarginError",
     "LayerMargin",
     "Loss",
@@ -116,15 +130,23 @@ __all__ = [
     "SoftHinge",
     "SphereFace",
     "Stability",
+    "StableDiscriminative",
     "SuperSymmetry",
     "UnifiedMargin",
     "ZeroCentroid",
     "__version__",
+    "attach",
     "best_packing",
     "class_stats",
     "class_stats_from_logits",
+    "compare_geometry",
+    "export",
     "functional",
     "geometry",
+    "measure",
+    "measure_arrays",
+    "measuring",
     "robust",
+    "schedules",
     "simplex",
 ]

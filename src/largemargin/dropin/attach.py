@@ -1,0 +1,345 @@
+"""``attach``: a loss on a model that exists already, in two lines."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from largemargin.dropin.criterion import Criterion
+from largemargin.dropin.find import find_layer, find_module, parents_of, unwrapped
+from largemargin.dropin.sharded import is_sharded
+from largemargin.dropin.tap import Tap
+from largemargin.dropin.watch import Watch, check_ceiling
+from largemargin.errors import LargeMarginError, check_choice, check_number
+from largemargin.losses import LOSSES, Loss, Objective
+from largemargin.losses.loss import Weighted
+from largemargin.losses.schedules import Schedule, preset
+from largemargin.losses.terms import matrix_of
+from largemargin.ops import SIMILARITIES
+from largemargin.prototypes import CentroidBank, ClassHead
+from largemargin.prototypes.form import HeadForm
+
+Terms: TypeAlias = Objective | Loss | Weighted
+Stepping: TypeAlias = Literal["automatic", "manual"]
+
+
+def attach(
+    model: nn.Module,
+    objective: Terms | Callable[[int, int], Terms],
+    *,
+    layer: str | None = None,
+    features: str | Mapping[str, str] | None = None,
+    layers: Sequence[str] = (),
+    similarity: str | None = None,
+    schedule: Schedule | Sequence[Schedule] | Literal["preset"] | None = None,
+    total_steps: int | None = None,
+    stepping: Stepping = "automatic",
+    accumulate: int = 1,
+    gradient_norms: bool = False,
+    warn: bool = True,
+) -> Criterion:
+    """Train ``model`` with ``objective``: ``criterion(model(x), labels)`` is the loss.
+
+    The model's last linear layer is its head: its input are the features, its weight are the
+    prototypes. The weight stays the same parameter, so an optimizer made before still trains it.
+    Where the objective works on cosines (CosFace, ArcFace, LM-Softmax, ...) or distances, the layer
+    is replaced by a :class:`ClassHead` on the same weight, so that ``model(x)`` predicts with the
+    geometry it was trained with; its bias, which such a head does not have, is set aside.
+    ``criterion.undo()`` restores the layer.
+
+    Call it before DDP, ``fully_shard`` and ``torch.compile``; plain DDP and compiled models are
+    accepted too.
+
+    Args:
+        model: any module with a linear layer, returning logits or a tuple, dict or dataclass.
+        objective: a loss, ``weight * loss``, an ``Objective``, or a function
+            ``(num_classes, dim) -> objective`` for losses that have to know both, as
+            ``lm.Discriminative``.
+        layer: name of the head where it is not the last linear layer, as ``"head.fc"``.
+        features: name of a module whose output are the features instead of the head's input, or
+            such a name for single terms: ``{"center": "layer3"}``.
+        layers: names of modules whose outputs go to a loss on hidden layers (``LayerMargin``).
+        similarity: of the head; default what the objective asks for, otherwise as it is.
+        schedule: schedules of hyper-parameters (:mod:`largemargin.losses.schedules`), or "preset":
+            the usual ones for these losses over ``total_steps``.
+        stepping: "automatic" counts training calls, "manual" waits for ``criterion.step()``.
+        accumulate: micro-batches per optimisation step; schedules and centroid banks count steps.
+        gradient_norms: keep each term's gradient norm on the features in
+            ``criterion.gradient_norms``. One extra backward pass to the features per term.
+        warn: warn, once, when targets stay beyond 90 degrees, when the head gets gradients but
+            never changes, when classes are never seen by a centroid bank, when a margin is wider
+            than this many classes in this dimension can have.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> criterion = attach(model, LOSSES["cosface"](scale=8.0))
+        >>> loss = criterion(model(torch.randn(5, 4)), torch.tensor([0, 1, 2, 0, 1]))
+        >>> loss.dim(), sorted(criterion.terms)
+        (0, ['cosface'])
+        >>> model[2]
+        ClassHead(in_features=8, num_classes=3, similarity='cosine', scale=8.0, bias=False)
+    """
+    if not isinstance(model, nn.Module):
+        raise LargeMarginError(
+            f"model must be an nn.Module, but {type(model).__name__} was given. The order is "
+            "attach(model, objective)."
+        )
+    check_choice("stepping", stepping, ("automatic", "manual"))
+    check_number("accumulate", accumulate, at_least=1)
+    bare, in_ddp = unwrapped(model)
+    path, head = find_layer(bare, layer)
+    num_classes, dim = _size(path, head)
+    objective = _objective(objective, num_classes, dim)
+    named = _named_features(bare, features, objective)
+    hidden = tuple(find_module(bare, name) for name in layers)
+    _check_needs(objective, bool(layers))
+    _check_sizes(objective, num_classes, dim, {*named} if features else set())
+    form = _form(objective, num_classes, similarity)
+    undo: list[Callable[[], None]] = []
+    changed = _reshape(bare, path, head, form, undo, in_ddp=in_ddp)
+    _move(objective, head)
+    _set_accumulation(objective, accumulate)
+    if warn:
+        check_ceiling(objective, num_classes, dim)
+    needs = {name for loss in objective.terms.values() for name in loss.needs}  # type: ignore[union-attr]
+    tap = Tap(bare, changed, features=named, layers=hidden, with_inputs="inputs" in needs)
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # code compiled before does not know the hooks
+    return Criterion(
+        objective,
+        tap,
+        undo=undo,
+        schedules=_schedules(schedule, objective, total_steps),
+        accumulate=accumulate,
+        automatic=stepping == "automatic",
+        gradient_norms=gradient_norms,
+        watch=Watch() if warn else None,
+        owns_head=changed is not head,
+    )
+
+
+def _size(path: str, head: nn.Module) -> tuple[int, int]:
+    weight = matrix_of(head)
+    if isinstance(weight, nn.parameter.UninitializedParameter):
+        raise LargeMarginError(
+            f"layer {path!r} is lazy and has no weight yet. Run one batch through the model first."
+        )
+    return int(weight.shape[0]), int(weight.shape[1])
+
+
+def _objective(given: Any, num_classes: int, dim: int) -> Objective:
+    if isinstance(given, type) and issubclass(given, Loss):
+        raise LargeMarginError(
+            f"objective must be a loss, but the class {given.__name__} was given. Make one: "
+            f"{given.__name__}(...), or pass a function that makes one for this head: lambda "
+            f"num_classes, dim: {given.__name__}(...)."
+        )
+    made = given
+    if not isinstance(given, nn.Module) and callable(given):
+        made = given(num_classes, dim)
+    if isinstance(made, Objective):
+        return made
+    inner = made.loss if isinstance(made, Weighted) else made
+    if not isinstance(inner, Loss):
+        raise LargeMarginError(
+            "objective must be a loss of largemargin, `weight * loss`, an Objective, or a function "
+            f"(num_classes, dim) that returns one, but {type(made).__name__} was given."
+        )
+    names = [name for name, kind in LOSSES.items() if kind is type(inner)]
+    return Objective(**{names[0] if names else "loss": made})
+
+
+def _named_features(
+    model: nn.Module, given: str | Mapping[str, str] | None, objective: Objective
+) -> dict[str, nn.Module]:
+    """The modules whose outputs are features, by the term they are for."""
+    if given is None:
+        return {}
+    names = dict.fromkeys(objective.terms, given) if isinstance(given, str) else dict(given)
+    for term in names:
+        if term not in objective.terms:
+            raise LargeMarginError(
+                f"features names a module for the term {term!r}, but the objective's terms are "
+                f"{list(objective.terms)}."
+            )
+    return {term: find_module(model, name) for term, name in names.items()}
+
+
+def _check_needs(objective: Objective, has_layers: bool) -> None:
+    hungry = [name for name, loss in objective.terms.items() if "layers" in loss.needs]  # type: ignore[operator]
+    if hungry and not has_layers:
+        raise LargeMarginError(
+            f"the term {hungry[0]!r} works on hidden layers; name them: attach(model, objective, "
+            "layers=['layer2', 'layer3'])."
+        )
+
+
+def _check_sizes(objective: Objective, num_classes: int, dim: int, elsewhere: set[str]) -> None:
+    """Losses that hold one row per class must have been made for this head."""
+    for name, loss in objective.terms.items():
+        for module in loss.modules():
+            wanted = {"num_classes": num_classes} | ({} if name in elsewhere else {"dim": dim})
+            for what, size in wanted.items():
+                has = getattr(module, what, size)
+                if isinstance(has, int) and has != size:
+                    raise LargeMarginError(
+                        f"the term {name!r} was made with {what}={has}, but the head has "
+                        f"{num_classes} classes in dimension {dim}. Pass a function and attach "
+                        f"fills them in: lambda num_classes, dim: {type(module).__name__}"
+                        "(num_classes, dim)."
+                    )
+
+
+def _form(objective: Objective, num_classes: int, similarity: str | None) -> HeadForm | None:
+    if similarity is None:
+        return objective.head_form(num_classes)
+    check_choice("similarity", similarity, SIMILARITIES)
+    wanted = objective.head_form(num_classes, similarity)
+    return wanted or HeadForm(similarity, bias=similarity == "dot")
+
+
+def _move(objective: Objective, head: nn.Module) -> None:
+    weight = head.weight
+    assert isinstance(weight, torch.Tensor)
+    if weight.device.type != "meta":
+        objective.to(weight.device)
+    if weight.dtype == torch.float64:
+        objective.double()
+
+
+def _reshape(
+    model: nn.Module,
+    path: str,
+    head: nn.Module,
+    form: HeadForm | None,
+    undo: list[Callable[[], None]],
+    *,
+    in_ddp: bool,
+) -> nn.Module:
+    """Make the head predict as the objective trains; the layer that does, maybe a new one."""
+    if form is None:
+        return head
+    has = getattr(head, "similarity", "dot"), getattr(head, "scale", 1.0)
+    bias = getattr(head, "bias", None)
+    loses_bias = bias is not None and not form.bias
+    if has == (form.similarity, form.scale) and not loses_bias:
+        return head
+    if not isinstance(head, nn.Linear | ClassHead):
+        raise LargeMarginError(
+            f"the objective needs a head with similarity={form.similarity!r}, but {path!r} is a "
+            f"{type(head).__name__}, which is always {has[0]!r}."
+        )
+    if loses_bias and in_ddp:
+        raise LargeMarginError(
+            f"the objective trains a head without bias, but DDP already counts on that of "
+            f"{path!r}. Call attach before wrapping the model in DistributedDataParallel."
+        )
+    if is_sharded(head.weight):
+        raise LargeMarginError(
+            f"the objective needs another head than {path!r} is, but its weight is sharded "
+            "already. Call attach before fully_shard."
+        )
+    places = parents_of(model, head)
+    if any(getattr(parent, "_orig_mod", None) is head for parent, _ in places):
+        raise LargeMarginError(
+            f"the objective needs another head than {path!r} is, but that was compiled by itself, "
+            "and the compiled code would go on calling it. Call attach before torch.compile."
+        )
+    if isinstance(head, nn.Linear) and not places:
+        raise LargeMarginError(
+            f"the objective needs a head with similarity={form.similarity!r}, but the model is a "
+            "bare nn.Linear, which cannot be replaced from outside. Use nn.Sequential(model), or "
+            f"ClassHead.from_linear(model, similarity={form.similarity!r}, scale={form.scale:g})."
+        )
+    if isinstance(head, ClassHead):
+        undo.append(_Restyled(head, head.similarity, head.scale, head.bias))
+        head.similarity, head.scale = form.similarity, form.scale
+        if loses_bias:
+            head.bias = None
+        return head
+    new = ClassHead.from_linear(
+        head, similarity=form.similarity, scale=form.scale, bias=bias is not None and form.bias
+    )
+    for parent, name in places:
+        undo.append(_Replaced(parent, name, head, new))
+        parent._modules[name] = new
+    return new
+
+
+@dataclass
+class _Restyled:
+    """A head whose form was changed; calling it changes it back. (Data, so that copies work.)"""
+
+    head: ClassHead
+    similarity: str
+    scale: float
+    bias: nn.Parameter | None
+
+    def __call__(self) -> None:
+        _refuse_sharded(self.head.weight)
+        self.head.similarity, self.head.scale = self.similarity, self.scale
+        self.head.bias = _beside(self.bias, self.head.weight)
+
+
+@dataclass
+class _Replaced:
+    """A layer another one stands for; calling it puts it back, with the trained weight."""
+
+    parent: nn.Module
+    name: str
+    old: nn.Linear
+    new: ClassHead
+
+    def __call__(self) -> None:
+        if self.parent._modules.get(self.name) is not self.new:
+            return  # somebody has put another layer there since
+        _refuse_sharded(self.new.weight)
+        self.old.weight = self.new.weight  # a copy or a conversion may have made another
+        self.old.bias = _beside(self.old.bias, self.new.weight)  # type: ignore[assignment]
+        self.old.train(self.new.training)
+        self.parent._modules[self.name] = self.old
+
+
+def _beside(bias: nn.Parameter | None, weight: Tensor) -> nn.Parameter | None:
+    """A bias that was set aside, the same parameter, where and what the weight is by now."""
+    if bias is not None:
+        bias.data = bias.data.to(device=weight.device, dtype=weight.dtype)
+    return bias
+
+
+def _refuse_sharded(weight: Tensor) -> None:
+    if is_sharded(weight):
+        raise LargeMarginError(
+            "the head's weight is sharded, so the layer it came from cannot be put back. Load the "
+            "trained weights into an unsharded model and call undo() there."
+        )
+
+
+def _set_accumulation(objective: Objective, accumulate: int) -> None:
+    if accumulate == 1:
+        return
+    for module in objective.modules():
+        if isinstance(module, CentroidBank) and module.accumulate == 1:
+            module.accumulate = accumulate
+            module._make_pending()
+
+
+def _schedules(
+    given: Schedule | Sequence[Schedule] | str | None,
+    objective: Objective,
+    total_steps: int | None,
+) -> list[Schedule]:
+    if given is None:
+        return []
+    if isinstance(given, str):
+        check_choice("schedule", given, ("preset",))
+        if total_steps is None:
+            raise LargeMarginError(
+                'schedule="preset" stretches over the training: pass total_steps=epochs * '
+                "steps_per_epoch."
+            )
+        return preset(objective, total_steps)
+    return [given] if isinstance(given, Schedule) else list(given)

@@ -1,0 +1,355 @@
+"""``Criterion``: what ``attach`` returns, a loss on a model's outputs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from largemargin.dropin.marks import Pass
+from largemargin.dropin.outputs import (
+    check_rows,
+    first_half,
+    flat_beside,
+    has_gradient,
+    named_rows,
+    rows,
+    tensors_in,
+)
+from largemargin.dropin.sharded import gathered, reach
+from largemargin.dropin.tap import Tap
+from largemargin.dropin.watch import Watch
+from largemargin.errors import LargeMarginError
+from largemargin.losses import Objective
+from largemargin.losses.schedules import Schedule, check_schedules
+from largemargin.losses.settings import settle
+from largemargin.losses.terms import matrix_of
+from largemargin.ops.moving import Moving, live, move
+from largemargin.prototypes import CentroidBank, ClassHead
+from largemargin.prototypes.form import HeadView
+
+
+class Criterion(nn.Module):
+    """A loss called as ``criterion(model(x), labels)``; made by :func:`attach`.
+
+    It returns a 0-dim tensor. After a call ``terms`` holds the named terms, detached and
+    unweighted, and ``gradient_norms`` the norm of each weighted term's gradient on the features
+    where that was asked for.
+
+    Its own state (centroid banks, parameters of losses, schedules) is in ``state_dict``, its
+    parameters in ``parameters()``: pass those to the optimizer too where there are any, see
+    :meth:`param_groups`. Model and head are not part of it. It follows the head's device and its
+    training or evaluation mode.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        tap: Tap,
+        *,
+        undo: Sequence[Any] = (),
+        schedules: Sequence[Schedule] = (),
+        accumulate: int = 1,
+        automatic: bool = True,
+        gradient_norms: bool = False,
+        watch: Watch | None = None,
+        owns_head: bool = False,
+    ) -> None:
+        super().__init__()
+        self.objective = objective
+        self.schedules = list(schedules)
+        self.accumulate = accumulate
+        self.automatic = automatic
+        self.measures_gradients = gradient_norms
+        self.terms: dict[str, Tensor] = {}
+        self.gradient_norms: dict[str, Tensor] = {}
+        self.steps = 0
+        self._micro = 0
+        self._tap = tap
+        self._undo = list(undo)
+        self._watch = watch
+        self._owns_head = owns_head
+        settle(objective, tap.layer)
+        check_schedules(self.schedules, objective, matrix_of(tap.layer).shape[0])
+        self._apply_schedules()
+
+    def forward(
+        self,
+        outputs: Any,
+        labels: Tensor,
+        *,
+        noisy: Any = None,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of one batch.
+
+        Args:
+            outputs: what ``model(x)`` returned: logits, or a tuple, dict or dataclass with them.
+            labels: (N,) class indices or (N, C) soft targets; (N, T) for a head on sequences.
+            noisy: what ``model(x_noisy)`` returned, for robust training; or "second half" when
+                ``outputs`` are those of ``model(torch.cat([x, x_noisy]))``.
+            sample_weight: (N,).
+        """
+        seen = self.read(outputs)
+        self._follow(seen.features)
+        given = self._arguments(seen, noisy)
+        features = given["features"]
+        labels = flat_beside(labels, seen.features) if isinstance(labels, Tensor) else labels
+        check_rows(features, labels)
+        if sample_weight is not None:
+            sample_weight = flat_beside(sample_weight, seen.features)
+        head = self.head
+        value = self.objective(prototypes=head, labels=labels, sample_weight=sample_weight, **given)
+        self.terms = {name: term.detach() for name, term in value.terms.items()}
+        if self.measures_gradients:
+            self.gradient_norms = self._measure_gradients(value.terms, given)
+        if self.training and not torch.compiler.is_compiling():
+            if self._watch is not None:
+                self._watch(self, features, labels, head)
+            self._count()
+        elif self.training and self.schedules and self.automatic:
+            raise LargeMarginError(
+                "schedules count calls in Python, which torch.compile would freeze. Attach with "
+                'stepping="manual", call criterion.step() after optimizer.step(), outside the '
+                "compiled function."
+            )
+        total: Tensor = value.total
+        if self._tap.is_fsdp:
+            for made in (tensors_in(outputs), tensors_in(noisy)):
+                total = reach(total, [each for each in made if each.requires_grad])
+        return total
+
+    def _arguments(self, seen: Pass, noisy: Any) -> dict[str, Any]:
+        """What the objective is called with beside prototypes and labels."""
+        features = rows(seen.features)
+        given: dict[str, Any] = {
+            "features": features,
+            "logits": None if seen.logits is None else rows(seen.logits),
+            "inputs": seen.inputs,
+            "layers": list(seen.layers) or None,
+        }
+        own = {
+            name: {"features": self._named_rows(name, each, features, seen)}
+            for name, each in seen.own.items()
+        }
+        self._check_noisy(noisy)
+        self._check_inputs(seen)
+        if isinstance(noisy, str):
+            if seen.inputs is not None or seen.layers:
+                raise LargeMarginError(
+                    'losses on gradients of inputs or layers do not go with noisy="second half": '
+                    "half of those would belong to other logits. Call the model twice and pass "
+                    "noisy=model(x_noisy)."
+                )
+            given["features"], given["noisy"] = first_half(noisy, features)
+            if seen.logits is not None:
+                given["logits"] = given["logits"].chunk(2)[0]
+            for each in own.values():
+                each["features"], each["noisy"] = first_half(noisy, each["features"])
+        elif noisy is not None:
+            second, _ = self._tap.find(noisy, "noisy")
+            given["noisy"] = rows(second.features)
+            for name, each in own.items():
+                each["noisy"] = named_rows(second.own[name], second.features)
+        if own:
+            given["own"] = own
+        return given
+
+    def _named_rows(self, term: str, tensor: Tensor, features: Tensor, seen: Pass) -> Tensor:
+        found = named_rows(tensor, seen.features)
+        needs: Any = self.objective.terms[term].needs
+        if "prototypes" in needs and found.shape[1] != features.shape[1]:
+            raise LargeMarginError(
+                f"the term {term!r} compares features with prototypes of width "
+                f"{features.shape[1]}, but the module named as features gives {found.shape[1]}. "
+                "Name it for the terms that work there only: attach(..., features={'center': "
+                "'layer3'})."
+            )
+        return found
+
+    def _check_inputs(self, seen: Pass) -> None:
+        users = [name for name, loss in self.objective.terms.items() if "inputs" in loss.needs]  # type: ignore[operator]
+        if users and seen.inputs is None:
+            raise LargeMarginError(
+                f"the term {users[0]!r} differentiates by the model's input, but the model ran "
+                "under torch.no_grad() or torch.inference_mode(). Run model and criterion outside "
+                "of them, also for validation."
+            )
+
+    def _check_noisy(self, noisy: Any) -> None:
+        users = [name for name, loss in self.objective.terms.items() if "noisy" in loss.needs]  # type: ignore[operator]
+        if noisy is None and users:
+            raise LargeMarginError(
+                f"the term {users[0]!r} compares with noisy features: call criterion(model(x), "
+                "labels, noisy=model(x_noisy))."
+            )
+        if noisy is not None and not users:
+            raise LargeMarginError(
+                "noisy was given, but no term of the objective uses it. Leave it out, or add a "
+                "term that does: RobustDiscriminative, Stability."
+            )
+
+    @property
+    def head(self) -> HeadView:
+        """The head as it is now: class vectors, bias, and how logits are made from them."""
+        layer = self._tap.layer
+        bias = getattr(layer, "bias", None)
+        weight = gathered(matrix_of(layer))
+        if weight.dim() != 2:
+            raise LargeMarginError(
+                f"the head's weight has the shape {tuple(weight.shape)}: something has flattened "
+                "or partitioned it (FullyShardedDataParallel, ZeRO stage 3). Use "
+                "torch.distributed.fsdp.fully_shard, or ZeRO up to stage 2."
+            )
+        return HeadView(
+            weight,
+            None if bias is None else gathered(bias),
+            getattr(layer, "similarity", "dot"),
+            live(layer, "scale", 1.0),
+        )
+
+    @property
+    def layer(self) -> nn.Module:
+        """The model's classification layer."""
+        return self._tap.layer
+
+    def read(self, outputs: Any) -> Pass:
+        """Features, logits, inputs and layers of the forward pass that made these outputs."""
+        if self._tap.removed:
+            raise LargeMarginError(
+                "this criterion was taken off its model by undo(). Call attach(model, objective) "
+                "again."
+            )
+        seen, blind = self._tap.find(outputs)
+        if blind and torch.is_grad_enabled() and has_gradient(outputs):
+            raise LargeMarginError(
+                "the outputs have gradients, but the features were made without, so nothing below "
+                "the head would train. Reentrant activation checkpointing does this: pass "
+                "use_reentrant=False."
+            )
+        return seen
+
+    def step(self) -> None:
+        """Advance the schedules by one optimisation step (automatic unless attached otherwise).
+
+        Called by hand it also ends a step that had fewer micro-batches than ``accumulate``: banks
+        write what they have collected.
+        """
+        self.steps += 1
+        if not self.automatic:
+            for bank in self.banks:
+                if bank.accumulate != 1:
+                    bank.commit()
+        self._apply_schedules()
+
+    def undo(self) -> None:
+        """Take the hooks off the model and put its original head back, with the trained weight."""
+        self._tap.remove()
+        for restore in reversed(self._undo):
+            restore()
+        self._undo = []
+
+    def param_groups(
+        self,
+        model: nn.Module,
+        *,
+        head: Mapping[str, Any] | None = None,
+        loss: Mapping[str, Any] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Optimizer groups: the model without its head, the head, the losses' own parameters.
+
+        Args:
+            head: settings of the head's group, as ``{"lr": 1.0, "weight_decay": 0.0}``.
+            loss: settings of the group of the losses' parameters.
+
+        Groups without parameters are left out, so nothing is trained twice or forgotten.
+        """
+        own = list(self._tap.layer.parameters())
+        chosen = {id(parameter) for parameter in own}
+        rest = [each for each in model.parameters() if id(each) not in chosen]
+        groups = [
+            {"params": rest},
+            {"params": own, **(head or {})},
+            {"params": list(self.parameters()), **(loss or {})},
+        ]
+        return [group for group in groups if group["params"]]
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "micro": self._micro,
+            "schedules": [schedule.state_dict() for schedule in self.schedules],
+        }
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        if len(state["schedules"]) != len(self.schedules):
+            raise LargeMarginError(
+                f"the checkpoint holds {len(state['schedules'])} schedules but this criterion has "
+                f"{len(self.schedules)}. Attach with the same schedules before loading."
+            )
+        self.steps, self._micro = state["steps"], state["micro"]
+        for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
+            schedule.load_state_dict(saved)
+        self._apply_schedules()
+
+    def _count(self) -> None:
+        if not self.automatic:
+            return
+        self._micro += 1
+        if self._micro >= self.accumulate:
+            self._micro = 0
+            self.step()
+
+    def _apply_schedules(self) -> None:
+        for schedule in self.schedules:
+            schedule.apply(self.objective, self.steps)
+        if self.schedules and self._owns_head:
+            head = self._tap.layer
+            assert isinstance(head, ClassHead)
+            form = self.objective.head_form(head.num_classes, head.similarity)
+            if form is not None and form.scale != head.scale:
+                # Not in place while a compiled model may wait for its backward pass.
+                move(head, "scale", form.scale, in_place=not self.automatic)
+        if self.schedules:
+            weight = matrix_of(self._tap.layer)
+            for module in (*self.objective.modules(), *self._tap.layer.modules()):
+                if isinstance(module, Moving):
+                    module.follow(weight)
+
+    def _follow(self, features: Tensor) -> None:
+        """Stay on the model's device and in its mode."""
+        training = self._tap.layer.training
+        # The objective may have another criterion too, on an averaged copy of the model.
+        if self.training != training or self.objective.training != training:
+            self.train(training)
+        if torch.compiler.is_compiling():
+            return
+        for tensor in (*self.objective.buffers(), *self.objective.parameters()):
+            if tensor.device != features.device:
+                self.objective.to(features.device)
+            break
+
+    def _measure_gradients(
+        self, terms: dict[str, Tensor], given: dict[str, Any]
+    ) -> dict[str, Tensor]:
+        weights = self.objective.term_weights
+        norms = {}
+        for name, term in terms.items():
+            features = given.get("own", {}).get(name.split(".")[0], given)["features"]
+            gradient = None
+            if term.requires_grad and features.requires_grad:
+                (gradient,) = torch.autograd.grad(
+                    term, features, retain_graph=True, allow_unused=True
+                )
+            norm = features.new_zeros(()) if gradient is None else gradient.norm()
+            norms[name] = abs(weights.get(name, 1.0)) * norm
+        return norms
+
+    @property
+    def banks(self) -> list[CentroidBank]:
+        """The centroid banks of the objective."""
+        return [module for module in self.objective.modules() if isinstance(module, CentroidBank)]
+
+    def extra_repr(self) -> str:
+        layer = self._tap.layer
+        return f"head={type(layer).__name__}, schedules={self.schedules!r}"

@@ -1,0 +1,86 @@
+"""What a forward pass saw, and the marks that lead to it from the tensors it made."""
+
+import weakref
+from collections import OrderedDict
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+PREFIX = "_largemargin_pass_"
+"""Of the attribute that holds a mark; every attached model has its own."""
+
+
+class Pass(NamedTuple):
+    """What one forward pass through the head saw."""
+
+    features: Tensor
+    logits: Tensor | None
+    """The head's output; None where only something computed from it is left."""
+    inputs: Tensor | None
+    layers: tuple[Tensor, ...]
+    own: dict[str, Tensor]
+    """Outputs of modules that were named as features, by the term they are for."""
+
+
+class Seen:
+    """A pass without the head's output. (That carries this object: it must not be held by it.)"""
+
+    def __init__(
+        self,
+        features: Tensor,
+        inputs: Tensor | None,
+        layers: tuple[Tensor, ...],
+        own: dict[str, Tensor],
+        shape: tuple[int, ...],
+        blind: bool,
+    ) -> None:
+        self.features = features
+        self.inputs = inputs
+        self.layers = layers
+        self.own = own
+        self.shape = shape
+        self.blind = blind
+        """Something was read while gradients were switched off."""
+
+    def whole(self, logits: Tensor | None) -> Pass:
+        return Pass(self.features, logits, self.inputs, self.layers, self.own)
+
+    def detached(self) -> "Seen":
+        layers = tuple(each.detach() for each in self.layers)
+        own = {name: each.detach() for name, each in self.own.items()}
+        inputs = None if self.inputs is None else self.inputs.detach()
+        return Seen(self.features.detach(), inputs, layers, own, self.shape, self.blind)
+
+
+class Mark:
+    """On a tensor: where what was read beside it is. Saved or copied, it is an empty dict."""
+
+    def __init__(self, seen: Seen | None, logits: Tensor | None = None, several: bool = False):
+        self.seen = seen
+        self.logits = logits
+        """The head's output, on tensors made from it."""
+        self.several = several
+        self.weak: weakref.ref[Seen] | None = None
+
+    def found(self) -> Seen | None:
+        return self.seen if self.weak is None else self.weak()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return OrderedDict, ()
+
+
+def marked(tensor: Tensor) -> bool:
+    """Whether another model's head, or a copy's, marked the tensor."""
+    return any(name.startswith(PREFIX) for name in getattr(tensor, "__dict__", ()))
+
+
+def alike(tensor: Tensor, logits: Tensor) -> bool:
+    """Whether a tensor may be these logits, cast, or turned into (log-)probabilities."""
+    if tensor.shape != logits.shape or not tensor.is_floating_point():
+        return False
+    given, wanted = tensor.detach().float(), logits.float().softmax(-1)
+    return any(
+        torch.allclose(each, wanted, rtol=0.05, atol=1e-3, equal_nan=True)
+        for each in (given.softmax(-1), given)
+    )

@@ -1,0 +1,179 @@
+"""Losses on input gradients, hidden layers and features of other modules, through ``attach``."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from dropin.nets import LABELS, C, ConvNet, D, Mlp, gradients, images, vectors
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import largemargin as lm
+
+ODN = {
+    "distribution": lambda: lm.MarginDistribution(),
+    "distribution, exact": lambda: lm.MarginDistribution(differentiable_norm=True),
+    "hinge": lambda: lm.MarginHinge(threshold=3.0),
+}
+
+
+def compare(got: nn.Module, value: Tensor, want: nn.Module, wanted: Tensor) -> None:
+    torch.testing.assert_close(value, wanted)
+    value.backward()
+    wanted.backward()
+    expected = gradients(want)
+    assert expected
+    for name, gradient in gradients(got).items():
+        torch.testing.assert_close(gradient, expected[name])
+
+
+@pytest.mark.parametrize("name", ODN)
+def test_input_gradients(name: str) -> None:
+    model = ConvNet()
+    hand = copy.deepcopy(model)
+    criterion = lm.attach(model, ODN[name]())
+    x = images()
+    value = criterion(model(x), LABELS)
+    assert not x.requires_grad  # the caller's tensor is left alone
+    assert x.grad is None
+    inputs = images().requires_grad_()
+    compare(model, value, hand, ODN[name]()(hand(inputs), LABELS, inputs))
+
+
+@pytest.mark.parametrize("given", ["keyword", "second", "requires grad", "log_softmax"])
+def test_inputs_however_they_are_passed(given: str) -> None:
+    class Masked(ConvNet):
+        def forward(self, mask: Any = None, x: Any = None) -> Tensor:
+            return super().forward(x)
+
+    model = Masked()
+    hand = copy.deepcopy(model)
+    criterion = lm.attach(model, lm.MarginHinge(threshold=3.0))
+    x = images()
+    if given == "keyword":
+        value = criterion(model(x=x), LABELS)
+    elif given == "second":
+        value = criterion(model(torch.ones(3, dtype=torch.bool), x), LABELS)
+    elif given == "requires grad":
+        value = criterion(model(None, x.requires_grad_()), LABELS)
+    else:
+        value = criterion(model(None, x).log_softmax(1), LABELS)  # logits are made again
+    inputs = images().requires_grad_()
+    compare(model, value, hand, lm.MarginHinge(threshold=3.0)(hand(None, inputs), LABELS, inputs))
+
+
+def test_inputs_beside_another_term_and_checkpointing() -> None:
+    model = ConvNet()
+    hand = copy.deepcopy(model)
+    terms = lm.Objective(softmax=lm.CrossEntropy(), odn=0.1 * lm.MarginHinge(threshold=3.0))
+    criterion = lm.attach(model, terms)
+    outputs = checkpoint(model, images(), use_reentrant=False)
+    inputs = images().requires_grad_()
+    logits = hand(inputs)
+    want = lm.CrossEntropy()(logits, LABELS) + 0.1 * lm.MarginHinge(threshold=3.0)(
+        logits, LABELS, inputs
+    )
+    compare(model, criterion(outputs, LABELS), hand, want)
+
+
+def test_input_losses_that_cannot_work() -> None:
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, C))
+    criterion = lm.attach(model, lm.MarginHinge())
+    with pytest.raises(lm.LargeMarginError, match=r"floating point input.*layers="):
+        criterion(model(torch.zeros(6, 3).long()), LABELS)
+    model = ConvNet()
+    criterion = lm.attach(model, lm.Objective(a=lm.MarginHinge(), b=lm.Stability()))
+    with pytest.raises(lm.LargeMarginError, match="second half"):
+        criterion(model(images()), LABELS[:3], noisy="second half")
+    criterion = lm.attach(model, lm.MarginHinge())
+    with torch.no_grad(), pytest.raises(lm.LargeMarginError, match=r"torch\.no_grad"):
+        criterion(model(images()), LABELS)
+
+
+@pytest.mark.parametrize("layers", [["stem"], ["stem", "body.0"]])
+def test_hidden_layers(layers: list[str]) -> None:
+    model = ConvNet()
+    hand = copy.deepcopy(model)
+    criterion = lm.attach(model, lm.LayerMargin(gamma=2.0), layers=layers)
+    value = criterion(model(images()), LABELS)
+    held: list[Tensor] = []
+    for name in layers:
+        hand.get_submodule(name).register_forward_hook(lambda m, a, out: held.append(out))
+    logits = hand(images())
+    compare(model, value, hand, lm.LayerMargin(gamma=2.0)(logits, LABELS, held))
+
+
+def test_hidden_layers_have_to_be_named_and_run() -> None:
+    with pytest.raises(lm.LargeMarginError, match="'layer_margin' works on hidden layers"):
+        lm.attach(ConvNet(), lm.LayerMargin())
+    model = ConvNet()
+    model.aside = nn.Conv2d(3, 3, 1)
+    criterion = lm.attach(model, lm.LayerMargin(), layers=["aside"])
+    with pytest.raises(lm.LargeMarginError, match="did not run before the head"):
+        criterion(model(images()), LABELS)
+
+
+def center(dim: int) -> lm.CenterLoss:
+    return lm.CenterLoss(C, dim, strength=0.5)
+
+
+def test_a_term_on_features_of_another_module() -> None:
+    """Cross entropy at the head, center loss on a hidden map, flattened."""
+    model = ConvNet()
+    hand = copy.deepcopy(model)
+    terms = lm.Objective(softmax=lm.CrossEntropy(), center=0.2 * center(6 * 64))
+    criterion = lm.attach(model, terms, features={"center": "stem"}, gradient_norms=True)
+    for seed in range(2):
+        model.zero_grad()
+        hand.zero_grad()
+        outputs = model(images(seed))
+        value = criterion(outputs, LABELS)
+        hidden = hand.stem(images(seed))
+        logits = hand.fc(hand.pool(hand.body(hidden)).flatten(1))
+        if seed == 0:
+            reference = center(6 * 64)
+        want = lm.CrossEntropy()(logits, LABELS) + 0.2 * reference(hidden.flatten(1), LABELS)
+        own = criterion.read(outputs).own["center"]
+        slope = torch.autograd.grad(
+            0.2 * 0.25 * (own.flatten(1) - reference.centers[LABELS] * 0).square().sum(), own
+        )[0]
+        if seed == 0:  # centers start at 0, so the gradient is known
+            torch.testing.assert_close(criterion.gradient_norms["center"], slope.norm())
+        compare(model, value, hand, want)
+    torch.testing.assert_close(criterion.objective.terms["center"].centers, reference.centers)
+
+
+def test_all_terms_on_features_before_dropout() -> None:
+    class Dropped(Mlp):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(self.drop(self.body(x)))
+
+    model = Dropped()
+    criterion = lm.attach(model, lm.Discriminative(C, D), features="body")
+    got = criterion(model(vectors()), LABELS)
+    want = lm.Discriminative(C, D)(model.body(vectors()), model.fc, LABELS)
+    torch.testing.assert_close(got, want)
+
+
+def test_noisy_features_of_another_module() -> None:
+    model = ConvNet()
+    criterion = lm.attach(model, lm.Objective(stay=lm.Stability()), features={"stay": "body"})
+    got = criterion(model(images(0)), LABELS, noisy=model(images(1)))
+    clean, noisy = (model.body(model.stem(images(seed))).flatten(1) for seed in (0, 1))
+    torch.testing.assert_close(got, lm.Stability()(clean, noisy))
+    both = criterion(model(torch.cat([images(0), images(1)])), LABELS, noisy="second half")
+    torch.testing.assert_close(both, got)
+
+
+def test_named_features_that_do_not_fit() -> None:
+    with pytest.raises(lm.LargeMarginError, match="term 'centre', but the objective's terms are"):
+        lm.attach(ConvNet(), lm.CrossEntropy(), features={"centre": "body"})
+    model = ConvNet()
+    criterion = lm.attach(model, lm.CrossEntropy(), features="stem")
+    with pytest.raises(lm.LargeMarginError, match="features="):
+        criterion(model(images()), LABELS)

@@ -1,0 +1,132 @@
+"""``undo`` gives the model back, with what was trained; attaching again and twice works."""
+
+import copy
+
+import pytest
+import torch
+from dropin.nets import LABELS, C, ConvNet, D, Mlp, images, vectors
+from torch import nn
+
+import largemargin as lm
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(
+        len(each)
+        for module in model.modules()
+        for each in (
+            module._forward_hooks,
+            module._forward_pre_hooks,
+            module._forward_hooks_with_kwargs,
+            module._forward_pre_hooks_with_kwargs,
+        )
+    )
+
+
+OBJECTIVES = {
+    "softmax": lm.CrossEntropy,
+    "cosface": lambda: lm.CosFace(scale=8.0),
+    "mixture": lambda: lm.GaussianMixture(C, D),
+    "odn": lm.MarginHinge,
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_undo_restores_everything(name: str) -> None:
+    model = ConvNet()
+    original = copy.deepcopy(model)
+    layer, weight, bias = model.fc, model.fc.weight, model.fc.bias
+    criterion = lm.attach(model, OBJECTIVES[name]())
+    assert hooks(model) > 0
+    criterion(model(images()), LABELS)
+    criterion.undo()
+    assert model.fc is layer
+    assert model.fc.weight is weight
+    assert model.fc.bias is bias
+    assert hooks(model) == 0
+    assert list(model.state_dict()) == list(original.state_dict())
+    assert torch.equal(model(images()), original(images()))
+    with pytest.raises(lm.LargeMarginError, match="taken off"):
+        criterion(model(images()), LABELS)
+    criterion.undo()  # a second time changes nothing
+    assert model.fc is layer
+
+
+def test_undo_after_training_keeps_what_was_trained() -> None:
+    model = ConvNet()
+    layer, bias = model.fc, model.fc.bias.detach().clone()
+    criterion = lm.attach(model, lm.CosFace(scale=8.0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    criterion(model(images()), LABELS).backward()
+    optimizer.step()
+    weight = model.fc.weight.detach().clone()
+    model.double().eval()
+    criterion.undo()
+    assert model.fc is layer
+    assert not model.fc.training
+    assert torch.equal(model.fc.weight, weight.double())
+    assert torch.equal(model.fc.bias, bias.double())  # set aside, but converted with the model
+    model(images().double())
+
+
+def test_attach_after_undo_and_twice() -> None:
+    model = ConvNet()
+    lm.attach(model, lm.CosFace(scale=8.0)).undo()
+    plain = lm.attach(model, lm.CrossEntropy())
+    want = nn.functional.cross_entropy(model(images()), LABELS)
+    torch.testing.assert_close(plain(model(images()), LABELS), want)
+    cosine = lm.attach(model, lm.CosFace(scale=8.0))
+    outputs = model(images())
+    assert cosine(outputs, LABELS) > 0
+    with pytest.raises(lm.LargeMarginError, match="replaced"):
+        plain(outputs, LABELS)
+    cosine.undo()
+    torch.testing.assert_close(plain(model(images()), LABELS), want)
+    again = lm.attach(model, lm.Kobayashi())
+    outputs = model(images())
+    assert again(outputs, LABELS) > plain(outputs, LABELS)  # two losses on one pass
+    plain.undo()
+    again.undo()
+    assert hooks(model) == 0
+
+
+def test_undo_of_a_restyled_head() -> None:
+    head = lm.ClassHead(D, C)
+    model = nn.Sequential(nn.Linear(4, D), head)
+    bias = head.bias
+    before = model(vectors())
+    criterion = lm.attach(model, lm.CosFace(scale=8.0))
+    assert head.bias is None
+    assert head.similarity == "cosine"
+    criterion.undo()
+    assert head.bias is bias
+    assert torch.equal(model(vectors()), before)
+
+
+def test_undo_leaves_a_layer_that_was_put_there_since() -> None:
+    model = ConvNet()
+    criterion = lm.attach(model, lm.CosFace())
+    other = model.fc = nn.Linear(D, C)
+    criterion.undo()
+    assert model.fc is other
+
+
+def test_undo_of_a_layer_in_two_places() -> None:
+    model = ConvNet()
+    model.alias = model.fc
+    layer = model.fc
+    criterion = lm.attach(model, lm.CosFace(), layer="fc")
+    assert model.alias is model.fc is not layer
+    criterion.undo()
+    assert model.alias is model.fc is layer
+
+
+def test_undo_of_a_copy_takes_its_hooks_off() -> None:
+    model = Mlp()
+    criterion = lm.attach(model, lm.CosFace(scale=8.0))
+    twin, loss = copy.deepcopy((model, criterion))
+    loss.undo()
+    assert hooks(twin) == 0
+    assert isinstance(twin.fc, nn.Linear)
+    assert hooks(model) > 0
+    criterion(model(vectors()), LABELS)
