@@ -1,0 +1,84 @@
+"""Tensors in a safetensors file: names, bytes and shapes, and no code to run on loading."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from largemargin.errors import LargeMarginError
+
+ALIAS = "alias:"
+"""Header entries with this prefix name tensors that are another one of the file."""
+
+
+def require_safetensors() -> Any:
+    if find_spec("safetensors") is None:
+        raise ImportError(
+            "Saving and loading needs safetensors. Install it: pip install 'largemargin[export]'"
+        )
+    return import_module("safetensors.torch")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors; those under several names are written once."""
+    kept: dict[str, Tensor] = {}
+    header = {"format": "pt"}
+    first: dict[tuple[Any, ...], str] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        _check_kind(name, tensor)
+        place = _place(tensor)
+        if tensor.numel() and place in first:
+            header[ALIAS + name] = first[place]
+            continue
+        first[place] = name
+        plain = tensor.detach().cpu().contiguous()
+        if plain.untyped_storage().data_ptr() in storages:
+            plain = plain.clone()  # safetensors refuses views into one storage
+        storages.add(plain.untyped_storage().data_ptr())
+        kept[name] = plain
+    require_safetensors().save_file(kept, str(path), metadata=header)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a file by name, on the CPU."""
+    require_safetensors()
+    open_file = import_module("safetensors").safe_open
+    try:
+        with open_file(str(path), framework="pt", device="cpu") as file:
+            header: dict[str, str] = file.metadata() or {}
+            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except Exception as error:
+        raise LargeMarginError(
+            f"{path} is not a whole safetensors file ({error}). It may have been cut short while "
+            "it was copied; fetch it again or use another checkpoint."
+        ) from error
+    for name, target in header.items():
+        if name.startswith(ALIAS):
+            if target not in tensors:
+                raise LargeMarginError(f"{path} is damaged: it refers to a missing {target!r}.")
+            tensors[name.removeprefix(ALIAS)] = tensors[target]
+    return tensors
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """Where and what a tensor is: two with the same answer are one."""
+    return (
+        tensor.device,
+        tensor.data_ptr(),
+        tensor.dtype,
+        tuple(tensor.shape),
+        tuple(tensor.stride()),
+    )
+
+
+def _check_kind(name: str, tensor: Tensor) -> None:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        kind = "quantized" if tensor.is_quantized else str(tensor.layout)
+        raise LargeMarginError(
+            f"{name!r} is {kind}, which safetensors cannot hold. Convert it before saving."
+        )
