@@ -1,0 +1,399 @@
+"""``LargeMarginClassifier``: large-margin training as a scikit-learn estimator."""
+
+import math
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import nn
+
+import largemargin as lm
+from largemargin.errors import LargeMarginError, check_number
+from largemargin.integrations.arrays import Array, as_rows, as_tensor, known_labels
+from largemargin.integrations.fitting import (
+    PREDICTED,
+    Fitting,
+    Samples,
+    choose_device,
+    choose_dtype,
+    fit_epochs,
+    make_optimizer,
+    own_random_numbers,
+)
+from largemargin.integrations.networks import build
+from largemargin.integrations.objectives import objective_for
+
+try:
+    from sklearn.base import (
+        BaseEstimator,
+        ClassifierMixin,
+        ClassNamePrefixFeaturesOutMixin,
+        TransformerMixin,
+    )
+    from sklearn.model_selection import train_test_split
+    from sklearn.utils import check_random_state
+    from sklearn.utils.class_weight import compute_class_weight
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+except ImportError as missing:
+    raise ImportError(
+        "LargeMarginClassifier needs scikit-learn 1.6 or newer. Install it: "
+        "pip install 'largemargin[sklearn]'."
+    ) from missing
+
+
+class LargeMarginClassifier(
+    ClassNamePrefixFeaturesOutMixin,  # type: ignore[misc]
+    ClassifierMixin,  # type: ignore[misc]
+    TransformerMixin,  # type: ignore[misc]
+    BaseEstimator,  # type: ignore[misc]
+):
+    """A neural network trained with a large-margin objective, for features or images.
+
+    X is (N, D), or images (N, H, W), (N, C, H, W) or (N, H, W, C); y holds labels of any type.
+    Inputs are standardised inside (per feature, or per channel of images), so neither scaling nor
+    a division by 255 is needed before. It can be cloned, pickled, searched over and put at the end
+    of a pipeline; ``transform`` gives the features before the head.
+
+    Args:
+        objective: a name of ``lm.LOSSES``, a loss or its class, an ``lm.Objective``, or a function
+            ``(num_classes, dim)`` that makes one. A module is copied for each fit. By name, losses
+            on cosines have ``scale="auto"``, and penalties such as "discriminative" or "center"
+            come with a cross entropy. Losses on inputs measure in standard deviations.
+        objective_params: settings of an objective given by name, class or function. Settings can
+            also be reached as ``objective__margin``, for example in a grid search.
+            ``{"class_counts": "auto"}`` fills in how many samples each class has.
+        backbone: what makes features (N, dim) of standardised inputs. None: a perceptron for (N, D)
+            and a small convolutional network for images. A module is copied for each fit, its
+            weights kept as a start; a function is called with the shape of one input, (D,) or
+            (C, H, W), and returns a module. A linear head is put on top.
+        hidden_sizes: of the perceptron; the last one is the feature dimension. () is a linear
+            classifier.
+        input_shape: of one sample, where X holds images as flat rows (N, D): (H, W), (C, H, W) or
+            (H, W, C). Scalers, PCA and cross validation pass such rows.
+        channels: "first", "last", or "auto": the axis of at most 4 entries.
+        standardize: subtract the mean and divide by the standard deviation of the training set.
+        layers: names of modules of the backbone, for a loss on hidden layers (``LayerMargin``).
+        noise: standard deviation of the Gaussian noise for objectives that compare features with
+            those of noised inputs, in standard deviations of the inputs.
+        schedule: of hyper-parameters, as in ``lm.attach``: None, "preset" or schedules. SphereFace
+            and LSoftmax need "preset" to train. Then the loss itself changes over the epochs, so
+            leave ``early_stopping`` off.
+        optimizer: "adamw", "adam", "sgd" (Nesterov, 0.9), or a function of parameter groups.
+        lr, weight_decay: of a named optimizer.
+        decay: of the learning rate over the epochs: "cosine" to 0, or "constant".
+        epochs: at most.
+        batch_size: at most; batches are of nearly equal size. With a single batch, training with
+            integer ``sample_weight`` equals training on repeated samples.
+        class_weight: None, "balanced" or a dict of class labels; multiplies sample weights.
+        early_stopping: hold out ``validation_fraction`` of the samples, stop when the loss on them
+            has not improved for ``patience`` epochs, and restore the best epoch.
+        warm_start: ``fit`` goes on from the last fit, for the same classes.
+        device: "auto" (a CUDA device where there is one) or a torch device.
+        dtype: "float32", "float64", or "auto": float64 where scikit-learn would compute in it
+            (X is float64 or integer) and it is cheap (a perceptron on the CPU).
+        random_state: as in scikit-learn. An integer gives the same bits on every fit on a CPU. The
+            global generators of torch are left as they were.
+        verbose: show a progress bar.
+
+    Attributes:
+        classes_: sorted labels.
+        model_: the network, ``model_(inputs)`` gives logits of (N, D) or (N, C, H, W) tensors.
+        criterion_: what ``lm.attach`` returned: ``criterion_.head``, ``.objective``, ``.banks``.
+        history_: lists over epochs: "loss", "terms.<name>", "valid_loss", "valid_accuracy".
+        n_iter_: epochs run.
+
+    Example:
+        >>> X = np.random.default_rng(0).normal(size=(60, 5))
+        >>> y = np.where(X[:, 0] > 0, "yes", "no")
+        >>> model = LargeMarginClassifier(epochs=20, random_state=0).fit(X, y)
+        >>> model.predict(X).shape, model.predict_proba(X).shape, model.transform(X).shape
+        ((60,), (60, 2), (60, 64))
+    """
+
+    classes_: Array
+    model_: nn.Module
+    criterion_: lm.Criterion
+    history_: dict[str, list[float]]
+    n_iter_: int
+    n_features_in_: int
+    _fitting: Fitting
+    _shape: tuple[int, ...]
+
+    def __init__(
+        self,
+        objective: Any = "cosface",
+        *,
+        objective_params: dict[str, Any] | None = None,
+        backbone: nn.Module | Callable[[tuple[int, ...]], nn.Module] | None = None,
+        hidden_sizes: Sequence[int] = (128, 64),
+        input_shape: Sequence[int] | None = None,
+        channels: str = "auto",
+        standardize: bool = True,
+        layers: Sequence[str] = (),
+        noise: float = 0.0,
+        schedule: Any = None,
+        optimizer: Any = "adamw",
+        lr: float = 0.003,
+        weight_decay: float = 0.01,
+        decay: str = "cosine",
+        epochs: int = 50,
+        batch_size: int = 64,
+        class_weight: Any = None,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        patience: int = 10,
+        warm_start: bool = False,
+        device: str = "auto",
+        dtype: str = "auto",
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.objective = objective
+        self.objective_params = objective_params
+        self.backbone = backbone
+        self.hidden_sizes = hidden_sizes
+        self.input_shape = input_shape
+        self.channels = channels
+        self.standardize = standardize
+        self.layers = layers
+        self.noise = noise
+        self.schedule = schedule
+        self.optimizer = optimizer
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.decay = decay
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.class_weight = class_weight
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.patience = patience
+        self.warm_start = warm_start
+        self.device = device
+        self.dtype = dtype
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train on samples X and labels y; ``sample_weight`` (N,) where the objective has it."""
+        check_number("epochs", self.epochs, at_least=1)
+        goes_on = bool(self.warm_start) and hasattr(self, "model_")
+        samples, seed = self._read(X, y, sample_weight, goes_on)
+        valid = None
+        if self.early_stopping:
+            samples, valid = self._hold_out(samples, seed)
+        with own_random_numbers(seed, samples.device):
+            self._begin(samples, goes_on)
+            self.n_iter_ = self._run_epochs(samples, valid, self.epochs, self.decay)
+        return self
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """One epoch on these samples, at a constant learning rate and without early stopping.
+
+        The first call needs ``classes``, all labels there will be, unless y has them all; it takes
+        the mean and standard deviation of the inputs from its samples.
+        """
+        if self.class_weight == "balanced":
+            raise LargeMarginError(
+                'class_weight="balanced" needs all samples at once, but partial_fit sees a part. '
+                "Pass the weights as a dict."
+            )
+        goes_on = hasattr(self, "model_")
+        samples, seed = self._read(X, y, sample_weight, goes_on, classes)
+        with own_random_numbers(seed, samples.device):
+            self._begin(samples, goes_on)
+            epochs = self._run_epochs(samples, None, 1, "constant")
+        self.n_iter_ = (self.n_iter_ if goes_on else 0) + epochs
+        return self
+
+    def decision_function(self, X: Any) -> Array:
+        """The head's logits (N, C), without margin; for two classes their difference (N,)."""
+        logits = self._run(X)
+        return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
+
+    def predict(self, X: Any) -> Array:
+        """The label of the largest logit of each sample."""
+        best = self._run(X).argmax(axis=1)
+        labels: Array = self.classes_[best]
+        return labels
+
+    def predict_proba(self, X: Any) -> Array:
+        """Softmax of the head's logits with its scale, (N, C) in the order of ``classes_``."""
+        probabilities: Array = torch.from_numpy(self._run(X)).softmax(dim=1).numpy()
+        return probabilities
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """Logarithm of :meth:`predict_proba`."""
+        logarithms: Array = torch.from_numpy(self._run(X)).log_softmax(dim=1).numpy()
+        return logarithms
+
+    def transform(self, X: Any) -> Array:
+        """Features before the head, (N, dim)."""
+        return self._run(X, features=True)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Parameters; with ``deep`` also those of the objective, as ``objective__margin``."""
+        found: dict[str, Any] = super().get_params(deep=deep)
+        if deep and isinstance(self.objective_params, dict):
+            inner = self.objective_params
+            found |= {f"objective__{name}": value for name, value in inner.items()}
+        return found
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters; ``objective__margin=0.2`` sets one of ``objective_params``."""
+        prefix = "objective__"
+        inner = {
+            name.removeprefix(prefix): params.pop(name)
+            for name in list(params)
+            if name.startswith(prefix)
+        }
+        super().set_params(**params)
+        if inner:
+            self.objective_params = {**(self.objective_params or {}), **inner}
+        return self
+
+    def _read(
+        self, X: Any, y: Any, sample_weight: Any, goes_on: bool, classes: Any = None
+    ) -> tuple[Samples, int]:
+        """Checked samples of the classes to be trained, and the seed of this fit."""
+        check_number("batch_size", self.batch_size, at_least=1)
+        rows, shape = as_rows(X)
+        rows, y = validate_data(self, rows, y, reset=not goes_on)
+        check_classification_targets(y)
+        weights: Array | None = None
+        if sample_weight is not None:
+            weights = _check_sample_weight(sample_weight, rows, ensure_non_negative=True)
+            kept = weights > 0  # the others are not there, not even as a class
+            rows, y, weights = rows[kept], y[kept], weights[kept]
+        if not goes_on:
+            self.classes_ = np.unique(y if classes is None else classes)
+            if len(self.classes_) < 2:
+                raise LargeMarginError(
+                    "y must hold at least 2 classes, but it holds 1 class: "
+                    f"{self.classes_.tolist()}. A margin is a distance to another class."
+                )
+            self._shape = tuple(self.input_shape or shape or rows.shape[1:])
+        labels = known_labels(y, self.classes_)
+        if self.class_weight is not None:
+            factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
+            weights = factors[labels] if weights is None else factors[labels] * weights
+        if weights is not None and np.ptp(weights) == 0:
+            weights = None  # equal weights are none, also for losses that have no weights
+        inputs = as_tensor(rows, self._shape, self.channels)
+        device = choose_device(self.device)
+        cheap = self.backbone is None and inputs.dim() == 2 and device.type == "cpu"
+        samples = Samples(
+            inputs,
+            torch.from_numpy(labels),
+            None if weights is None else torch.from_numpy(weights),
+            device,
+            choose_dtype(self.dtype, inputs, cheap),
+        )
+        return samples, int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _begin(self, samples: Samples, goes_on: bool) -> None:
+        """A new network with its criterion and optimizer, unless training goes on."""
+        if goes_on:
+            self._fitting.to(samples.device)
+            if isinstance(self.optimizer, str):
+                self._fitting.set_rate(self.lr)
+            return
+        network = build(
+            self.backbone,
+            samples.inputs,
+            samples.weights,
+            len(self.classes_),
+            hidden_sizes=self.hidden_sizes,
+            standardize=self.standardize,
+            device=samples.device,
+            dtype=samples.dtype,
+        )
+        counts = torch.bincount(samples.labels, minlength=len(self.classes_)).tolist()
+        criterion = lm.attach(
+            network.classifier,
+            objective_for(self.objective, self.objective_params, counts),
+            layer="head",
+            layers=[f"backbone.{name}" for name in self.layers],
+            schedule=self.schedule,
+            total_steps=self.epochs * math.ceil(len(samples) / self.batch_size),
+        )
+        groups = criterion.param_groups(network, loss={"weight_decay": 0.0})
+        optimizer = make_optimizer(self.optimizer, groups, self.lr, self.weight_decay)
+        self._fitting = Fitting(network, criterion, optimizer, noise=self.noise)
+        self.model_, self.criterion_, self.history_ = network, criterion, {}
+
+    def _run_epochs(self, samples: Samples, valid: Samples | None, epochs: int, decay: str) -> int:
+        run = fit_epochs(
+            self._fitting,
+            samples,
+            valid,
+            epochs=epochs,
+            batch_size=self.batch_size,
+            decay=decay,
+            patience=self.patience,
+            verbose=self.verbose,
+            history=self.history_,
+        )
+        self.model_.eval()
+        return run
+
+    def _hold_out(self, samples: Samples, seed: int) -> tuple[Samples, Samples]:
+        check_number("validation_fraction", self.validation_fraction, above=0, below=1)
+        check_number("patience", self.patience, at_least=1)
+        labels = samples.labels.numpy()
+        held = max(math.ceil(self.validation_fraction * len(labels)), 1)
+        counts = np.bincount(labels)
+        every = counts[counts > 0].min() > 1 and len(counts) <= min(held, len(labels) - held)
+        train, valid = train_test_split(
+            np.arange(len(labels)),
+            test_size=held,
+            random_state=seed,
+            stratify=labels if every else None,
+        )
+        return samples.subset(torch.from_numpy(train)), samples.subset(torch.from_numpy(valid))
+
+    def _run(self, X: Any, features: bool = False) -> Array:
+        """Logits or features of X, in pieces."""
+        check_is_fitted(self, "model_")
+        rows, shape = as_rows(X)
+        if shape is not None and shape != self._shape:
+            raise LargeMarginError(
+                f"samples of shape {shape} were given, but the model was fitted on {self._shape}."
+            )
+        rows = validate_data(self, rows, reset=False)
+        inputs = as_tensor(rows, self._shape, self.channels)
+        parameter = next(self.model_.parameters())
+        call = self.model_.features if features else self.model_
+        assert callable(call)
+        with torch.no_grad():
+            found = [
+                call(part.to(parameter.device, parameter.dtype)).cpu()
+                for part in inputs.split(PREDICTED)
+            ]
+        result: Array = torch.cat(found).numpy()
+        return result
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.criterion_.head.weight.shape[1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickles hold tensors of the CPU, so that they open on a machine without accelerator."""
+        state: dict[str, Any] = dict(super().__getstate__())  # it may be __dict__ itself
+        if "_fitting" in state and next(self.model_.parameters()).device.type != "cpu":
+            moved = deepcopy(self._fitting)
+            moved.to(torch.device("cpu"))
+            state |= {
+                "_fitting": moved,
+                "model_": moved.network,
+                "criterion_": moved.criterion,
+            }
+        return state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags

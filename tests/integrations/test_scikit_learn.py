@@ -1,0 +1,390 @@
+"""``LargeMarginClassifier`` is a scikit-learn estimator, and learns at the first try."""
+
+import doctest
+import io
+import pickle
+from functools import partial
+from typing import Any
+
+import joblib
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_digits, load_iris, load_wine
+from sklearn.decomposition import PCA
+from sklearn.model_selection import GridSearchCV, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+
+import largemargin as lm
+from largemargin.integrations import scikit_learn
+from largemargin.integrations.scikit_learn import LargeMarginClassifier
+
+quick = partial(LargeMarginClassifier, epochs=15, random_state=0)
+
+
+def split(load: Any, seed: int = 0) -> list[Any]:
+    X, y = load(return_X_y=True)
+    return train_test_split(X, y, random_state=seed, stratify=y)
+
+
+def images(channels: str) -> tuple[np.ndarray, np.ndarray]:
+    """Four classes of 8 x 8 colour images: which channel and which half is bright."""
+    rng = np.random.default_rng(0)
+    y = np.arange(80) % 4
+    X = rng.integers(0, 100, (80, 3, 8, 8)).astype(np.uint8)
+    for image, label in zip(X, y, strict=True):
+        image[label // 2, :, 4 * (label % 2) : 4 * (label % 2) + 4] += 120
+    return (X if channels == "first" else np.moveaxis(X, 1, -1)), y
+
+
+@parametrize_with_checks(
+    [LargeMarginClassifier(epochs=12, lr=0.02, batch_size=256, hidden_sizes=(32, 16))]
+)
+def test_scikit_learn_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.slow
+@parametrize_with_checks([LargeMarginClassifier()])
+def test_scikit_learn_checks_of_default_settings(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+@pytest.mark.parametrize(
+    ("load", "least"), [(load_iris, 0.89), (load_wine, 0.93)], ids=["iris", "wine"]
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_default_settings_learn_small_tables(load: Any, least: float, seed: int) -> None:
+    X, X_test, y, y_test = split(load, seed)
+    assert LargeMarginClassifier(random_state=seed).fit(X, y).score(X_test, y_test) >= least
+
+
+def test_fewer_epochs_learn_digits() -> None:
+    X, X_test, y, y_test = split(load_digits)
+    assert quick().fit(X, y).score(X_test, y_test) >= 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_default_settings_learn_digits(seed: int) -> None:
+    X, X_test, y, y_test = split(load_digits, seed)
+    rows = LargeMarginClassifier(random_state=seed).fit(X, y)
+    assert rows.score(X_test, y_test) >= 0.96
+    pixels = LargeMarginClassifier(input_shape=(8, 8), epochs=20, random_state=seed).fit(X, y)
+    assert pixels.score(X_test, y_test) >= 0.98
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "layer_margin": {"layers": ["0"]},
+    "lsoftmax": {"schedule": "preset"},
+    "margin_hinge": {"objective__threshold": 0.3},
+    "robust_discriminative": {"noise": 0.1},
+    "stability": {"noise": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", sorted(lm.LOSSES))
+def test_every_loss_learns_by_its_name(name: str) -> None:
+    X, X_test, y, y_test = split(load_iris)
+    model = LargeMarginClassifier(name, epochs=40, lr=0.01, random_state=0)
+    model.set_params(**SETTINGS.get(name, {})).fit(X, y)
+    assert model.score(X_test, y_test) >= 0.85
+    assert np.isfinite(model.history_["loss"]).all()
+
+
+def test_labels_of_any_type() -> None:
+    X, y = load_iris(return_X_y=True)
+    names = np.array(["setosa", "versicolor", "virginica"])
+    model = quick().fit(X, names[y].tolist())
+    assert model.classes_.tolist() == names.tolist()
+    assert (model.predict(X) == names[y]).mean() > 0.8
+
+
+def test_probabilities_are_the_softmax_of_the_head() -> None:
+    X, y = load_iris(return_X_y=True)
+    model = quick("arcface", objective_params={"scale": 7.0, "margin": 0.1}).fit(X, y)
+    head = model.criterion_.head
+    assert (head.similarity, head.scale) == ("cosine", 7.0)
+    features = torch.from_numpy(model.transform(X))
+    cosines = nn.functional.normalize(features) @ nn.functional.normalize(head.weight).t()
+    expected = (7.0 * cosines).softmax(1).detach().numpy()
+    np.testing.assert_allclose(model.predict_proba(X), expected, rtol=1e-9)
+    np.testing.assert_allclose(np.exp(model.predict_log_proba(X)), expected, rtol=1e-9)
+    np.testing.assert_allclose(model.decision_function(X), 7.0 * cosines.detach(), rtol=1e-9)
+
+
+def test_the_same_random_state_gives_the_same_bits_and_leaves_the_generators_alone() -> None:
+    X, y = load_iris(return_X_y=True)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
+    settings = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
+    first = quick().fit(X, y).predict_proba(X)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.array_equal(np.random.get_state()[1], before[1])  # type: ignore[index]
+    after = torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
+    assert after == settings
+    torch.rand(1)
+    assert np.array_equal(quick().fit(X, y).predict_proba(X), first)
+    assert not np.array_equal(quick(random_state=1).fit(X, y).predict_proba(X), first)
+
+
+def test_history_names_the_terms() -> None:
+    X, y = load_iris(return_X_y=True)
+    objective = lm.Objective(softmax=lm.CrossEntropy(), center=0.5 * lm.CenterLoss(3, 64))
+    model = quick(objective, epochs=4, early_stopping=True).fit(X, y)
+    names = {"loss", "terms.softmax", "terms.center", "valid_loss", "valid_accuracy"}
+    assert model.history_.keys() == names
+    assert {len(values) for values in model.history_.values()} == {4}
+    total = np.add(model.history_["terms.softmax"], 0.5 * np.array(model.history_["terms.center"]))
+    np.testing.assert_allclose(model.history_["loss"], total)
+    assert objective.terms["center"].centers.abs().sum() == 0, "the given objective was trained"
+
+
+def test_early_stopping_restores_the_best_epoch() -> None:
+    X, y = load_iris(return_X_y=True)
+    rng = np.random.default_rng(0)
+    noisy = np.where(rng.random(150) < 0.3, rng.integers(0, 3, 150), y)
+    model = quick(
+        "cross_entropy",
+        backbone=nn.Sequential(nn.Linear(4, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 16)),
+        epochs=200,
+        lr=0.02,
+        decay="constant",
+        early_stopping=True,
+        validation_fraction=0.3,
+        patience=5,
+    ).fit(X, noisy)
+    losses = model.history_["valid_loss"]
+    best = int(np.argmin(losses))
+    assert model.n_iter_ == len(losses) == best + 1 + 5
+    assert losses[-1] > losses[best]
+    _, held = train_test_split(np.arange(150), test_size=45, random_state=_seed(0), stratify=noisy)
+    found = -model.predict_log_proba(X[held])[np.arange(45), noisy[held]].mean()
+    assert found == pytest.approx(losses[best], rel=1e-5)
+
+
+def _seed(random_state: int) -> int:
+    return int(np.random.RandomState(random_state).randint(2**31 - 1))
+
+
+def test_warm_start_goes_on() -> None:
+    X, y = load_iris(return_X_y=True)
+    model = quick(warm_start=True, epochs=3).fit(X, y)
+    network = model.model_
+    first = model.history_["loss"][-1]
+    model.fit(X, y)
+    assert model.model_ is network
+    assert len(model.history_["loss"]) == 6
+    assert model.history_["loss"][-1] < first
+    with pytest.raises(ValueError, match="not among the classes"):
+        model.fit(X, y + 1)
+    model.set_params(lr=0.0001, decay="constant", epochs=1).fit(X, y)
+    assert {group["lr"] for group in model._fitting.optimizer.param_groups} == {0.0001}
+    assert len(quick(epochs=3).fit(X, y).fit(X, y).history_["loss"]) == 3
+
+
+def test_partial_fit_learns_from_a_stream() -> None:
+    X, X_test, y, y_test = split(load_iris)
+    model = quick(lr=0.01)
+    with pytest.raises(ValueError, match=r"not among the classes \['a', 'b'\]"):
+        model.partial_fit(X[:2], ["a", "c"], classes=["a", "b"])
+    model = quick(lr=0.01)
+    for _ in range(20):
+        for start in range(0, len(X), 28):
+            model.partial_fit(X[start : start + 28], y[start : start + 28], classes=[0, 1, 2])
+    assert model.n_iter_ == 80
+    assert model.score(X_test, y_test) > 0.9
+    with pytest.raises(ValueError, match="balanced"):
+        quick(class_weight="balanced").partial_fit(X, y)
+
+
+def test_sample_weights_count() -> None:
+    X = np.zeros((60, 2))
+    y = np.repeat([0, 1], 30)
+    model = quick("cross_entropy", epochs=60, lr=0.03, weight_decay=0.0)
+    model.fit(X, y, sample_weight=np.where(y == 1, 3.0, 1.0))
+    np.testing.assert_allclose(model.predict_proba(X)[:, 1], 0.75, atol=0.02)
+    kept = quick(epochs=1).fit(np.eye(3), ["a", "b", "c"], sample_weight=[1.0, 2.0, 0.0])
+    assert kept.classes_.tolist() == ["a", "b"]
+    # Batches of one sample: each is its own weighted mean, so only their weights can tell.
+    model.set_params(batch_size=1, class_weight={0: 1.0, 1: 3.0}, epochs=25)
+    model.fit(X[20:40], y[20:40])
+    np.testing.assert_allclose(model.predict_proba(X)[:, 1], 0.75, atol=0.06)
+
+
+def test_losses_without_sample_weights_say_so() -> None:
+    X, y = load_iris(return_X_y=True)
+    weights = np.linspace(1, 2, len(y))
+    with pytest.raises(lm.LargeMarginError, match="does not support sample_weight"):
+        quick("discriminative").fit(X, y, sample_weight=weights)
+    quick("discriminative", epochs=1).fit(X, y, sample_weight=np.full(len(y), 2.0))
+
+
+def test_losses_by_name_have_the_scale_of_their_classes() -> None:
+    X, y = load_iris(return_X_y=True)
+    scale = quick("cosface", epochs=1).fit(X, y).criterion_.head.scale
+    assert scale == pytest.approx(np.log(2 * 9) / (1 - 0.35 + 1 / 2))
+    assert quick(lm.CosFace, epochs=1).fit(X, y).criterion_.head.scale == 64.0
+
+
+@pytest.mark.parametrize(("decay", "last"), [("cosine", 0.0), ("constant", 0.003)])
+def test_the_learning_rate_decays(decay: str, last: float) -> None:
+    X, y = load_iris(return_X_y=True)
+    model = quick(decay=decay, epochs=10).fit(X, y)
+    (rate,) = {group["lr"] for group in model._fitting.optimizer.param_groups}
+    assert rate == pytest.approx(last, abs=3e-5)
+
+
+def test_rare_classes_get_their_counts() -> None:
+    X, y = load_iris(return_X_y=True)
+    X, y = X[:110], y[:110]
+    loss = quick("ldam", epochs=1).fit(X, y).criterion_.objective.terms["ldam"]
+    assert loss.class_counts == [50, 50, 10]
+    model = quick("cosface", objective_params={"class_counts": "auto"}, epochs=1).fit(X, y)
+    assert model.criterion_.objective.terms["cosface"].class_counts == [50, 50, 10]
+
+
+@pytest.mark.parametrize("channels", ["first", "last"])
+def test_images(channels: str) -> None:
+    X, y = images(channels)
+    model = quick(epochs=10).fit(X, y)
+    assert model.n_features_in_ == 192
+    assert model.score(X, y) > 0.9
+    flat = X.reshape(len(X), -1)
+    assert np.array_equal(model.predict(flat), model.predict(X))
+    rows = quick(epochs=10, input_shape=X.shape[1:]).fit(flat, y)
+    assert np.array_equal(rows.predict_proba(flat), model.predict_proba(X))
+    with pytest.raises(lm.LargeMarginError, match="was fitted on"):
+        model.predict(X[:, :2])
+
+
+def test_channels_first_and_last_are_the_same_images() -> None:
+    first = quick(epochs=2).fit(*images("first")).predict_proba(images("first")[0])
+    last = quick(epochs=2).fit(*images("last")).predict_proba(images("last")[0])
+    np.testing.assert_allclose(first, last, rtol=1e-4)
+    with pytest.raises(lm.LargeMarginError, match='channels="first" or channels="last"'):
+        quick().fit(np.zeros((4, 3, 8, 3)), [0, 1, 0, 1])
+    with pytest.raises(lm.LargeMarginError, match=r"one sample has shape \(1, 2, 3, 4\)"):
+        quick().fit(np.zeros((4, 1, 2, 3, 4)), [0, 1, 0, 1])
+    with pytest.raises(lm.LargeMarginError, match="has 60 entries, but X has 64"):
+        quick(input_shape=(6, 10)).fit(np.zeros((4, 64)), [0, 1, 0, 1])
+
+
+def test_backbones_are_copied() -> None:
+    X, y = load_iris(return_X_y=True)
+    backbone = nn.Sequential(nn.LazyLinear(16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8))
+    model = quick(backbone=backbone, lr=0.02, epochs=30).fit(X, y)
+    assert isinstance(backbone[0], nn.LazyLinear)
+    assert model.transform(X).shape == (150, 8)
+    assert model.transform(X).dtype == np.float32
+    assert model.score(X, y) > 0.9
+    np.testing.assert_allclose(model.predict_proba(X[:3]), model.predict_proba(X)[:3], rtol=1e-4)
+    made = quick(backbone=lambda shape: nn.Linear(shape[0], 5), epochs=30).fit(X, y)
+    assert made.get_feature_names_out().tolist() == [f"largemarginclassifier{i}" for i in range(5)]
+    assert quick(hidden_sizes=(), epochs=1).fit(X, y).transform(X).shape == X.shape
+    with pytest.raises(lm.LargeMarginError, match=r"returned \(2, 4, 8, 8\)"):
+        quick(backbone=nn.Conv2d(3, 4, 3, padding=1)).fit(*images("first"))
+    with pytest.raises(lm.LargeMarginError, match="backbone must be None"):
+        quick(backbone="resnet18").fit(X, y)
+
+
+@pytest.mark.parametrize("dump", ["pickle", "joblib", "clone"])
+def test_copies(dump: str) -> None:
+    X, y = load_iris(return_X_y=True)
+    objective = lm.Objective(softmax=lm.CrossEntropy(), lmd=0.01 * lm.Discriminative(3, 64))
+    model = quick(objective, epochs=3, warm_start=True).fit(X, y)
+    file = io.BytesIO()
+    if dump == "pickle":
+        copy = pickle.loads(pickle.dumps(model))
+    elif dump == "joblib":
+        joblib.dump(model, file)
+        copy = joblib.load(file)
+    else:
+        copy = clone(model)
+        assert not hasattr(copy, "model_")
+        copy.fit(X, y)
+    assert np.array_equal(copy.predict_proba(X), model.predict_proba(X))
+    assert np.array_equal(copy.fit(X, y).predict_proba(X), model.fit(X, y).predict_proba(X))
+
+
+def test_pipelines_and_grid_search() -> None:
+    X, y = load_iris(return_X_y=True)
+    pipeline = make_pipeline(StandardScaler(), PCA(3), quick("cosface", lr=0.02, epochs=8))
+    grid = {
+        "largemarginclassifier__objective__margin": [0.1, 0.3],
+        "largemarginclassifier__hidden_sizes": [(16,)],
+    }
+    search = GridSearchCV(pipeline, grid, cv=2, error_score="raise").fit(X, y)
+    best = search.best_estimator_[-1]
+    margin = search.best_params_["largemarginclassifier__objective__margin"]
+    assert best.criterion_.objective.terms["cosface"].margin == margin
+    assert best.get_params()["objective__margin"] == margin
+    assert search.best_score_ > 0.7
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"objective": "cosfac"}, "Closest: cosface"),
+        ({"objective": 3}, "must be a name of lm.LOSSES"),
+        ({"objective_params": {"radius": 1}}, "CosFace has no setting 'radius'"),
+        ({"objective": lm.CosFace(), "objective_params": {"margin": 1}}, "a CosFace already"),
+        ({"objective": "stability"}, "noise=0.1"),
+        ({"objective": "layer_margin"}, "layers="),
+        ({"epochs": 0}, "epochs must be"),
+        ({"batch_size": 0}, "batch_size must be"),
+        ({"optimizer": "lion"}, "optimizer must be one of 'adamw'"),
+        ({"optimizer": lambda groups: None}, "returned NoneType"),
+        ({"lr": -1.0}, "lr must be"),
+        ({"decay": "linear"}, "decay must be"),
+        ({"device": "gpu"}, 'device must be "auto"'),
+        ({"dtype": "half"}, "dtype must be"),
+        ({"early_stopping": True, "validation_fraction": 1.5}, "validation_fraction must be"),
+        ({"hidden_sizes": (0,)}, "hidden_sizes must be"),
+    ],
+)
+def test_wrong_settings_are_named(params: dict[str, Any], message: str) -> None:
+    X, y = load_iris(return_X_y=True)
+    with pytest.raises(lm.LargeMarginError, match=message):
+        quick(**params).fit(X, y)
+
+
+def test_a_diverging_loss_is_an_error() -> None:
+    X, y = load_iris(return_X_y=True)
+    sgd = partial(torch.optim.SGD, lr=1e30)
+    with pytest.raises(lm.LargeMarginError, match="Lower lr"):
+        quick("cross_entropy", optimizer=sgd).fit(X, y)
+
+
+def test_the_progress_bar_shows_the_losses(capsys: pytest.CaptureFixture[str]) -> None:
+    X, y = load_iris(return_X_y=True)
+    quick(verbose=True, epochs=2, early_stopping=True).fit(X, y)
+    shown = capsys.readouterr().err
+    assert "LargeMarginClassifier" in shown
+    assert "valid_accuracy=" in shown
+
+
+def test_examples() -> None:
+    assert doctest.testmod(scikit_learn).failed == 0
+
+
+@pytest.mark.gpu
+def test_a_cuda_device_trains_and_pickles_for_the_cpu() -> None:
+    X, y = load_iris(return_X_y=True)
+    before = torch.cuda.get_rng_state()
+    model = quick("discriminative", warm_start=True).fit(X, y)
+    assert model.criterion_.head.weight.device.type == "cuda"
+    assert model.transform(X).dtype == np.float32
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+    copy = pickle.loads(pickle.dumps(model))
+    assert {tensor.device.type for tensor in copy.model_.state_dict().values()} == {"cpu"}
+    assert model.criterion_.head.weight.device.type == "cuda"
+    np.testing.assert_allclose(copy.predict_proba(X), model.predict_proba(X), atol=1e-4)
+    copy.fit(X, y)
+    assert copy.criterion_.head.weight.device.type == "cuda"
+    assert len(copy.history_["loss"]) == 30
+    assert copy.score(X, y) > 0.85
+    assert quick(device="cpu", epochs=1).fit(X, y).criterion_.head.weight.device.type == "cpu"
