@@ -141,7 +141,9 @@ def test_options_compile(option: str) -> None:
         leaves = (given["features"], given["prototypes"])
         results.append([value.detach(), *torch.autograd.grad(value.sum(), leaves)])
     for got, want in zip(results[1], results[0], strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+        # Eager code has a backward pass of its own: equal up to the rounding of large entries.
+        atol = 4e-6 * float(want.abs().max())
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=atol)
 
 
 def test_soft_targets_and_sample_weights_compile() -> None:

@@ -87,6 +87,12 @@ def discriminative(p, s):
     return value, loss.bank.centroids
 
 
+def stable(p, s):
+    loss = lm.StableDiscriminative(*p.prototypes.shape, momentum=0.7, weight=p.margins)
+    value = with_bank(p, loss)(*p.inputs, bias=p.bias)
+    return value, loss.bank.centroids
+
+
 def robust(p, s):
     loss = lm.RobustDiscriminative(*p.prototypes.shape, strategy="both", momentum=0.7)
     value = with_bank(p, loss)(*p.inputs, p.noisy, bias=p.bias)
@@ -107,6 +113,7 @@ def ldam(p, s):
 
 REDUCED = {
     "discriminative": discriminative,
+    "stable_discriminative": stable,
     "robust_discriminative": robust,
     "center": center,
     "ldam": ldam,

@@ -41,6 +41,21 @@ class CurvatureBounds(NamedTuple):
     lower: Tensor
     lhs_upper: Tensor | None
     lhs_lower: Tensor | None
+    logit_bound: Tensor
+
+
+def curvature_ceiling(
+    eta: Tensor, w_2inf: Tensor, logit_bound: Tensor, *, sigma: float, radius: float
+) -> Tensor:
+    r"""Upper bound of ROB Theorem 6.1 from its parts: see :func:`curvature_bounds`.
+
+    Example:
+        >>> one = torch.ones(())
+        >>> curvature_ceiling(one, one, one, sigma=1.0, radius=1.0)
+        tensor(8.)
+    """
+    stable, unstable = eta * (w_2inf * radius).square(), 4 * (1 - eta) * logit_bound.square()
+    return 8 / sigma**4 * (stable + unstable)
 
 
 def curvature_bounds(
@@ -97,8 +112,8 @@ def curvature_bounds(
     Returns:
         ``eta``, ``l_out`` (NaN where no draw leaves the ball), ``loss``, ``grad_sq`` =
         :math:`\|\nabla l\|^2`, ``upper``, ``lower`` (often negative; its l_out term is 0 at
-        :math:`\eta = 1`), ``lhs_upper``, ``lhs_lower``: (N,) each; ``w_2inf`` 0-dim. The left sides
-        are None with ``left_sides=False``.
+        :math:`\eta = 1`), ``lhs_upper``, ``lhs_lower``: (N,) each; ``w_2inf`` and ``logit_bound``
+        (K as used) 0-dim. The left sides are None with ``left_sides=False``.
 
     Example:
         >>> x, y, W = torch.zeros(1, 2), torch.tensor([0]), torch.eye(2)
@@ -159,17 +174,17 @@ def curvature_bounds(
     if logit_bound is not None:
         check_number("logit_bound", logit_bound, above=0)
         largest = largest.new_tensor(logit_bound)
-    stable, unstable = eta * (w_2inf * radius).square(), 4 * (1 - eta) * largest.square()
     return CurvatureBounds(
         eta=eta,
         l_out=l_out,
         loss=clean.loss,
         grad_sq=grad_sq,
         w_2inf=w_2inf,
-        upper=8 / sigma**4 * (stable + unstable),
+        upper=curvature_ceiling(eta, w_2inf, largest, sigma=sigma, radius=radius),
         lower=4 / sigma**4 * (excess - sigma**2 * grad_sq),
         lhs_upper=None if exact is None else exact.sum_of_squares,
         lhs_lower=None
         if exact is None
         else 2 * exact.sum_of_squares + exact.sum_of_absolutes.square(),
+        logit_bound=largest,
     )

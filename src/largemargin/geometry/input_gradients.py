@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,13 @@ PerSampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs, labels) to (N,) losses, unreduced."""
 
 
+PRECISIONS = {"highest": "ieee", "high": "tf32"}
+"""By the names of ``torch.set_float32_matmul_precision``."""
+
+DIRECTION_NUMBERS = 2**26
+"""Numbers in the directions held at a time: 256 MiB in float32."""
+
+
 class InputGradient(NamedTuple):
     """Loss and its input gradient, per sample: see :func:`input_gradient`."""
 
@@ -33,26 +40,55 @@ class InputGradient(NamedTuple):
 
 
 @contextmanager
-def evaluation(model: Model, inputs: Tensor) -> Iterator[None]:
-    """Evaluation mode, gradients on and autocast off inside; every module's mode is restored.
+def evaluation(model: Model, inputs: Tensor, precision: str = "highest") -> Iterator[None]:
+    """Evaluation mode, gradients on, parameters frozen, products exact; all restored afterwards.
 
-    Finite differences and second derivatives mean nothing under dropout, batch statistics or half
-    precision products.
+    Finite differences and second derivatives mean nothing under dropout, batch statistics, half
+    precision or TensorFloat-32 products. Frozen parameters spare the memory of what only their
+    gradients need, and compiled models the gradients themselves.
     """
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     modes = [module.training for module in modules]
+    learned = [p for module in modules for p in module.parameters(recurse=False) if p.requires_grad]
     try:
         if isinstance(model, nn.Module):
             model.eval()
+        for parameter in learned:
+            parameter.requires_grad_(False)
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.autocast(inputs.device.type, enabled=False),
+            _products(inputs.device, precision),
         ):
             yield
     finally:
+        for parameter in learned:
+            parameter.requires_grad_(True)
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
+
+
+@contextmanager
+def _products(device: torch.device, precision: str) -> Iterator[None]:
+    """Float32 products as they are ("highest") or by TensorFloat-32 ("high"), whatever is set.
+
+    torch's default is TensorFloat-32 for convolutions. Its error, about 1e-3 of a gradient, is
+    divided by the step of a difference.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    cudnn: Any = torch.backends.cudnn
+    places: tuple[Any, ...] = (cudnn.conv, torch.backends.cuda.matmul)
+    before = [place.fp32_precision for place in places]
+    try:
+        for place in places:
+            place.fp32_precision = PRECISIONS[precision]
+        yield
+    finally:
+        for place, precision in zip(places, before, strict=True):
+            place.fp32_precision = precision
 
 
 def prepare(model: Model, inputs: Tensor, labels: Labels) -> tuple[Tensor, Labels]:
@@ -87,13 +123,17 @@ def prepare(model: Model, inputs: Tensor, labels: Labels) -> tuple[Tensor, Label
 
 def in_double(model: nn.Module) -> Model:
     """The model's function with its parameters and buffers in float64; the model is untouched."""
+    # By module, not by name: torch would exchange the tensors of a module with two names twice, and
+    # put the exchanged ones back in the end.
     tensors = {
-        name: tensor.detach().double() if tensor.is_floating_point() else tensor
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+        f"{path}.{name}" if path else name: tensor.detach().double()
+        for path, module in model.named_modules()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None and tensor.is_floating_point()
     }
 
     def call(inputs: Tensor) -> Tensor:
-        outputs: Tensor = torch.func.functional_call(model, tensors, (inputs,))
+        outputs: Tensor = torch.func.functional_call(model, tensors, (inputs,), tie_weights=False)
         return outputs
 
     return call
@@ -130,16 +170,32 @@ def losses_and_gradient(
     return losses, gradient
 
 
+def hessian_of(
+    model: Model, inputs: Tensor, labels: Labels, loss: PerSampleLoss | None
+) -> Callable[[Tensor], Tensor]:
+    """A function from (N, ...) vectors to the products of each sample's input Hessian with its own.
+
+    The graph is made once; every product is one pass through it.
+    """
+    inputs = inputs.detach().requires_grad_()
+    _, gradient = losses_and_gradient(model, inputs, labels, loss, create_graph=True)
+
+    def product(vectors: Tensor) -> Tensor:
+        if not gradient.requires_grad:
+            return torch.zeros_like(inputs)
+        (found,) = torch.autograd.grad(
+            gradient, inputs, vectors, retain_graph=True, materialize_grads=True
+        )
+        return found
+
+    return product
+
+
 def hessian_products(
     model: Model, inputs: Tensor, labels: Labels, vectors: Tensor, loss: PerSampleLoss | None
 ) -> Tensor:
     """(N, ...) products of each sample's input Hessian with its own vector."""
-    inputs = inputs.detach().requires_grad_()
-    _, gradient = losses_and_gradient(model, inputs, labels, loss, create_graph=True)
-    if not gradient.requires_grad:
-        return torch.zeros_like(inputs)
-    (product,) = torch.autograd.grad((gradient * vectors).sum(), inputs, materialize_grads=True)
-    return product
+    return hessian_of(model, inputs, labels, loss)(vectors)
 
 
 class Directions:
@@ -195,6 +251,16 @@ def sample_chunks(num_samples: int, count: int, chunk_size: int) -> Iterator[sli
     """Slices of samples whose (sample, direction) rows fit into one chunk, if one sample's do."""
     check_number("chunk_size", chunk_size, at_least=1)
     return blocks(num_samples, max(1, chunk_size // count))
+
+
+def sample_groups(inputs: Tensor, count: int, chunk_size: int) -> Iterator[slice]:
+    """Slices of up to ``chunk_size`` samples, fewer where all their directions would not fit.
+
+    The rows of a full group make ``count`` full chunks, so that no pass is smaller than asked.
+    """
+    check_number("chunk_size", chunk_size, at_least=1)
+    held = DIRECTION_NUMBERS // max(1, count * inputs.shape[1:].numel())
+    return blocks(len(inputs), max(1, min(chunk_size, held)))
 
 
 def input_gradient(

@@ -4,7 +4,9 @@ Squared distances from a Gram matrix are fast but lose the small ones to cancell
 select: what is returned is measured on the rows themselves, in float64.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -46,61 +48,216 @@ def distances(a: Tensor, b: Tensor) -> Tensor:
     return squares.clamp_min_(0).sqrt_()
 
 
+class _Screen:
+    """Squared distances in float32, good enough to say which pairs have to be measured.
+
+    Rows are centred and scaled, so that the error of a squared distance is at most ``slack``
+    whatever the input's size. ``order`` is the order in which they stand in tiles.
+    """
+
+    def __init__(self, points: Tensor, order: Tensor | None = None) -> None:
+        self.points = points.detach()
+        self.order = order
+        self.count, self.dim = points.shape
+        dtype = torch.float32 if points.device.type == "mps" else torch.float64
+        self.center = self.points.mean(0, dtype=dtype) if self.count else points.new_zeros(self.dim)
+        parts = list(blocks(self.count))
+        spans = [float((self._rows(part) - self.center).abs().max()) for part in parts]
+        largest = max(spans, default=0.0)
+        self.scale = largest if largest > 0 else 1.0
+        self.flat = largest == 0
+        """All rows are equal."""
+        # Reduced products (TensorFloat-32, bfloat16) keep too few bits for the slack below.
+        exact = torch.get_float32_matmul_precision() == "highest"
+        low = torch.float32 if exact else dtype
+        self.single = torch.empty(self.count, self.dim, dtype=low, device=points.device)
+        self.norms = torch.empty(self.count, dtype=dtype, device=points.device)
+        for part in parts:
+            rows = self.wide(part)
+            self.single[part] = rows.to(low)
+            self.norms[part] = rows.square().sum(1)
+        self.single_norms = self.norms.to(low)
+        longest = float(self.norms.max()) if self.count else 0.0
+        steps = 4 * (self.dim + 8) * longest
+        self.slack = {False: steps * torch.finfo(low).eps, True: steps * torch.finfo(dtype).eps}
+
+    def _rows(self, part: slice) -> Tensor:
+        return widen(self.points[part] if self.order is None else self.points[self.order[part]])
+
+    def wide(self, part: slice) -> Tensor:
+        return (self._rows(part) - self.center) / self.scale
+
+    def tile(self, rows: slice, columns: slice, sign: int, wide: bool) -> tuple[Tensor, Tensor]:
+        """``sign`` times squared distances, as a table and what to add to each of its rows."""
+        if wide:
+            left, right, norms = self.wide(rows), self.wide(columns), self.norms
+        else:
+            left, right, norms = self.single[rows], self.single[columns], self.single_norms
+        table = torch.addmm(sign * norms[columns], left, right.T, alpha=-2 * sign)
+        return table, sign * norms[rows]
+
+    def measured(self, i: Tensor, j: Tensor) -> Tensor:
+        """Squared distances of pairs of rows, from their differences, in units of the screen."""
+        if self.order is not None:
+            i, j = self.order[i], self.order[j]
+        return ((widen(self.points[i]) - widen(self.points[j])) / self.scale).square().sum(1)
+
+    def indices(self, i: int, j: int) -> tuple[int, int]:
+        if self.order is not None:
+            i, j = int(self.order[i]), int(self.order[j])
+        return min(i, j), max(i, j)
+
+
+_Tile = tuple[slice, slice, Tensor | None, float]
+"""Rows, columns, pairs to leave out, and a squared distance no pair of the tile is below."""
+
+
+def _search(
+    screen: _Screen, tiles: Iterable[_Tile], sign: int, best: float = math.inf
+) -> tuple[int, int] | None:
+    """The pair of smallest ``sign * distance``, if one is below ``best``.
+
+    A tile is looked at in float32 first. Where that leaves too many pairs open, it is computed in
+    float64, and for the farthest pair, whose distance is as large as anything in the tile, that
+    decides.
+    """
+    pair = None
+    for rows, columns, hidden, bound in tiles:
+        if bound > best:
+            continue
+        for wide in (False, True):
+            table, offset = screen.tile(rows, columns, sign, wide)
+            if hidden is not None:
+                table.masked_fill_(hidden, math.inf)
+            lowest = table.amin(1) + offset
+            smallest, slack = float(lowest.min()), screen.slack[wide]
+            if smallest == math.inf or smallest - slack > best:
+                break
+            if wide and sign < 0:
+                found = (table + offset[:, None]).argmin()[None]
+                found = torch.stack((found // table.shape[1], found % table.shape[1]), 1)
+            else:
+                limit = min(best, smallest + slack) + slack
+                near = (lowest <= limit).nonzero()[:, 0]
+                found = (table[near] + offset[near, None] <= limit).nonzero()
+                found[:, 0] = near[found[:, 0]]
+            if not wide and len(found) > TILE:
+                continue
+            for candidates in torch.split(found, TILE * 8):
+                i, j = candidates[:, 0] + rows.start, candidates[:, 1] + columns.start
+                value, position = (sign * screen.measured(i, j)).min(0)
+                if float(value) < best:
+                    best = float(value)
+                    pair = int(i[position]), int(j[position])
+            break
+        if best == 0 and sign > 0:
+            break
+    return None if pair is None else screen.indices(*pair)
+
+
+def _triangle(screen: _Screen, *, diagonal: bool) -> Iterator[_Tile]:
+    """Tiles of the upper triangle of all pairs, without pairs (i, i) unless ``diagonal``."""
+    for rows in blocks(screen.count):
+        for columns in blocks(screen.count):
+            hidden = None
+            if columns.start == rows.start and not diagonal:
+                size = rows.stop - rows.start
+                every = torch.ones(size, size, dtype=torch.bool, device=screen.points.device)
+                hidden = every.tril_()
+            if columns.start >= rows.start:
+                yield rows, columns, hidden, -math.inf
+
+
+def _runs(groups: Tensor) -> list[slice]:
+    """Tiles of sorted groups: a large group has tiles of its own, small ones share them."""
+    sizes = torch.unique_consecutive(groups, return_counts=True)[1].tolist()
+    limit = next(blocks(len(groups))).stop
+    found, start, end = [], 0, 0
+    for size in sizes:
+        if end > start and end - start + size > limit:
+            found.append(slice(start, end))
+            start = end
+        end += size
+        count = math.ceil(size / limit)
+        if start + size == end and count > 1:
+            cuts = [start + round(size * part / count) for part in range(count + 1)]
+            found.extend(slice(*each) for each in pairwise(cuts))
+            start = end
+    return [*found, slice(start, end)] if end > start else found
+
+
+def _bounds(screen: _Screen, parts: list[slice]) -> Tensor:
+    r"""Squared distances that no pair of rows of two parts is below.
+
+    Rows x and y of parts with centers a and b are at least as far apart as their projections on
+    the line through a and b: :math:`\langle y - x, b - a\rangle / \|b - a\|`.
+    """
+    centers = torch.stack([screen.wide(part).mean(0) for part in parts])
+    reach = []  # entry [a, b]: the largest <x, b - a> of part a
+    for index, part in enumerate(parts):
+        along = screen.wide(part) @ centers.T
+        reach.append((along - along[:, index, None]).amax(0))
+    table = torch.stack(reach)
+    apart = distances(centers, centers)
+    gaps = -(table + table.T) / apart.clamp_min(torch.finfo(apart.dtype).tiny)
+    # A little less, for the rounding in it: entries are at most 1.
+    rounding = 16 * screen.dim * torch.finfo(apart.dtype).eps
+    return (gaps * (1 - rounding) - rounding).clamp_min(0).square()
+
+
+def _between(screen: _Screen, groups: Tensor) -> Iterator[_Tile]:
+    """Tiles with pairs of different groups, likely close ones first."""
+    parts = _runs(groups)
+    bounds = _bounds(screen, parts)
+    first = groups[[part.start for part in parts]].tolist()
+    last = groups[[part.stop - 1 for part in parts]].tolist()
+    for position in bounds.flatten().argsort(stable=True).tolist():
+        a, b = divmod(position, len(parts))
+        if a > b or first[a] == last[b]:
+            continue
+        hidden = None
+        if last[a] >= first[b]:
+            hidden = groups[parts[a], None] == groups[parts[b]]
+        yield parts[a], parts[b], hidden, float(bounds[a, b])
+
+
 def closest_pair(points: Tensor, groups: Tensor | None = None) -> tuple[int, int] | None:
     """Indices of the two closest rows, or of the two closest rows of different ``groups``.
 
     Every pair whose Gram distance is within rounding of the smallest is measured again, so the
-    pair is right even where many rows nearly coincide. ``None`` when there is no such pair.
+    pair is right even where many rows nearly coincide. Rows of one group stand together, so that
+    groups far from each other are left out without looking at their pairs. ``None`` when there is
+    no such pair.
     """
-    points = widen(points)
-    centered = points - points.mean(0)
-    norms = centered.square().sum(1)
-    rounding = 4 * (points.shape[1] + 4) * torch.finfo(points.dtype).eps
-    slack = rounding * float(norms.max()) if points.shape[0] else 0.0
-    best, pair = float("inf"), None
-    index = torch.arange(points.shape[0], device=points.device)
-    for rows in blocks(points.shape[0]):
-        for columns in blocks(points.shape[0]):
-            if columns.start < rows.start:
-                continue
-            squares = squared_distances(centered[rows], centered[columns])
-            if columns.start == rows.start:
-                squares.masked_fill_(index[rows, None] >= index[columns], torch.inf)
-            if groups is not None:
-                squares.masked_fill_(groups[rows, None] == groups[columns], torch.inf)
-            smallest = float(squares.min())
-            limit = min(best, smallest + slack) + slack
-            if smallest > limit or smallest == float("inf"):
-                continue
-            for candidates in torch.split((squares <= limit).nonzero(), TILE * 8):
-                i, j = candidates[:, 0] + rows.start, candidates[:, 1] + columns.start
-                measured = (points[i] - points[j]).square().sum(1)
-                value, position = measured.min(0)
-                if float(value) < best:
-                    best = float(value)
-                    pair = int(i[position]), int(j[position])
-            if best == 0:
-                return pair
-    return pair
+    if groups is None:
+        screen = _Screen(points)
+        return _search(screen, _triangle(screen, diagonal=False), 1)
+    # Numbered, so that groups compare as integers whatever they are.
+    numbers = torch.unique(groups, return_inverse=True)[1]
+    ordered, order = numbers.sort(stable=True)
+    if len(order) == 0 or bool(ordered[0] == ordered[-1]):
+        return None
+    screen = _Screen(points, order)
+    return _search(screen, _between(screen, ordered), 1)
 
 
 def farthest_pair(points: Tensor) -> tuple[int, int]:
-    """Indices of the two rows farthest apart; (0, 0) for a single row."""
-    points = widen(points)
-    centered = points - points.mean(0)
-    best, pair = 0.0, (0, 0)
-    for rows in blocks(points.shape[0]):
-        for columns in blocks(points.shape[0]):
-            if columns.start < rows.start:
-                continue
-            squares = squared_distances(centered[rows], centered[columns])
-            position = int(squares.argmax())
-            value = float(squares.view(-1)[position])
-            if value > best:
-                best = value
-                i, j = divmod(position, squares.shape[1])
-                pair = rows.start + i, columns.start + j
-    return pair
+    """Indices of the two rows farthest apart; (0, 0) where there is no distance."""
+    screen = _Screen(points)
+    if screen.flat:
+        return 0, 0
+    # The row farthest from the center and the one farthest from it are a good pair to begin with:
+    # few tiles hold a better one.
+    first = int(screen.norms.argmax())
+    start = screen.wide(slice(first, first + 1))
+    parts = blocks(screen.count)
+    away = torch.cat([(screen.wide(part) - start).square().sum(1) for part in parts])
+    second = int(away.argmax())
+    known = torch.tensor([first]), torch.tensor([second])
+    best = -float(screen.measured(*known))
+    return _search(screen, _triangle(screen, diagonal=True), -1, best) or screen.indices(
+        first, second
+    )
 
 
 def row_distance(points: Tensor, pair: tuple[int, int]) -> Tensor:

@@ -1,0 +1,40 @@
+"""Random numbers that belong to a sample, whatever batch or process it is measured in."""
+
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+
+class SampleDraws:
+    """Numbers of one purpose: the same for a sample index on every call, on one kind of device.
+
+    They are drawn in float32 where the inputs are; another kind of device draws others.
+    """
+
+    def __init__(self, seed: int, purpose: str) -> None:
+        self.seed, self.purpose = seed, purpose
+
+    def normal(self, index: Tensor, count: int, like: Tensor) -> Tensor:
+        """(n, count, ...) from N(0, 1) for the samples ``like`` (n, ...) with these indices."""
+        drawn, generator = self._place(index, count, like)
+        for row, which in zip(drawn, index.tolist(), strict=True):
+            torch.randn(row.shape, generator=self._at(generator, which), out=row)
+        return drawn.to(like.dtype)
+
+    def uniform(self, index: Tensor, count: int, like: Tensor) -> Tensor:
+        """(n, count, ...) from U(-1, 1)."""
+        drawn, generator = self._place(index, count, like)
+        for row, which in zip(drawn, index.tolist(), strict=True):
+            torch.rand(row.shape, generator=self._at(generator, which), out=row)
+        return drawn.mul_(2).sub_(1).to(like.dtype)
+
+    def _place(self, index: Tensor, count: int, like: Tensor) -> tuple[Tensor, torch.Generator]:
+        drawn = like.new_empty((len(index), count, *like.shape[1:]), dtype=torch.float32)
+        return drawn, torch.Generator(like.device)
+
+    def _at(self, generator: torch.Generator, index: int) -> torch.Generator:
+        name = f"{self.seed} {self.purpose} {index}".encode()
+        # Seeds are signed on some devices: 63 bits fit everywhere.
+        seed = int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 1
+        return generator.manual_seed(seed)

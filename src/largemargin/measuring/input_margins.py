@@ -1,0 +1,261 @@
+"""Linearised margins in input space and at layers: how far a sample is from another decision."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from largemargin.errors import LargeMarginError, check_choice, check_number
+from largemargin.geometry.input_gradients import evaluation
+from largemargin.losses.layer_margin import NORMS
+from largemargin.measuring.batches import batches, device_of
+from largemargin.measuring.distributions import (
+    ClassDistribution,
+    Distribution,
+    describe,
+    describe_classes,
+)
+from largemargin.measuring.reading import INPUT, Columns, Normalization, Reader, chosen
+from largemargin.measuring.records import Record
+from largemargin.ops import safe_norm
+from largemargin.ops.distributed import world_size
+from largemargin.ops.rows import promote
+
+ODN = "odn"
+"""Name of the column of input margins with the rival of the largest logit."""
+
+
+@dataclass(frozen=True)
+class LinearizedMargins(Record):
+    """Distances to the decision boundary of the linearised network, negative for errors.
+
+    Exact for a model that is linear from there on; elsewhere a first-order estimate.
+    """
+
+    where: str
+    """"input" or the name of the layer whose output is moved."""
+    norm: float
+    """p of the l_p distance."""
+    rival: str
+    """Which classes compete: "largest logit" (ODN-G) or "closest of k" (Elsayed et al. 2018)."""
+    eps: float
+    samples: int
+    dead: int
+    """Samples whose gradient is exactly 0: no distance, so they are in no number below."""
+    overall: Distribution
+    """``overall.ratio`` is the mean over standard deviation of ODN."""
+    classes: ClassDistribution
+
+
+@dataclass(frozen=True)
+class InputMarginResult(Record):
+    """Margins at the input (ODN-G) and, by name, at layers (Elsayed et al. 2018)."""
+
+    input: LinearizedMargins | None
+    layers: dict[str, LinearizedMargins] | None
+
+
+class MarginCollector:
+    """Takes in batches and keeps one margin per sample and place."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        *,
+        input_margins: bool,
+        layer_margins: Sequence[str],
+        norm: float = 2,
+        topk: int | None = None,
+        eps: float = 1e-6,
+        max_samples: int | None = None,
+    ) -> None:
+        check_choice("norm", norm, NORMS)
+        check_number("eps", eps, at_least=0)
+        if topk is not None:
+            check_number("topk", topk, at_least=1)
+        self.reader, self.norm, self.eps = reader, norm, eps
+        self.input_margins, self.places = input_margins, list(dict.fromkeys(layer_margins))
+        others = reader.num_classes - 1
+        self.rivals = min(topk or others, others) if self.places else 1
+        self.columns = Columns(reader.num_classes, max_samples)
+
+    def add(self, inputs: Any, labels: Tensor | None, index: Tensor | None) -> None:
+        found = self.columns.choose(labels, index)
+        if found is None:
+            return
+        rows, targets, _ = found
+        self.columns.add(**self._margins(chosen(inputs, rows, self.columns.size), targets))
+
+    def _margins(self, inputs: Any, labels: Tensor) -> dict[str, Tensor]:
+        reader = self.reader
+        with evaluation(reader, labels):
+            if isinstance(inputs, Tensor):
+                inputs = reader.raw(inputs)
+            source, inputs = _differentiable(inputs)
+            logits = reader(inputs)
+            if not bool(torch.isfinite(logits).all()):
+                raise LargeMarginError(
+                    "logits must be finite, but some are NaN or infinite. Look for a diverged "
+                    "model or broken inputs."
+                )
+            points = dict(reader.outputs)
+            if self.input_margins or INPUT in self.places:
+                if source is None:
+                    raise LargeMarginError(
+                        "margins in input space need a floating point input, but the loader gives "
+                        "none. For token ids name a layer: layer_margins=['embeddings']."
+                    )
+                points[INPUT] = source
+            values = promote(logits)
+            own = values.gather(1, labels[:, None])
+            order = values.detach().scatter(1, labels[:, None], -torch.inf)
+            order = order.topk(self.rivals, dim=1).indices
+            best: dict[str, Tensor] = {}
+            for rank, rival in enumerate(order.unbind(1)):
+                gap = (own - values.gather(1, rival[:, None]))[:, 0]
+                gradients = torch.autograd.grad(
+                    gap.sum(),
+                    list(points.values()),
+                    retain_graph=rank + 1 < self.rivals,
+                    allow_unused=True,
+                )
+                for (name, point), gradient in zip(points.items(), gradients, strict=True):
+                    if gradient is None:
+                        raise LargeMarginError(
+                            f"the logits do not depend on {name!r}, of shape "
+                            f"{tuple(point.shape)}. Name a layer on the way to the head."
+                        )
+                    distance = self._distance(gap.detach(), gradient, point, len(labels))
+                    if name == INPUT and rank == 0 and self.input_margins:
+                        best[ODN] = distance
+                    if name in self.places:
+                        # NaN (no distance to this rival) gives way to the others.
+                        best[name] = torch.fmin(best.get(name, distance), distance)
+        return {name: each.detach() for name, each in best.items()}
+
+    def _distance(self, gap: Tensor, gradient: Tensor, point: Tensor, count: int) -> Tensor:
+        if point.dim() == 0 or point.shape[0] != count:
+            raise LargeMarginError(
+                f"a place to measure margins at must hold one entry per sample, {count}, but its "
+                f"shape is {tuple(point.shape)}."
+            )
+        flat = promote(gradient).flatten(1)
+        if self.norm == 2:
+            length = safe_norm(flat)
+        else:  # the norm dual to l_1 is l_inf, and the other way round
+            length = flat.abs().amax(1) if self.norm == 1 else flat.abs().sum(1)
+        return torch.where(length > 0, gap / (length + self.eps), torch.nan)
+
+    def result(
+        self, notes: list[str], bins: int = 50, *, shared: bool = False
+    ) -> InputMarginResult:
+        columns = self.columns.joined(shared)
+        layers = {name: self._described(columns, name, bins, notes) for name in self.places}
+        own = self._described(columns, ODN, bins, notes) if self.input_margins else None
+        return InputMarginResult(own, layers or None)
+
+    def _described(
+        self, columns: dict[str, Tensor], name: str, bins: int, notes: list[str]
+    ) -> LinearizedMargins:
+        values, labels = columns[name], columns["label"]
+        where = INPUT if name == ODN else name
+        alive = ~values.isnan()
+        dead = int((~alive).sum())
+        if dead:
+            notes.append(
+                f"{dead} of {len(values)} samples have no linearised margin at {where!r}: their "
+                "gradient is 0 (dead units), and they are left out"
+            )
+        rival = "largest logit" if name == ODN else f"closest of {self.rivals}"
+        return LinearizedMargins(
+            where,
+            float(2 if name == ODN else self.norm),
+            rival,
+            self.eps,
+            len(values),
+            dead,
+            describe(values[alive], bins=bins),
+            describe_classes(values[alive], labels[alive], self.columns.num_classes),
+        )
+
+
+def measure_input_margins(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    layer: str | None = None,
+    layer_margins: Sequence[str] = (),
+    norm: float = 2,
+    topk: int | None = None,
+    eps: float = 1e-6,
+    max_samples: int | None = None,
+    normalization: Normalization | None = None,
+    bins: int = 50,
+    device: torch.device | str | None = None,
+    progress: bool = False,
+) -> InputMarginResult:
+    r"""Linearised margins at the input (ODN-G) and at named layers (BAS-ELSAYED).
+
+    .. math:: \gamma = \frac{f_y - f_{c^*}}{\|\nabla_x f_y - \nabla_x f_{c^*}\|_2 + \epsilon},
+        \quad c^* = \arg\max_{i\ne y} f_i; \qquad
+        \gamma_\ell = \min_{i\ne y}
+            \frac{f_y - f_i}{\|\nabla_{h_\ell} f_y - \nabla_{h_\ell} f_i\|_q + \epsilon}
+
+    At the input one backward pass per batch; at layers one per rival, for all layers together.
+    Evaluation mode, parameters frozen, nothing of the model changes.
+
+    Args:
+        model: any model :func:`largemargin.attach` can read, one row of logits per sample.
+        loader: yields (inputs, labels), or dicts with "labels".
+        layer: name of the head; default the last linear layer.
+        layer_margins: names of modules whose output is moved, "input" for the input itself.
+        norm: p of the distance at layers: 1, 2 (default) or inf; q is its dual.
+        topk: only the k rivals with the largest logits at layers; default all C - 1.
+        eps: default 1e-6 (both papers say "small").
+        max_samples: only the first so many.
+        normalization: (mean, std) of the loader's, per channel, for margins in units before it.
+        bins: of the histograms.
+        device: where to send batches; default that of the model.
+        progress: show a progress bar (needs tqdm).
+
+    Example:
+        >>> model = nn.Linear(2, 2, bias=False)
+        >>> _ = model.weight.data.copy_(torch.eye(2))
+        >>> data = [(torch.tensor([[3.0, 1.0]]), torch.tensor([0]))]
+        >>> round(measure_input_margins(model, data).input.overall.mean, 3)
+        1.414
+    """
+    reader = Reader(model, layer=layer, layers=layer_margins, normalization=normalization)
+    collector = MarginCollector(
+        reader,
+        input_margins=True,
+        layer_margins=layer_margins,
+        norm=norm,
+        topk=topk,
+        eps=eps,
+        max_samples=max_samples,
+    )
+    where = torch.device(device) if device is not None else device_of(model)
+    with reader.hooked():
+        for inputs, labels, index in batches(loader, where, progress):
+            collector.add(inputs, labels, index)
+    return collector.result([], bins, shared=world_size() > 1)
+
+
+def _differentiable(inputs: Any) -> tuple[Tensor | None, Any]:
+    """The first floating point tensor of a model's inputs as a leaf, and the inputs with it."""
+    if isinstance(inputs, Tensor):
+        if not inputs.is_floating_point():
+            return None, inputs
+        leaf = inputs.detach().clone().requires_grad_()
+        return leaf, leaf
+    given = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
+    leaf_found: Tensor | None = None
+    for position, each in enumerate(given):
+        if leaf_found is None and isinstance(each, Tensor) and each.is_floating_point():
+            leaf_found = given[position] = each.detach().clone().requires_grad_()
+    if isinstance(inputs, dict):
+        return leaf_found, dict(zip(inputs, given, strict=True))
+    return leaf_found, tuple(given)

@@ -1,0 +1,214 @@
+"""``measure``: how wide the margins of a trained model are, in one call."""
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from largemargin.errors import LargeMarginError, check_choice, check_number
+from largemargin.measuring.batches import device_of
+from largemargin.measuring.bounds import BoundSettings
+from largemargin.measuring.capture import Capture
+from largemargin.measuring.conclusion import conclude
+from largemargin.measuring.curvature import CurvatureSettings
+from largemargin.measuring.parts import InputParts
+from largemargin.measuring.ranks import together
+from largemargin.measuring.reading import Normalization
+from largemargin.measuring.results import Geometry
+from largemargin.measuring.samples import Samples, leads
+from largemargin.measuring.store import FeatureStore
+from largemargin.measuring.stream import Stream
+from largemargin.ops import SIMILARITIES
+from largemargin.ops.distributed import world_size
+from largemargin.prototypes.form import HeadView
+
+COVARIANCE_DIM = 4096
+"""Widest features whose D x D covariance (NC1) is kept: 128 MiB in float64."""
+
+
+def measure(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    layer: str | None = None,
+    features: str | None = None,
+    pairwise: bool = False,
+    store: str | Path | None = None,
+    radius: float = 0.5,
+    worst: int = 20,
+    bins: int = 50,
+    ood: Iterable[Any] | None = None,
+    device: torch.device | str | None = None,
+    merge: bool = True,
+    progress: bool = False,
+    input_margins: bool = False,
+    layer_margins: Sequence[str] = (),
+    curvature: bool | CurvatureSettings = False,
+    bounds: bool | BoundSettings = False,
+    max_samples: int | None = None,
+    normalization: Normalization | None = None,
+) -> Geometry:
+    """Measure the geometry of a classifier on labelled data.
+
+    One evaluation pass; features are dropped batch by batch unless ``pairwise`` asks for them.
+    The model is put in evaluation mode and every module's mode restored; nothing else of it
+    changes. Under torch.distributed every process measures its part and all return the result of
+    the whole; samples a ``DistributedSampler`` repeats to fill up count once.
+
+    Args:
+        model: any model :func:`largemargin.attach` can read, attached or not, wrapped or not.
+        loader: yields (inputs, labels), (first, second, ..., labels) for a model of several
+            inputs, or dicts with "labels" whose rest are keyword arguments of the model. Labels
+            are class indices, (N, T) for a head on sequences; those that are -100 are skipped.
+        layer: name of the head; default the last linear layer.
+        features: name of a module whose output are the features instead of the head's input.
+        pairwise: keep features, for dispersions, separation and NC4: N x D floats, and time that
+            grows with N^2.
+        store: folder for the features instead of memory; the file is removed afterwards.
+        radius: delta_v of "share of samples inside it" (with ``pairwise``).
+        worst: how many samples of smallest margin to list.
+        bins: of the histograms.
+        ood: yields inputs (or tuples and dicts like ``loader``) of other data, for rejection.
+        device: where to send batches; default that of the model.
+        merge: False measures this process alone, for calls on one process of several.
+        progress: show a progress bar (needs tqdm).
+        input_margins: also linearised margins in input space (ODN-G): a backward pass a batch.
+        layer_margins: names of layers at which to measure them too (Elsayed et al. 2018), "input"
+            for the input: a backward pass for every rival class.
+        curvature: also input-loss curvature and how it goes with robustness (NGR-21, NGR-7.3):
+            True, or a ``CurvatureSettings``. The cost of 21 passes.
+        bounds: also generalization quantities, labelled with what they assume: True, or a
+            ``BoundSettings``. Keeps the features.
+        max_samples: how many samples, from the first, these four look at; default all.
+        normalization: (mean, std) that the loader normalises by, one number or one per channel:
+            input space is then that before it.
+
+    Example:
+        >>> model = nn.Linear(2, 2, bias=False)
+        >>> _ = model.weight.data.copy_(torch.eye(2))
+        >>> data = [(torch.tensor([[3.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 1]))]
+        >>> measure(model, data).margins["raw"].overall.minimum
+        2.0
+    """
+    _check_settings(radius, worst, bins)
+    capture = Capture(model, layer=layer, features=features)
+    where = torch.device(device) if device is not None else device_of(capture.model)
+    parts = InputParts(
+        model,
+        layer=layer,
+        input_margins=input_margins,
+        layer_margins=layer_margins,
+        curvature=curvature,
+        bounds=bounds,
+        max_samples=max_samples,
+        normalization=normalization,
+        radius=radius,
+    )
+    with ExitStack() as stack:
+        stack.enter_context(capture.running())
+        stack.enter_context(parts.hooked())
+        stream = _stream(capture.view(), _store(pairwise or bool(bounds), store, stack))
+        samples = Samples(capture, stream, where, progress, parts)
+        shared = merge and world_size() > 1
+        passes = together(shared, lambda: samples.read(loader))
+        if shared:
+            samples.number(passes)
+            stream = stream.merged()
+        strangers = None
+        if ood is not None:
+            strangers = together(shared, lambda: samples.read_strangers(ood))
+        geometry = conclude(
+            stream,
+            radius=radius,
+            worst=worst,
+            bins=bins,
+            strangers=strangers,
+            pairwise=pairwise,
+            notes=samples.notes(loader, passes),
+        )
+        notes = list(geometry.notes)
+        found = parts.results(stream, notes, bins=bins, shared=shared)
+        return replace(geometry, **found, notes=tuple(notes)) if found else geometry
+
+
+def measure_arrays(
+    features: Tensor,
+    labels: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    similarity: str = "dot",
+    scale: float = 1.0,
+    pairwise: bool = False,
+    radius: float = 0.5,
+    worst: int = 20,
+    bins: int = 50,
+    ood: Tensor | None = None,
+    batch_size: int = 8192,
+) -> Geometry:
+    """:func:`measure` on saved features (N, D), labels (N,), class vectors (C, D) and bias (C,).
+
+    Tensors or NumPy arrays; ``ood`` are features of other data. ``similarity`` and ``scale`` say
+    how the head makes logits, as in :class:`largemargin.ClassHead`.
+
+    Example:
+        >>> features = torch.tensor([[3.0, 0.0], [0.0, 2.0]])
+        >>> measure_arrays(features, torch.tensor([0, 1]), torch.eye(2)).accuracy
+        1.0
+    """
+    _check_settings(radius, worst, bins)
+    check_choice("similarity", similarity, SIMILARITIES)
+    check_number("scale", scale, above=0)
+    check_number("batch_size", batch_size, at_least=1)
+    features, labels, weight = (torch.as_tensor(each) for each in (features, labels, weight))
+    bias = None if bias is None else torch.as_tensor(bias)
+    if bias is not None and tuple(bias.shape) != tuple(weight.shape[:1]):
+        raise LargeMarginError(
+            f"bias must have one number per row of weight, ({weight.shape[0]},), but its shape is "
+            f"{tuple(bias.shape)}."
+        )
+    if len(labels) != len(features):
+        raise LargeMarginError(
+            f"labels must have one entry per row of features, but features have {len(features)} "
+            f"rows and {len(labels)} labels were given."
+        )
+    stream = _stream(
+        HeadView(weight.detach(), None if bias is None else bias.detach(), similarity, scale),
+        FeatureStore() if pairwise else None,
+    )
+    for start in range(0, len(features), batch_size):
+        part = slice(start, start + batch_size)
+        stream.add(features[part], labels[part])
+    strangers = None
+    if ood is not None:
+        others = torch.as_tensor(ood)
+        parts = [others[start : start + batch_size] for start in range(0, len(others), batch_size)]
+        strangers = [leads(stream, parts)]
+    return conclude(
+        stream, radius=radius, worst=worst, bins=bins, strangers=strangers, pairwise=pairwise
+    )
+
+
+def _check_settings(radius: float, worst: int, bins: int) -> None:
+    check_number("radius", radius, at_least=0)
+    check_number("worst", worst, at_least=0)
+    check_number("bins", bins, at_least=1)
+
+
+def _stream(head: HeadView, store: FeatureStore | None) -> Stream:
+    return Stream(head, covariance=head.weight.shape[-1] <= COVARIANCE_DIM, store=store)
+
+
+def _store(pairwise: bool, folder: str | Path | None, stack: ExitStack) -> FeatureStore | None:
+    if not pairwise:
+        return None
+    if folder is None:
+        return FeatureStore()
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    inside = stack.enter_context(tempfile.TemporaryDirectory(dir=folder))
+    return FeatureStore(Path(inside) / "features.bin")

@@ -1,0 +1,318 @@
+"""Running a model with gradients to its inputs, and reading its head and layers on the way."""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from largemargin.dropin.find import find_layer, find_module, unwrapped
+from largemargin.dropin.outputs import tensors_in
+from largemargin.dropin.sharded import gathered
+from largemargin.errors import LargeMarginError, check_labels
+from largemargin.losses.terms import matrix_of
+from largemargin.measuring.batches import call
+from largemargin.measuring.ranks import gather
+from largemargin.ops import normalize
+from largemargin.prototypes.form import HeadView
+
+IGNORED = -100
+"""Label of samples to skip."""
+
+INPUT = "input"
+"""Stands for the model's input among names of layers."""
+
+
+def head_view(layer: nn.Module) -> HeadView:
+    """Class vectors of a head and how it makes logits, gathered and detached."""
+    bias = getattr(layer, "bias", None)
+    return HeadView(
+        gathered(matrix_of(layer)).detach(),
+        None if bias is None else gathered(bias).detach(),
+        getattr(layer, "similarity", "dot"),
+        float(getattr(layer, "scale", 1.0)),
+    )
+
+
+Numbers: TypeAlias = float | Sequence[float]
+Normalization: TypeAlias = tuple[Numbers, Numbers]
+"""Mean and standard deviation, one number each or one per channel."""
+
+
+class Reader(nn.Module):
+    """A model whose result is its head's output; what else was read stands beside it.
+
+    Wrappers (DDP, torch.compile) are taken off: gradients with respect to inputs are no step of
+    training that they should take part in. With ``normalization``, the mean and standard deviation
+    that the loader normalises by, it takes inputs as they were before.
+
+    Use it inside ``with reader.hooked():``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        layer: str | None = None,
+        layers: Sequence[str] = (),
+        normalization: Normalization | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(layers, str):
+            raise LargeMarginError(
+                f"layer_margins must be a list of names, but {layers!r} was given. Write "
+                f"[{layers!r}]."
+            )
+        self.model, _ = unwrapped(model)
+        self.head_name, _ = find_layer(self.model, layer)
+        self.names = tuple(name for name in layers if name != INPUT)
+        for name in self.names:
+            find_module(self.model, name)
+        self.mean: Tensor | None = None
+        self.std: Tensor | None = None
+        if normalization is not None:
+            self.mean, self.std = _numbers(normalization)
+        self.reading = False
+        """Other passes of the model, by other parts of a measurement, are not looked at."""
+        self.features: Tensor | None = None
+        self.logits: Tensor | None = None
+        self.outputs: dict[str, Tensor] = {}
+
+    @property
+    def head(self) -> nn.Module:
+        return self.model.get_submodule(self.head_name)
+
+    @property
+    def num_classes(self) -> int:
+        return int(matrix_of(self.head).shape[0])
+
+    @property
+    def units(self) -> str:
+        """In which units inputs are, for a result to say."""
+        if self.std is None:
+            return "as the loader gives them"
+        return "before normalisation"
+
+    @contextmanager
+    def hooked(self) -> Iterator["Reader"]:
+        handles: list[RemovableHandle] = []
+        try:
+            for name in self.names:
+                module = find_module(self.model, name)
+                handles.append(module.register_forward_hook(_Keep(self, name)))
+            handles.append(self.head.register_forward_hook(self._keep_head, with_kwargs=True))
+            yield self
+        finally:
+            for handle in handles:
+                handle.remove()
+            self.features, self.logits, self.outputs = None, None, {}
+
+    def forward(self, inputs: Any) -> Tensor:
+        self.features, self.logits, self.outputs = None, None, {}
+        self.reading = True
+        try:
+            call(self.model, _unharmed(self.normalized(inputs)))
+        finally:
+            self.reading = False
+        if self.logits is None or self.features is None:
+            raise LargeMarginError(
+                f"the model did not call its head {self.head_name!r}. Name the layer that makes "
+                "its logits: layer=..."
+            )
+        if self.logits.dim() != 2:
+            raise LargeMarginError(
+                "margins and curvature in input space need one row of logits per sample, but the "
+                f"head {self.head_name!r} made the shape {tuple(self.logits.shape)}."
+            )
+        missing = [name for name in self.names if name not in self.outputs]
+        if missing:
+            raise LargeMarginError(f"the model did not call {missing}. Name layers that it uses.")
+        return self.logits
+
+    def backbone(self, inputs: Tensor) -> Tensor:
+        """Features in which the head is linear: its input, of length 1 for a cosine head."""
+        self(inputs)
+        assert self.features is not None
+        cosine = getattr(self.head, "similarity", "dot") == "cosine"
+        return normalize(self.features) if cosine else self.features
+
+    def linear_head(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the head on those features, up to a shift common to all classes."""
+        view = head_view(self.head)
+        weight, bias = view.weight, view.bias
+        if view.similarity in ("cosine", "cosine_prototypes"):
+            weight = normalize(weight)
+        elif view.similarity == "euclidean":
+            half = -0.5 * weight.square().sum(1)
+            bias = half if bias is None else half + bias
+        return view.scale * weight, None if bias is None else view.scale * bias
+
+    def raw(self, inputs: Tensor) -> Tensor:
+        """Inputs of the loader as they were before normalisation."""
+        std, mean = self._per_channel(self.std, inputs), self._per_channel(self.mean, inputs)
+        inputs = inputs if std is None else inputs * std
+        return inputs if mean is None else inputs + mean
+
+    def normalized(self, inputs: Any) -> Any:
+        if not isinstance(inputs, Tensor):
+            return inputs
+        std, mean = self._per_channel(self.std, inputs), self._per_channel(self.mean, inputs)
+        inputs = inputs if mean is None else inputs - mean
+        return inputs if std is None else inputs / std
+
+    def _per_channel(self, values: Tensor | None, inputs: Tensor) -> Tensor | None:
+        if values is None or values.dim() == 0:
+            return None if values is None else values.to(inputs)
+        if values.dim() != 1 or inputs.dim() < 2 or len(values) != inputs.shape[1]:
+            raise LargeMarginError(
+                "normalization must be one mean and one standard deviation, or one for each of the "
+                f"channels, dimension 1 of inputs of shape {tuple(inputs.shape)}, but the shape "
+                f"{tuple(values.shape)} was given."
+            )
+        return values.to(inputs).view(1, -1, *[1] * (inputs.dim() - 2))
+
+    def _keep_head(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> None:
+        if not self.reading:
+            return
+        if self.logits is not None:
+            raise LargeMarginError(
+                f"the model calls its head {self.head_name!r} several times, so it has no one row "
+                "of logits per sample."
+            )
+        self.features = args[0] if args else next(iter(kwargs.values()))
+        self.logits = output
+
+
+class _Keep:
+    """After a named layer: its output. What follows gets a copy, since it may write into it."""
+
+    def __init__(self, reader: Reader, name: str) -> None:
+        self.reader, self.name = reader, name
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if not self.reader.reading:
+            return None
+        if self.name in self.reader.outputs:
+            raise LargeMarginError(
+                f"the model calls the layer {self.name!r} several times, so that its output is not "
+                "one point. Name another layer."
+            )
+        found = tensors_in(output)
+        if not found or not found[0].is_floating_point():
+            raise LargeMarginError(
+                f"the layer {self.name!r} must give a floating point tensor, but it gives "
+                f"{type(output).__name__}."
+            )
+        kept = found[0]
+        if torch.is_grad_enabled() and not kept.requires_grad:
+            kept.requires_grad_()  # behind an integer input, with parameters frozen
+        self.reader.outputs[self.name] = kept
+        return kept.clone() if kept is output else None
+
+
+def _numbers(normalization: Normalization) -> tuple[Tensor, Tensor]:
+    try:
+        mean, std = (torch.as_tensor(each, dtype=torch.float64) for each in normalization)
+    except (TypeError, ValueError):
+        raise LargeMarginError(
+            f"normalization must be (mean, std), but {normalization!r} was given."
+        ) from None
+    if not bool((std > 0).all()):
+        raise LargeMarginError(f"standard deviations must be positive, but {std} was given.")
+    return mean, std
+
+
+def _unharmed(inputs: Any) -> Any:
+    """Copies of leaves: a model may write into its input, which a leaf does not allow."""
+    if isinstance(inputs, dict):
+        return {name: _unharmed(each) for name, each in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(_unharmed(each) for each in inputs)
+    leaf = isinstance(inputs, Tensor) and inputs.is_leaf and inputs.requires_grad
+    return inputs.clone() if leaf else inputs
+
+
+def need_tensor(inputs: Any, what: str) -> Tensor:
+    """The one floating point tensor that a model takes."""
+    if isinstance(inputs, Tensor) and inputs.is_floating_point():
+        return inputs
+    given = f"{inputs.dtype} tensor" if isinstance(inputs, Tensor) else type(inputs).__name__
+    raise LargeMarginError(
+        f"{what} needs a model of one floating point tensor, but the loader gives a {given}. For "
+        "token ids measure margins at a layer: layer_margins=['embeddings']."
+    )
+
+
+class Columns:
+    """Numbers of each sample, batch by batch: indices, labels and what else is named.
+
+    Samples with an index below 0 are repetitions and left out, as are those labelled -100 and
+    those from ``max_samples`` on.
+    """
+
+    def __init__(self, num_classes: int, max_samples: int | None) -> None:
+        self.num_classes = num_classes
+        self.limit = math.inf if max_samples is None else max_samples
+        self.parts: dict[str, list[Tensor]] = {}
+        self.arrived = self.size = 0
+
+    def choose(
+        self, labels: Tensor | None, index: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Which rows of a batch to take, with their labels and indices; None for no row."""
+        if labels is None:
+            raise LargeMarginError(
+                "the loader yields inputs without labels. Yield (inputs, labels), or dicts with "
+                '"labels".'
+            )
+        if labels.dim() != 1:
+            raise LargeMarginError(
+                "margins and curvature in input space need one label per sample, but the labels' "
+                f"shape is {tuple(labels.shape)}."
+            )
+        if index is None:
+            index = torch.arange(self.arrived, self.arrived + len(labels))
+        self.size = len(labels)
+        self.arrived += self.size
+        index = index.cpu()
+        keep = (index >= 0) & (index < self.limit) & (labels != IGNORED).cpu()
+        rows = keep.nonzero()[:, 0]
+        if len(rows) == 0:
+            return None
+        here = rows.to(labels.device)
+        labels = labels[here]
+        check_labels(labels, len(rows), self.num_classes, soft=False, validate=True)
+        self.add(label=labels.long(), index=index[rows])
+        return here, labels.long(), index[rows]
+
+    def add(self, **values: Tensor) -> None:
+        for name, each in values.items():
+            self.parts.setdefault(name, []).append(each.detach().cpu())
+
+    def joined(self, shared: bool) -> dict[str, Tensor]:
+        """The columns, where ``shared`` those of all processes, in the order of sample indices."""
+        mine = {name: torch.cat(parts) for name, parts in self.parts.items()}
+        everyone = [each for each in (gather(mine) if shared else [mine]) if each]
+        if not everyone:
+            raise LargeMarginError("nothing was measured: the loader is empty.")
+        columns = {name: torch.cat([each[name] for each in everyone]) for name in everyone[0]}
+        if shared:
+            order = columns["index"].argsort(stable=True)
+            columns = {name: each[order] for name, each in columns.items()}
+        return columns
+
+
+def chosen(inputs: Any, rows: Tensor, count: int) -> Any:
+    """Those rows of a batch of inputs."""
+    if isinstance(inputs, dict):
+        return {name: chosen(each, rows, count) for name, each in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(chosen(each, rows, count) for each in inputs)
+    if isinstance(inputs, Tensor) and inputs.dim() > 0 and inputs.shape[0] == count:
+        return inputs if len(rows) == count else inputs[rows]
+    return inputs

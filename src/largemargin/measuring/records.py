@@ -1,0 +1,117 @@
+"""Frozen records that go to JSON and come back equal, NaN and infinities included."""
+
+import dataclasses
+import json
+import math
+import os
+import types
+import typing
+from pathlib import Path
+from typing import Any, Self
+
+from largemargin.errors import LargeMarginError
+
+_SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def plain(value: Any) -> Any:
+    """A record as dicts, lists, strings and finite numbers: what strict JSON can hold."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {
+            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise LargeMarginError(
+        f"{type(value).__name__} has no place in a result; it holds numbers, texts and records."
+    )
+
+
+def revive(kind: Any, value: Any) -> Any:
+    """The value of type ``kind`` that :func:`plain` made this from."""
+    origin = typing.get_origin(kind)
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        (inner,) = [each for each in typing.get_args(kind) if each is not type(None)]
+        return revive(inner, value)
+    if origin is tuple:
+        inner = typing.get_args(kind)
+        if inner[-1] is Ellipsis:
+            return tuple(revive(inner[0], each) for each in value)
+        return tuple(revive(each, part) for each, part in zip(inner, value, strict=True))
+    if origin is dict:
+        key_kind, value_kind = typing.get_args(kind)
+        return {key_kind(key): revive(value_kind, each) for key, each in value.items()}
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        names = {field.name for field in dataclasses.fields(kind)}
+        unknown = sorted(set(value) - names)
+        if unknown:
+            raise LargeMarginError(
+                f"the file holds {unknown} that this version does not know. It was written by a "
+                "newer one; upgrade largemargin."
+            )
+        return kind(**{name: revive(hints[name], each) for name, each in value.items()})  # type: ignore[operator]
+    if kind is float:
+        return _SPECIAL[value] if isinstance(value, str) else float(value)
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A result that can be written to JSON, read back, and compared: NaN equals NaN."""
+
+    def __init_subclass__(cls) -> None:
+        # Before the dataclass decorator, which leaves alone what a class has already.
+        cls.__eq__ = Record.__eq__  # type: ignore[method-assign]
+        cls.__hash__ = Record.__hash__  # type: ignore[method-assign]
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return plain(self) == plain(other)  # type: ignore[no-any-return]
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    def to_dict(self) -> dict[str, Any]:
+        made: dict[str, Any] = plain(self)
+        return made
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        made: Self = revive(cls, data)
+        return made
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        return json.dumps(self.to_dict(), allow_nan=False, indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        return cls.from_dict(json.loads(text))
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON, whole or not at all."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        partial.write_text(self.to_json(indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, TypeError, KeyError, AttributeError, ValueError) as error:
+            if isinstance(error, LargeMarginError):
+                raise
+            raise LargeMarginError(
+                f"{path} is not a {cls.__name__} written by save(): {error}."
+            ) from error

@@ -1,0 +1,104 @@
+"""Whether probabilities are honest, and whether small margins tell errors and strangers apart."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from largemargin.errors import LargeMarginError, check_number
+from largemargin.measuring.records import Record
+
+
+@dataclass(frozen=True)
+class Calibration(Record):
+    """Confidence against accuracy in equally wide bins of confidence."""
+
+    expected_error: float
+    """ECE: mean over samples of |accuracy - confidence| of their bin."""
+    largest_error: float
+    """Of one bin."""
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    confidence: tuple[float, ...]
+    """Mean of each bin; NaN for an empty one."""
+    accuracy: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Rejection(Record):
+    """How well a score of the predicted class tells two groups apart: area under the ROC curve.
+
+    1: the score of every kept sample is above that of every rejected one; 0.5: it says nothing;
+    NaN where one group is empty.
+    """
+
+    auroc: dict[str, float]
+    kept: int
+    rejected: int
+
+
+def calibration(confidence: Tensor, correct: Tensor, *, bins: int = 15) -> Calibration:
+    r"""Expected calibration error :math:`\sum_b \frac{n_b}{N}|acc_b - conf_b|`.
+
+    Args:
+        confidence: (N,) probability of the predicted class.
+        correct: (N,) bool.
+        bins: equally wide bins of (0, 1], as in Guo et al. 2017, who use 15.
+
+    Example:
+        >>> calibration(torch.tensor([0.75, 0.5]), torch.tensor([True, False])).expected_error
+        0.375
+    """
+    check_number("bins", bins, at_least=1)
+    confidence, correct = confidence.double().cpu(), correct.cpu()
+    edges = torch.arange(bins + 1, dtype=torch.float64) / bins
+    # A confidence that is a border belongs to the bin below it.
+    place = torch.bucketize(confidence, edges[1:-1])
+    counts = torch.bincount(place, minlength=bins)
+    safe = counts.clamp_min(1)
+    mean = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, confidence) / safe
+    right = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, correct.double()) / safe
+    gaps = torch.where(counts > 0, (right - mean).abs(), 0)
+    empty = counts == 0
+    return Calibration(
+        float((gaps * counts).sum() / max(len(confidence), 1)),
+        float(gaps.max()),
+        tuple(edges.tolist()),
+        tuple(counts.tolist()),
+        tuple(mean.masked_fill(empty, math.nan).tolist()),
+        tuple(right.masked_fill(empty, math.nan).tolist()),
+    )
+
+
+def auroc(positive: Tensor, negative: Tensor) -> float:
+    """Probability that a positive scores above a negative, ties counting half: the exact AUROC.
+
+    Example:
+        >>> auroc(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0]))
+        0.875
+    """
+    positive, negative = positive.double().cpu(), negative.double().cpu()
+    if len(positive) == 0 or len(negative) == 0:
+        return math.nan
+    if bool(positive.isnan().any()) or bool(negative.isnan().any()):
+        return math.nan
+    ordered = negative.sort().values
+    below = torch.searchsorted(ordered, positive, right=False)
+    upto = torch.searchsorted(ordered, positive, right=True)
+    return float((below + upto).double().sum() / 2) / (len(positive) * len(negative))
+
+
+def rejection(kept: dict[str, Tensor], rejected: dict[str, Tensor]) -> Rejection:
+    """AUROC of every score between samples to keep and samples to reject."""
+    if kept.keys() != rejected.keys():
+        raise LargeMarginError(
+            f"both groups need the same scores, but {sorted(kept)} and {sorted(rejected)} were "
+            "given."
+        )
+    first = next(iter(kept))
+    return Rejection(
+        {name: auroc(kept[name], rejected[name]) for name in kept},
+        len(kept[first]),
+        len(rejected[first]),
+    )

@@ -1,0 +1,143 @@
+"""Results as JSON, as text, and two of them side by side."""
+
+import doctest
+import importlib
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from largemargin.errors import LargeMarginError
+from largemargin.measuring import Comparison, Geometry, compare_geometry, measure, measure_arrays
+from largemargin.measuring.records import Record
+
+
+@pytest.fixture
+def arrays() -> tuple[Tensor, Tensor, Tensor]:
+    weight = torch.randn(4, 6)
+    labels = torch.arange(40) % 3
+    return weight[labels] + torch.randn(40, 6), labels, weight
+
+
+def test_json_comes_back_equal(arrays: tuple[Tensor, ...], tmp_path: Path) -> None:
+    g = measure_arrays(*arrays, pairwise=True, ood=torch.randn(5, 6))
+    assert math.isnan(g.margins["raw"].classes.mean[3])
+    text = g.to_json()
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert Geometry.from_json(text) == g
+    assert Geometry.from_json(text).to_json() == text
+    path = tmp_path / "new" / "geometry.json"
+    g.save(path)
+    assert Geometry.load(path) == g
+    assert [each.name for each in path.parent.iterdir()] == ["geometry.json"]
+    changed = json.loads(text)
+    changed["margins"]["raw"]["classes"]["mean"][0] += 1e-12
+    assert Geometry.from_dict(changed) != g
+
+
+def test_files_that_are_no_results(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    for text in ("{", "[]", '{"samples": 3}', '{"accuracy": {}}'):
+        path.write_text(text)
+        with pytest.raises(LargeMarginError):
+            Geometry.load(path)
+    path.write_text('{"colour": 1}')
+    with pytest.raises(LargeMarginError, match="newer one"):
+        Geometry.load(path)
+
+
+@dataclass(frozen=True)
+class Sample(Record):
+    pair: tuple[int, float]
+    names: dict[int, tuple[float, ...]]
+    maybe: float | None = None
+
+
+def test_records_of_any_kind() -> None:
+    record = Sample((1, math.inf), {3: (math.nan, -math.inf)}, None)
+    again = Sample.from_json(record.to_json())
+    assert again == record
+    assert isinstance(again.pair[1], float)
+    assert again != Sample((1, math.inf), {3: (math.nan, math.inf)})
+    assert record != 3
+    with pytest.raises(LargeMarginError, match="has no place in a result"):
+        Sample((1, 2.0), {}, torch.ones(1)).to_json()  # type: ignore[arg-type]
+
+
+def test_the_table(arrays: tuple[Tensor, ...]) -> None:
+    g = measure_arrays(*arrays, pairwise=True, ood=torch.randn(5, 6), similarity="cosine", scale=4)
+    lines = str(g).splitlines()
+    assert lines[0] == "40 samples, 4 classes, 6 dimensions, cosine, scale 4 head"
+    assert lines[-1] == "note: no samples of class 3: numbers by class are NaN there"
+    heads = next(line for line in lines if line.startswith("sample margins"))
+    ends = [match.end() for match in re.finditer(r"mean/std|mean|std|min|5 %|median", heads)]
+    for label in ("logits", "cosine", "distance to the boundary"):
+        line = next(each for each in lines if each.startswith(f"  {label}"))
+        columns = [match.end() for match in re.finditer(r"(?<= )-?[\d.e+-]+(?= |$)", line)]
+        assert columns == ends, line
+    facts = {line[:33].strip(): line[33:].strip() for line in lines[1:-1]}
+    assert facts["accuracy"] == f"{100 * g.accuracy:.2f} %"
+    assert facts["class margin"].startswith(f"{g.prototypes.class_margin:.2f}° between classes")
+    assert facts["at most"] == "109.47°, which can be reached"
+    assert facts["within 0.5 of the class mean"].endswith("%")
+    assert max(len(line) for line in lines) < 110
+    plain = str(measure_arrays(*arrays))
+    assert "dispersion" not in plain
+    assert "strangers" not in plain
+
+
+def test_side_by_side(arrays: tuple[Tensor, ...]) -> None:
+    features, labels, weight = arrays
+    a = measure_arrays(features, labels, weight, pairwise=True)
+    b = measure_arrays(3 * features, labels, weight, similarity="cosine")
+    found = compare_geometry(a, b, names=("plain", "cosine"))
+    raw = found.quantities["margins.raw.overall.mean"]
+    assert raw.first == a.margins["raw"].overall.mean
+    assert raw.second == b.margins["raw"].overall.mean
+    assert raw.change == raw.second - raw.first
+    assert found.quantities["margins.cosine.overall.mean"].change == pytest.approx(0, abs=1e-7)
+    assert found.quantities["feature_norm.mean"].second == pytest.approx(3 * a.feature_norm.mean)
+    assert "compactness.separation" not in found.quantities
+    assert any("compare cosine margins" in note for note in found.notes)
+    assert Comparison.from_json(found.to_json()) == found
+    lines = str(found).splitlines()
+    assert lines[0].split() == ["plain", "cosine", "change"]
+    width = len(lines[0])
+    body = [line for line in lines if not line.startswith("note:")]
+    assert {len(line) for line in body} == {width}
+    assert all(line.split()[-1][0] in "+-0n" for line in body[1:])
+
+
+def test_scaling_does_not_change_the_relative_margin(arrays: tuple[Tensor, ...]) -> None:
+    features, labels, weight = (
+        each.double() if each.is_floating_point() else each for each in arrays
+    )
+    a, b = (measure_arrays(scale * features, labels, weight) for scale in (1, 4))
+    found = compare_geometry(a, b).quantities
+    assert found["relative_margin"].change == pytest.approx(0, abs=1e-12)
+    assert found["margins.distance.overall.mean"].second == pytest.approx(
+        4 * found["margins.distance.overall.mean"].first
+    )
+    assert compare_geometry(a, a).quantities["loss"].change == 0
+
+
+def test_only_results_are_compared(arrays: tuple[Tensor, ...]) -> None:
+    g = measure_arrays(*arrays)
+    with pytest.raises(LargeMarginError, match="b must be a Geometry"):
+        compare_geometry(g, "geometry.json")  # type: ignore[arg-type]
+    with pytest.raises(LargeMarginError, match="names must be two"):
+        compare_geometry(g, g, names=("a", "b", "c"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "name", ["measure", "compare", "distributions", "reliability", "records", "results"]
+)
+def test_examples_in_docstrings(name: str) -> None:
+    module = importlib.import_module(f"largemargin.measuring.{name}")
+    names = {"torch": torch, "nn": nn, "measure": measure}
+    assert doctest.testmod(module, extraglobs=names).failed == 0
