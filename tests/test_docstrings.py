@@ -23,7 +23,9 @@ CORE = (
     "largemargin.ops",
     "largemargin.losses",
     "largemargin.prototypes",
+    "largemargin.dropin",
     "largemargin.geometry",
+    "largemargin.measuring",
     "largemargin.robust",
     "largemargin.training.imbalance",
 )
