@@ -209,6 +209,11 @@ class Criterion(nn.Module):
         )
 
     @property
+    def model(self) -> nn.Module:
+        """The model it was attached to, without DDP or compile wrappers."""
+        return self._tap.model
+
+    @property
     def layer(self) -> nn.Module:
         """The model's classification layer."""
         return self._tap.layer
