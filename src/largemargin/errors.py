@@ -104,6 +104,7 @@ def check_labels(
     of: str = "features",
     soft: bool = True,
     reason: str = "",
+    skip: str = "pass ignore_index={value}",
     validate: bool | None = None,
 ) -> None:
     """Check hard labels (N,) or, where ``soft`` allows them, soft targets (N, C)."""
@@ -147,7 +148,7 @@ def check_labels(
             value = int(index[row])
             raise LargeMarginError(
                 f"labels must lie in [0, {num_classes}) but row {row} holds {value}. "
-                f"If {value} marks samples to skip, pass ignore_index={value}."
+                f"If {value} marks samples to skip, {skip.format(value=value)}."
             )
 
 

@@ -4,11 +4,8 @@ The reference is the same model in the same process on the joined batch, without
 """
 
 import copy
-import datetime
 import functools
-import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -241,25 +238,3 @@ def check_fsdp_evaluation() -> Iterator[str]:
         with mode():
             got, want = criteria[0](parallel(x), labels), criteria[1](plain(x), labels)
         yield from differ("evaluation", got.detach(), want.detach())
-
-
-def run_rank(rank: int, world: int, folder: str, names: list[str]) -> None:
-    """Run the named checks on one rank and leave what they found in ``folder``."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting",
-        rank=rank,
-        world_size=world,
-        timeout=datetime.timedelta(seconds=120),
-    )
-    for name in names:
-        report = Path(folder) / f"{name}.{rank}"
-        try:
-            found = list(globals()[f"check_{name}"]())
-        except Exception:
-            # The other rank may be waiting for this one: nothing after it can be trusted.
-            report.write_text(traceback.format_exc())
-            break
-        report.write_text("\n".join(found))
-    dist.destroy_process_group()

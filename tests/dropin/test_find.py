@@ -253,3 +253,8 @@ def test_a_layer_that_is_not_the_head_is_noticed() -> None:
     refused("4 columns.*layer=", lambda: criterion(outputs, LABELS % 3))
     criterion.undo()
     assert lm.attach(model, lm.CrossEntropy(), layer="out")(model(vectors()), LABELS % 3) > 0
+
+
+def test_arguments_the_wrong_way_round() -> None:
+    with pytest.raises(lm.LargeMarginError, match=r"CosFace was given.*attach\(model, objective\)"):
+        lm.attach(lm.CosFace(), nn.Linear(4, 3))

@@ -5,11 +5,8 @@ The reference is the same loss with ``sync=False`` on the joined batch, in the s
 """
 
 import copy
-import datetime
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -308,25 +305,3 @@ def check_ddp_with_accumulation() -> Iterator[str]:
 
 def check_ddp_with_checkpointing() -> Iterator[str]:
     yield from train(again=True, micro=1)
-
-
-def run_rank(rank: int, world: int, folder: str, names: list[str]) -> None:
-    """Run the named checks on one rank and leave what they found in ``folder``."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting",
-        rank=rank,
-        world_size=world,
-        timeout=datetime.timedelta(seconds=60),
-    )
-    for name in names:
-        report = Path(folder) / f"{name}.{rank}"
-        try:
-            found = list(globals()[f"check_{name}"]())
-        except Exception:
-            # The other rank may be waiting for this one: nothing after it can be trusted.
-            report.write_text(traceback.format_exc())
-            break
-        report.write_text("\n".join(found))
-    dist.destroy_process_group()

@@ -3,8 +3,6 @@
 Each check yields what differs as text instead of raising, so that the ranks stay in step.
 """
 
-import datetime
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from measuring.alike import same
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from two_ranks import meeting_folder
 
 from largemargin.errors import LargeMarginError
 from largemargin.measuring import Geometry, measure
@@ -105,7 +104,7 @@ def check_files() -> Iterator[str]:
     x, y = data()
     sampler = DistributedSampler(TensorDataset(x, y), shuffle=False)
     loader = DataLoader(TensorDataset(x, y), batch_size=4, sampler=sampler)
-    folder = Path(FOLDER[0]) / f"features.{dist.get_rank()}"
+    folder = Path(meeting_folder()) / f"features.{dist.get_rank()}"
     got = measure(net(), loader, pairwise=True, store=folder)
     yield from differing("file", unpaired(got), alone(net(), x, y, pairwise=True))
     if list(folder.iterdir()):
@@ -154,29 +153,3 @@ def check_skipped_labels() -> Iterator[str]:
     got = measure(net(), [(x[half], y[half])])
     if got.samples != 17 or not any(note.startswith("3 samples labelled") for note in got.notes):
         yield f"{got.samples} samples, {got.notes}"
-
-
-FOLDER = [""]
-
-
-def run_rank(rank: int, world: int, folder: str, names: list[str]) -> None:
-    """Run the named checks on one rank and leave what they found in ``folder``."""
-    torch.set_num_threads(1)
-    FOLDER[0] = folder
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting",
-        rank=rank,
-        world_size=world,
-        timeout=datetime.timedelta(seconds=60),
-    )
-    for name in names:
-        report = Path(folder) / f"{name}.{rank}"
-        try:
-            found = list(globals()[f"check_{name}"]())
-        except Exception:
-            # The other rank may be waiting for this one: nothing after it can be trusted.
-            report.write_text(traceback.format_exc())
-            break
-        report.write_text("\n".join(found))
-    dist.destroy_process_group()

@@ -82,10 +82,10 @@ def attach(
         >>> model[2]
         ClassHead(in_features=8, num_classes=3, similarity='cosine', scale=8.0, bias=False)
     """
-    if not isinstance(model, nn.Module):
+    if not isinstance(model, nn.Module) or isinstance(model, Loss | Weighted | Objective):
         raise LargeMarginError(
-            f"model must be an nn.Module, but {type(model).__name__} was given. The order is "
-            "attach(model, objective)."
+            f"model must be an nn.Module with a linear layer, but {type(model).__name__} was "
+            "given. The order is attach(model, objective)."
         )
     check_choice("stepping", stepping, ("automatic", "manual"))
     check_number("accumulate", accumulate, at_least=1)

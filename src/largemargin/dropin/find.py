@@ -61,7 +61,7 @@ def find_layer(model: nn.Module, name: str | None) -> tuple[str, nn.Module]:
         listed = ", ".join(f"{each!r} ({_widths(layers[each])})" for each in likely)
         raise LargeMarginError(
             f"{type(model).__name__} has several layers that may be its head: {listed}. Say which "
-            f"one: attach(model, objective, layer={path!r})."
+            f"one: pass layer={path!r}."
         )
     return path, layer
 

@@ -13,6 +13,12 @@ from torch.utils.data.distributed import DistributedSampler
 
 from largemargin.errors import LargeMarginError
 
+IGNORED = -100
+"""The label of samples to leave out, as in torch."""
+
+SKIP = f"label them {IGNORED}"
+"""What to do about labels that mark samples to leave out."""
+
 LABELS = ("labels", "label", "targets", "target")
 """Names under which labels are looked for in a batch that is a dict."""
 

@@ -14,13 +14,10 @@ from largemargin.dropin.outputs import tensors_in
 from largemargin.dropin.sharded import gathered
 from largemargin.errors import LargeMarginError, check_labels
 from largemargin.losses.terms import matrix_of
-from largemargin.measuring.batches import call
+from largemargin.measuring.batches import IGNORED, SKIP, call
 from largemargin.measuring.ranks import gather
 from largemargin.ops import normalize
 from largemargin.prototypes.form import HeadView
-
-IGNORED = -100
-"""Label of samples to skip."""
 
 INPUT = "input"
 """Stands for the model's input among names of layers."""
@@ -286,7 +283,7 @@ class Columns:
             return None
         here = rows.to(labels.device)
         labels = labels[here]
-        check_labels(labels, len(rows), self.num_classes, soft=False, validate=True)
+        check_labels(labels, len(rows), self.num_classes, soft=False, skip=SKIP, validate=True)
         self.add(label=labels.long(), index=index[rows])
         return here, labels.long(), index[rows]
 

@@ -10,14 +10,11 @@ from torch import Tensor
 
 from largemargin.dropin.outputs import flat_beside, rows
 from largemargin.errors import LargeMarginError
-from largemargin.measuring.batches import batches, dataset_size, order_note
+from largemargin.measuring.batches import IGNORED, batches, dataset_size, order_note
 from largemargin.measuring.capture import Capture, differs
 from largemargin.measuring.parts import InputParts
 from largemargin.measuring.scores import LEADS
 from largemargin.measuring.stream import Stream
-
-IGNORED = -100
-"""Label of samples to skip, as in torch's own losses and in token classification."""
 
 
 @dataclass

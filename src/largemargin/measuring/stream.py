@@ -8,6 +8,7 @@ from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_labels, check_matrix
 from largemargin.geometry.pairs import blocks, widen
+from largemargin.measuring.batches import SKIP
 from largemargin.measuring.ranks import gather, gather_store
 from largemargin.measuring.scores import LEADS, Scores
 from largemargin.measuring.store import FeatureStore
@@ -52,7 +53,7 @@ class Stream:
                 f"features must have {self.dim} columns, as the head's weight has, but their shape "
                 f"is {tuple(features.shape)}."
             )
-        check_labels(labels, len(features), self.num_classes, soft=False, validate=True)
+        check_labels(labels, len(features), self.num_classes, soft=False, skip=SKIP, validate=True)
         device = self.scores.weight.device
         features, labels = features.detach().to(device), labels.to(device).long()
         if index is None:

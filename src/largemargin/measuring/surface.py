@@ -80,7 +80,9 @@ def measure_surface(
     reader = Reader(model, layer=layer, normalization=normalization)
     inputs = need_tensor(inputs, "a loss surface").to(device_of(model))
     labels = labels.to(inputs.device)
-    check_labels(labels, len(inputs), reader.num_classes, soft=False, validate=True)
+    check_labels(
+        labels, len(inputs), reader.num_classes, soft=False, skip="leave them out", validate=True
+    )
     raw = reader.raw(inputs.detach())
     size = extent or CIFAR_NOISE * math.sqrt(raw.shape[1:].numel())
     steps = torch.linspace(-size, size, points, dtype=torch.float64)
