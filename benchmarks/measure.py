@@ -3,7 +3,8 @@
 Pairs: diameters of the classes and all sample margins of 50,000 x 128 features, against
 ``scipy.spatial.distance.pdist`` for each class and a loop over classes for the margins; both must
 find the same numbers before anything is timed. Evaluation: ``measure`` without pairs against one
-evaluation pass over the same images that only counts right answers. Rows go to
+evaluation pass over the same images that only counts right answers, also with four layers beside
+the head (no pairs, no features kept). Rows go to
 ``results/measure.json``: medians over interleaved repetitions, ratios to a provider of the same
 run, and the memory beyond the features themselves, as a fresh process sees it.
 """
@@ -25,6 +26,7 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 from largemargin.geometry import class_dispersion
 from largemargin.measuring import measure, measure_arrays
+from largemargin.measuring.find_blocks import block_names
 from largemargin.measuring.stream import Stream
 from largemargin.prototypes.form import HeadView
 
@@ -185,6 +187,7 @@ def evaluation_rows(repetitions: int) -> list[Row]:
             {
                 "evaluation pass": partial(evaluate, model, loader),
                 "measure": partial(measure, model, loader),
+                "measure, 4 layers": partial(measure, model, loader, layers=four_layers(model)),
             },
             repetitions=repetitions,
             warm_up=1,
@@ -192,7 +195,7 @@ def evaluation_rows(repetitions: int) -> list[Row]:
         times = {key: spread_ms(values) for key, values in seconds.items()}
         for key in times:
             ratio = round(times[key]["median_ms"] / times["evaluation pass"]["median_ms"], 4)
-            target = 1.3 if key == "measure" else None
+            target = 1.3 if key.startswith("measure") else None
             found.append(
                 {
                     "benchmark": "measure evaluation",
@@ -207,6 +210,13 @@ def evaluation_rows(repetitions: int) -> list[Row]:
                 }
             )
     return found
+
+
+def four_layers(model: nn.Module) -> list[str]:
+    """Four blocks, spread over the network, the last among them."""
+    head = [each for each in model.modules() if isinstance(each, nn.Linear)][-1]
+    names = block_names(model, head)
+    return [names[round((i + 1) * len(names) / 4) - 1] for i in range(4)]
 
 
 def model_dim(model: nn.Module) -> int:

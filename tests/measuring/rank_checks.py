@@ -65,8 +65,9 @@ def check_padded_sampler() -> Iterator[str]:
 def unpaired(g: Geometry) -> Geometry:
     """The pair of closest samples in increasing order: ranks take turns."""
     made = g.to_dict()
-    if made["compactness"] is not None:
-        made["compactness"]["closest_samples"].sort()
+    for part in (made, *(made["layers"] or ())):
+        if part["compactness"] is not None:
+            part["compactness"]["closest_samples"].sort()
     return Geometry.from_dict(made)
 
 
@@ -89,6 +90,36 @@ def check_uneven_parts() -> Iterator[str]:
 
 def without_notes(g: Geometry) -> Geometry:
     return Geometry.from_dict(g.to_dict() | {"notes": []})
+
+
+def check_layers() -> Iterator[str]:
+    """Layers and the sphere: every part of them is that of one process, features in files too."""
+    x, y = data()
+    # The same on both: net() sets the seed.
+    deep = nn.Sequential(net()[:3], nn.Linear(D, 3).double(), nn.Linear(3, C).double())
+    options: dict[str, Any] = {"layers": ["0", "1"], "pairwise": True, "sphere": True}
+    want = unpaired(alone(deep, x, y, **options))
+    folder = Path(meeting_folder()) / f"kept.{dist.get_rank()}"
+    sampler = DistributedSampler(TensorDataset(x, y), shuffle=True)
+    loader = DataLoader(TensorDataset(x, y), batch_size=5, sampler=sampler)
+    mine = [(x, y)] if dist.get_rank() == 1 else []  # the first does not know how wide layers are
+    for store in (None, folder):
+        got = measure(deep, loader, store=store, **options)
+        yield from differing(f"layers, store {store}", unpaired(got), want)
+        got = without_notes(measure(deep, mine, store=store, **options))
+        yield from differing(f"one rank has all, store {store}", unpaired(got), want)
+    got = measure(deep, loader, layers="blocks")
+    if [each.name for each in got.layers or ()] != ["0.2", "1"]:
+        yield f"blocks: {got.layers}"
+    broken = x.clone()
+    broken[3] = torch.nan
+    try:
+        measure(deep, [(x if dist.get_rank() == 0 else broken, y)], **options)
+    except LargeMarginError as error:
+        if "layer '0'" not in str(error):
+            yield f"said: {error}"
+    else:
+        yield "measured NaN"
 
 
 def check_repeated_samples() -> Iterator[str]:

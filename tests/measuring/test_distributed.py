@@ -7,6 +7,7 @@ from two_ranks import NEEDS_GLOO, run_checks
 CHECKS = [
     "padded_sampler",
     "uneven_parts",
+    "layers",
     "repeated_samples",
     "files",
     "failure_of_one_rank",

@@ -1,13 +1,15 @@
 """On a GPU the numbers are those of the CPU."""
 
+from typing import Any
+
 import pytest
 import torch
-from measuring.alike import same
+from measuring.alike import compare_parts, same
 from torch import nn
 
 import largemargin as lm
 from largemargin.geometry import pairs
-from largemargin.measuring import measure, measure_arrays
+from largemargin.measuring import embed, measure, measure_arrays
 
 pytestmark = pytest.mark.gpu
 
@@ -35,6 +37,28 @@ def test_a_model_on_the_gpu(similarity: str) -> None:
     same(got, want, rtol=1e-7)
     on_device = [(x.cuda(), y.cuda()) for x, y in loader()]
     same(measure(net, on_device, pairwise=True, ood=others), want, rtol=1e-7)
+
+
+def test_layers_on_the_gpu() -> None:
+    net = nn.Sequential(nn.Linear(5, D), nn.Tanh(), nn.Linear(D, 3), nn.Linear(3, C)).double()
+    options: dict[str, Any] = {"layers": ["1", "2"], "pairwise": True, "sphere": True}
+    want = measure(net, loader(), **options)
+    same(measure(net.cuda(), loader(), **options), want, rtol=1e-7)
+    blocks = measure(net, loader(), layers="blocks")
+    assert blocks.layers is not None
+    assert [each.name for each in blocks.layers] == ["1", "2"]
+    broken = loader()
+    broken[1][0][4, 0] = float("nan")
+    with pytest.raises(lm.LargeMarginError, match="sample 704 has NaN"):
+        measure(net, broken, layers=["1"])
+
+
+def test_embeddings_on_the_gpu() -> None:
+    net = network()
+    options: dict[str, Any] = {"layers": ["0"], "method": "pca", "noise": 0.1, "samples": 70}
+    want = embed(net, loader(), **options)
+    got = embed(net.cuda(), loader(), **options)
+    compare_parts(got.to_dict(), want.to_dict(), 1e-6)
 
 
 def test_arrays_on_the_gpu() -> None:

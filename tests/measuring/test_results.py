@@ -135,7 +135,11 @@ def test_only_results_are_compared(arrays: tuple[Tensor, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["measure", "compare", "distributions", "reliability", "records", "results"]
+    "name",
+    [
+        *("measure", "compare", "distributions", "reliability", "records", "results"),
+        *("find_blocks", "layers", "embeddings"),
+    ],
 )
 def test_examples_in_docstrings(name: str) -> None:
     module = importlib.import_module(f"largemargin.measuring.{name}")

@@ -61,7 +61,7 @@ def batches(
     start = 0
     for batch in _bar(loader, progress):
         inputs, given = _split(batch)
-        inputs = _to(inputs, device)
+        inputs = moved(inputs, device)
         labels = None if given is None else _labels(given).to(device)
         index = None
         if positions is not None:
@@ -130,11 +130,12 @@ def _first(inputs: Any) -> Any:
     return _first(inputs[0]) if isinstance(inputs, tuple) else inputs
 
 
-def _to(inputs: Any, device: torch.device) -> Any:
+def moved(inputs: Any, device: torch.device) -> Any:
+    """Inputs of a model with all their tensors on a device."""
     if isinstance(inputs, Mapping):
-        return {name: _to(each, device) for name, each in inputs.items()}
+        return {name: moved(each, device) for name, each in inputs.items()}
     if isinstance(inputs, tuple):
-        return tuple(_to(each, device) for each in inputs)
+        return tuple(moved(each, device) for each in inputs)
     return inputs.to(device, non_blocking=True) if isinstance(inputs, Tensor) else inputs
 
 

@@ -41,6 +41,15 @@ SHOWN = {
 }
 """Quantities of the printed table and how they are called there."""
 
+SHOWN_LAYERS = {
+    ".left_out_accuracy": "nearest class mean, left out",
+    ".margins.distance.overall.ratio": "margin to class means, mean / std",
+    ".variance.ratio": "variance between / within",
+    ".collapse.variability": "collapse (NC1)",
+    ".compactness.ideal_ratio": "dispersion / separation",
+}
+"""The same of each layer, by the ends of their paths."""
+
 
 @dataclass(frozen=True)
 class Difference(Record):
@@ -68,6 +77,7 @@ class Comparison(Record):
     def __str__(self) -> str:
         found = [(label, self.quantities.get(path)) for path, label in SHOWN.items()]
         lines = [(label, each) for label, each in found if each is not None]
+        lines += _layer_lines(self.quantities)
         width = max(len(label) for label, _ in lines)
         columns = [max(len(name), 10) for name in (*self.names, "change")]
         heads = zip((*self.names, "change"), columns, strict=True)
@@ -130,6 +140,9 @@ def _numbers(record: Any, path: str = "") -> Iterator[tuple[str, float]]:
         value, here = getattr(record, field.name), f"{path}{field.name}"
         if isinstance(value, Record):
             yield from _numbers(value, f"{here}.")
+        elif field.name == "layers":
+            for each in value or ():
+                yield from _numbers(each, f"{here}.{each.name}.")
         elif field.name == "quantiles":
             yield f"{path}minimum", value[0.0]
             yield f"{path}median", value[0.5]
@@ -141,6 +154,17 @@ def _numbers(record: Any, path: str = "") -> Iterator[tuple[str, float]]:
                     yield f"{here}.{key}", float(each)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield here, float(value)
+
+
+def _layer_lines(quantities: dict[str, Difference]) -> list[tuple[str, Difference]]:
+    """Quantities of the printed table of the layers that both have."""
+    found = []
+    for path, each in quantities.items():
+        for end, label in SHOWN_LAYERS.items():
+            if path.startswith("layers.") and path.endswith(end):
+                name = path.removeprefix("layers.").removesuffix(end)
+                found.append((f"{name}: {label}", each))
+    return found
 
 
 def _relative(g: Geometry) -> float:
@@ -161,6 +185,9 @@ def _notes(a: Geometry, b: Geometry, names: tuple[str, str]) -> Iterator[str]:
         if one != other:
             called = "dimensions" if what == "dim" else what
             yield f"{names[0]} has {one} {called}, {names[1]} has {other}"
+    layers = [[each.name for each in g.layers or ()] for g in (a, b)]
+    if layers[0] != layers[1] and all(layers):
+        yield f"layers differ ({layers[0]}; {layers[1]}): those of one name are compared"
     if (a.similarity, a.scale) != (b.similarity, b.scale):
         yield (
             f"logits are made differently ({a.similarity}, scale {a.scale:g}; {b.similarity}, "

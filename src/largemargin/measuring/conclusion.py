@@ -6,17 +6,20 @@ import torch
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError
-from largemargin.measuring.distributions import describe, describe_classes
+from largemargin.measuring.distributions import Margins, describe, describe_classes
 from largemargin.measuring.features import (
     measure_centers,
     measure_collapse,
     measure_compactness,
     measure_variance,
 )
+from largemargin.measuring.layer_geometry import LayerGeometry, measure_layer
+from largemargin.measuring.layers import LayerStreams
 from largemargin.measuring.prototypes import measure_prototypes
 from largemargin.measuring.reliability import Rejection, calibration, rejection
-from largemargin.measuring.results import Geometry, Margins, WorstSample
+from largemargin.measuring.results import Geometry, WorstSample
 from largemargin.measuring.scores import LEADS
+from largemargin.measuring.sphere import measure_sphere
 from largemargin.measuring.stream import Stream, check_norms
 
 
@@ -28,6 +31,8 @@ def conclude(
     bins: int,
     strangers: list[dict[str, Tensor]] | None = None,
     pairwise: bool = False,
+    sphere: bool = False,
+    layers: LayerStreams | None = None,
     notes: Iterable[str] = (),
 ) -> Geometry:
     """The geometry of what a stream has taken in."""
@@ -75,8 +80,23 @@ def conclude(
             {name: each[~correct] for name, each in leads.items()},
         ),
         strangers=_rejected(leads, strangers, notes),
+        sphere=measure_sphere(stream, notes) if sphere else None,
+        layers=None if layers is None else _layers(layers, stream, radius, bins, notes),
         notes=tuple(notes),
     )
+
+
+def _layers(
+    layers: LayerStreams, stream: Stream, radius: float, bins: int, notes: list[str]
+) -> tuple[LayerGeometry, ...]:
+    notes += layers.reader.notes()
+    found = tuple(
+        measure_layer(each, stream, radius=radius, bins=bins, notes=notes)
+        for each in layers.streams.values()
+    )
+    if any(each.store is None for each in layers.streams.values()):
+        notes.append("margins and accuracy at layers need the features, which pairwise=True keeps")
+    return found
 
 
 def _rejected(

@@ -61,6 +61,14 @@ class ClassDistribution(Record):
     q05: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class Margins(Record):
+    """Sample margins of one kind, over all samples and by class."""
+
+    overall: Distribution
+    classes: ClassDistribution
+
+
 def describe(values: Tensor, *, bins: int = 50) -> Distribution:
     """Moments, quantiles, histogram and kernel density of (N,) numbers, in float64.
 

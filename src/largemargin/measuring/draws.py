@@ -29,12 +29,22 @@ class SampleDraws:
             torch.rand(row.shape, generator=self._at(generator, which), out=row)
         return drawn.mul_(2).sub_(1).to(like.dtype)
 
+    def generator(self, index: int) -> torch.Generator:
+        """One for the draws of a sample on the CPU."""
+        return self._at(torch.Generator(), index)
+
+    def keys(self, index: Tensor) -> list[int]:
+        """One number per sample, for an order of chance that each sample has by itself."""
+        return [self._seed(which) for which in index.tolist()]
+
     def _place(self, index: Tensor, count: int, like: Tensor) -> tuple[Tensor, torch.Generator]:
         drawn = like.new_empty((len(index), count, *like.shape[1:]), dtype=torch.float32)
         return drawn, torch.Generator(like.device)
 
     def _at(self, generator: torch.Generator, index: int) -> torch.Generator:
+        return generator.manual_seed(self._seed(index))
+
+    def _seed(self, index: int) -> int:
         name = f"{self.seed} {self.purpose} {index}".encode()
         # Seeds are signed on some devices: 63 bits fit everywhere.
-        seed = int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 1
-        return generator.manual_seed(seed)
+        return int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 1

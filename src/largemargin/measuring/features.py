@@ -17,6 +17,7 @@ from largemargin.geometry.pairs import (
 )
 from largemargin.measuring.prototypes import MATRIX_CLASSES
 from largemargin.measuring.records import Record
+from largemargin.measuring.scores import rows_at_once
 from largemargin.measuring.stream import Stream
 from largemargin.measuring.sums import ClassSums
 
@@ -60,7 +61,8 @@ class Collapse(Record):
     simplex_gap: float
     """NC2, mean |cosine + 1/(C-1)|."""
     duality: float
-    """NC3, || W / ||W|| - M / ||M|| ||_F of class vectors and centred class means."""
+    """NC3, || W / ||W|| - M / ||M|| ||_F of class vectors and centred class means; NaN at a layer
+    without class vectors."""
     nearest_center: float
     """NC4, share of samples the head classifies otherwise than the nearest class mean does; NaN
     where features were not kept."""
@@ -120,7 +122,22 @@ def measure_centers(sums: ClassSums) -> Centers:
 
 
 def measure_collapse(stream: Stream, notes: list[str]) -> Collapse | None:
-    sums = stream.sums
+    rows = None if stream.store is None else stream.store.all()
+    predicted = stream.column("predicted")
+    return collapse_of(stream.sums, stream.scores.weight, rows, predicted, notes)
+
+
+def collapse_of(
+    sums: ClassSums,
+    weight: Tensor | None,
+    rows: Tensor | None,
+    predicted: Tensor,
+    notes: list[str],
+) -> Collapse | None:
+    """Measures of collapse of class sums; NaN for those of the class vectors or the rows not given.
+
+    ``predicted`` are the classes the head gives the rows.
+    """
     present = (sums.counts > 0).nonzero()[:, 0]
     count = len(present)
     if count < 2:
@@ -132,25 +149,22 @@ def measure_collapse(stream: Stream, notes: list[str]) -> Collapse | None:
     centred = centred - centred.mean(0)
     lengths = centred.norm(dim=1)
     if sums.outer is None:
-        notes.append(f"NC1 needs a D x D covariance, which is not kept at D = {stream.dim}: NaN")
-    weight = stream.scores.weight[present]
+        notes.append(
+            f"NC1 needs a D x D covariance, which is not kept at D = {means.shape[1]}: NaN"
+        )
+    variability = norm_spread = spread = gap = duality = math.nan
     if float(lengths.max()) == 0:
         notes.append("class means coincide: measures of neural collapse are NaN")
-        variability = norm_spread = spread = gap = duality = math.nan
     else:
         variability = math.nan if sums.outer is None else _variability(sums.within, centred)
         norm_spread = float(lengths.std(correction=0) / lengths.mean())
         spread, gap = _cosines(centred / lengths.clamp_min(1e-300)[:, None])
-        apart = weight / weight.norm().clamp_min(1e-300) - centred / centred.norm()
-        duality = float(apart.norm())
-    return Collapse(
-        variability,
-        norm_spread,
-        spread,
-        gap,
-        duality,
-        _disagreement(stream, present, means) if stream.store is not None else math.nan,
-    )
+        if weight is not None:
+            own = weight[present]
+            apart = own / own.norm().clamp_min(1e-300) - centred / centred.norm()
+            duality = float(apart.norm())
+    other = math.nan if rows is None else _disagreement(rows, predicted, present, means)
+    return Collapse(variability, norm_spread, spread, gap, duality, other)
 
 
 def _variability(within: Tensor, centred: Tensor) -> float:
@@ -168,32 +182,39 @@ def _cosines(unit: Tensor) -> tuple[float, float]:
     wanted, pairs = -1 / (count - 1), count * (count - 1)
     mean = (float(unit.sum(0).square().sum()) - float(unit.square().sum())) / pairs
     square, gap = 0.0, 0.0
-    for part in blocks(count, 1024):
+    for part in blocks(count, rows_at_once(count)):
         table = unit[part] @ unit.T
         own = torch.arange(part.start, part.stop, device=unit.device)[:, None]
-        square += float((table - mean).scatter_(1, own, 0).square().sum())
-        gap += float((table - wanted).scatter_(1, own, 0).abs().sum())
+        square += float((table - mean).scatter_(1, own, 0).square_().sum())
+        gap += float(table.sub_(wanted).scatter_(1, own, 0).abs_().sum())
     return math.sqrt(square / pairs), gap / pairs
 
 
-def _disagreement(stream: Stream, present: Tensor, means: Tensor) -> float:
-    assert stream.store is not None
-    rows, predicted = stream.store.all(), stream.column("predicted")
+def _disagreement(rows: Tensor, predicted: Tensor, present: Tensor, means: Tensor) -> float:
     center = means.mean(0)
     centred = means - center
     half = 0.5 * centred.square().sum(1)
     differing = 0
-    for part in blocks(len(rows), 8192):
+    for part in blocks(len(rows), rows_at_once(len(means))):
         features = rows[part].to(means) - center
-        nearest = present[(features @ centred.T - half).argmax(1)].cpu()
+        nearest = present[torch.addmm(half, features, centred.T, beta=-1).argmax(1)].cpu()
         differing += int((nearest != predicted[part]).sum())
     return differing / max(len(rows), 1)
 
 
 def measure_compactness(stream: Stream, radius: float, notes: list[str]) -> Compactness:
     assert stream.store is not None
-    kept, labels, num_classes = stream.store.all(), stream.column("label"), stream.num_classes
-    device = _roomy(kept, stream.scores.weight.device)
+    names = ("label", "index", "boundary", "distance")
+    columns = {name: stream.column(name) for name in names}
+    return compactness_of(stream.store.all(), columns, stream.sums, radius, notes)
+
+
+def compactness_of(
+    kept: Tensor, columns: dict[str, Tensor], sums: ClassSums, radius: float, notes: list[str]
+) -> Compactness:
+    """Pairwise quantities of (N, D) rows; ``columns`` are labels, indices and margins of them."""
+    labels, num_classes = columns["label"], len(sums.counts)
+    device = _roomy(kept, sums.counts.device)
     rows, labels_there = kept.to(device), labels.to(device)
     dispersion = torch.full((num_classes,), math.nan, dtype=torch.float64)
     order = labels_there.argsort(stable=True)
@@ -207,15 +228,15 @@ def measure_compactness(stream: Stream, radius: float, notes: list[str]) -> Comp
     if pair is None:
         notes.append("samples of one class only: nothing is separated, and the separation infinite")
     separation = math.inf if pair is None else float(row_distance(rows, pair))
-    means = stream.sums.means.to(device)
+    means = sums.means.to(device)
     inside = 0
     for part in blocks(len(rows), 65_536):
         apart = (widen(rows[part]) - means[labels_there[part]]).norm(dim=1)
         inside += int((apart <= radius).sum())
     unsigned, signed = (
-        class_minimum(stream.column(name), labels, num_classes) for name in ("boundary", "distance")
+        class_minimum(columns[name], labels, num_classes) for name in ("boundary", "distance")
     )
-    index = stream.column("index")
+    index = columns["index"]
     return Compactness(
         tuple(dispersion.tolist()),
         largest,

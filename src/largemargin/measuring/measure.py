@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from largemargin.measuring.bounds import BoundSettings
 from largemargin.measuring.capture import Capture
 from largemargin.measuring.conclusion import conclude
 from largemargin.measuring.curvature import CurvatureSettings
+from largemargin.measuring.layers import LayerReader, Layers, LayerStreams
 from largemargin.measuring.parts import InputParts
 from largemargin.measuring.ranks import together
 from largemargin.measuring.reading import Normalization
 from largemargin.measuring.results import Geometry
 from largemargin.measuring.samples import Samples, leads
+from largemargin.measuring.sphere import check_sphere
 from largemargin.measuring.store import FeatureStore
 from largemargin.measuring.stream import Stream
 from largemargin.ops import SIMILARITIES
@@ -37,7 +39,9 @@ def measure(
     *,
     layer: str | None = None,
     features: str | None = None,
+    layers: Layers = (),
     pairwise: bool = False,
+    sphere: bool = False,
     store: str | Path | None = None,
     radius: float = 0.5,
     worst: int = 20,
@@ -67,8 +71,12 @@ def measure(
             are class indices, (N, T) for a head on sequences; those that are -100 are skipped.
         layer: name of the head; default the last linear layer.
         features: name of a module whose output are the features instead of the head's input.
-        pairwise: keep features, for dispersions, separation and NC4: N x D floats, and time that
-            grows with N^2.
+        layers: names of layers to measure too in the same pass, their outputs averaged over space
+            or positions, with class means as prototypes; "blocks" for the blocks of the network;
+            or names with a function from what the layer gives to (N, D).
+        pairwise: keep features, for dispersions, separation and NC4, and for margins and accuracy
+            at ``layers``: N x D floats each, and time that grows with N^2.
+        sphere: also features and class vectors as points on a sphere, where D = 3.
         store: folder for the features instead of memory; the file is removed afterwards.
         radius: delta_v of "share of samples inside it" (with ``pairwise``).
         worst: how many samples of smallest margin to list.
@@ -112,13 +120,21 @@ def measure(
     with ExitStack() as stack:
         stack.enter_context(capture.running())
         stack.enter_context(parts.hooked())
-        stream = _stream(capture.view(), _store(pairwise or bool(bounds), store, stack))
-        samples = Samples(capture, stream, where, progress, parts)
+        folder = _folder(store, stack) if pairwise or bounds or sphere else None
+        kept = _store(folder, "features") if pairwise or bounds or sphere else None
+        stream = _stream(capture.view(), kept)
+        if sphere:
+            check_sphere(stream.dim)
+        beside = _layer_streams(capture, layers, stream, pairwise, folder)
+        samples = Samples(capture, stream, where, progress, parts, beside)
         shared = merge and world_size() > 1
-        passes = together(shared, lambda: samples.read(loader))
+        with nullcontext() if beside is None else beside.reader.hooked():
+            passes = together(shared, lambda: samples.read(loader))
         if shared:
             samples.number(passes)
             stream = stream.merged()
+            if beside is not None:
+                beside.merge()
         strangers = None
         if ood is not None:
             strangers = together(shared, lambda: samples.read_strangers(ood))
@@ -129,6 +145,8 @@ def measure(
             bins=bins,
             strangers=strangers,
             pairwise=pairwise,
+            sphere=sphere,
+            layers=beside,
             notes=samples.notes(loader, passes),
         )
         notes = list(geometry.notes)
@@ -145,6 +163,7 @@ def measure_arrays(
     similarity: str = "dot",
     scale: float = 1.0,
     pairwise: bool = False,
+    sphere: bool = False,
     radius: float = 0.5,
     worst: int = 20,
     bins: int = 50,
@@ -179,8 +198,10 @@ def measure_arrays(
         )
     stream = _stream(
         HeadView(weight.detach(), None if bias is None else bias.detach(), similarity, scale),
-        FeatureStore() if pairwise else None,
+        FeatureStore() if pairwise or sphere else None,
     )
+    if sphere:
+        check_sphere(stream.dim)
     for start in range(0, len(features), batch_size):
         part = slice(start, start + batch_size)
         stream.add(features[part], labels[part])
@@ -190,7 +211,13 @@ def measure_arrays(
         parts = [others[start : start + batch_size] for start in range(0, len(others), batch_size)]
         strangers = [leads(stream, parts)]
     return conclude(
-        stream, radius=radius, worst=worst, bins=bins, strangers=strangers, pairwise=pairwise
+        stream,
+        radius=radius,
+        worst=worst,
+        bins=bins,
+        strangers=strangers,
+        pairwise=pairwise,
+        sphere=sphere,
     )
 
 
@@ -204,11 +231,27 @@ def _stream(head: HeadView, store: FeatureStore | None) -> Stream:
     return Stream(head, covariance=head.weight.shape[-1] <= COVARIANCE_DIM, store=store)
 
 
-def _store(pairwise: bool, folder: str | Path | None, stack: ExitStack) -> FeatureStore | None:
-    if not pairwise:
+def _folder(store: str | Path | None, stack: ExitStack) -> Path | None:
+    """A folder inside ``store`` that is removed at the end; None to keep features in memory."""
+    if store is None:
         return None
-    if folder is None:
-        return FeatureStore()
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    inside = stack.enter_context(tempfile.TemporaryDirectory(dir=folder))
-    return FeatureStore(Path(inside) / "features.bin")
+    Path(store).mkdir(parents=True, exist_ok=True)
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(dir=store)))
+
+
+def _store(folder: Path | None, name: str) -> FeatureStore:
+    return FeatureStore(None if folder is None else folder / f"{name}.bin")
+
+
+def _layer_streams(
+    capture: Capture, layers: Layers, stream: Stream, pairwise: bool, folder: Path | None
+) -> LayerStreams | None:
+    if not layers:
+        return None
+    return LayerStreams(
+        LayerReader(capture, layers),
+        num_classes=stream.num_classes,
+        like=stream.scores.weight,
+        widest=COVARIANCE_DIM,
+        store=lambda name: _store(folder, name) if pairwise else None,
+    )

@@ -46,7 +46,7 @@ def gather(mine: Any, failure: Exception | None = None) -> list[Any]:
 
 def gather_store(mine: FeatureStore) -> FeatureStore:
     """The features of all processes in rank order, where this one keeps its own."""
-    path = None if mine.path is None else mine.path.with_name("everyone.bin")
+    path = None if mine.path is None else mine.path.with_name(f"everyone.{mine.path.name}")
     joined = FeatureStore(path)
     own = mine.all()
     for rank, rows in enumerate(gather(mine.rows)):
@@ -55,5 +55,5 @@ def gather_store(mine: FeatureStore) -> FeatureStore:
             dist.broadcast_object_list(sent, src=rank)
             assert sent[0] is not None
             joined.add(sent[0])
-    joined.width = mine.width
+    joined.width = joined.width or mine.width  # a process without samples knows no width
     return joined

@@ -5,22 +5,16 @@ from dataclasses import dataclass
 
 from largemargin.measuring.bounds import Bound
 from largemargin.measuring.curvature import Curvature
-from largemargin.measuring.distributions import ClassDistribution, Distribution
+from largemargin.measuring.distributions import Distribution, Margins
 from largemargin.measuring.features import Centers, Collapse, Compactness, Variance
 from largemargin.measuring.input_margins import LinearizedMargins
+from largemargin.measuring.layer_geometry import LayerGeometry
 from largemargin.measuring.prototypes import PrototypeGeometry
 from largemargin.measuring.records import Record
 from largemargin.measuring.reliability import Calibration, Rejection
+from largemargin.measuring.sphere import Sphere
 
 FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Margins(Record):
-    """Sample margins of one kind, over all samples and by class."""
-
-    overall: Distribution
-    classes: ClassDistribution
 
 
 @dataclass(frozen=True)
@@ -75,6 +69,10 @@ class Geometry(Record):
     """Of the loss in input space (NGR-21)."""
     bounds: tuple[Bound, ...] | None = None
     """Generalization quantities, each with what it assumes."""
+    layers: tuple[LayerGeometry, ...] | None = None
+    """The same at layers before the features, where class means stand for class vectors."""
+    sphere: Sphere | None = None
+    """Features and class vectors as points on a sphere, in three dimensions."""
     format: int = FORMAT
 
     def __str__(self) -> str:
@@ -91,7 +89,14 @@ def table(geometry: Geometry) -> str:
     text = [f"{name:<{width}}  {value}" for name, value in facts]
     at = len(_overall(g))
     return "\n".join(
-        [title, *text[:at], *_margin_table(g, width), *text[at:], *(f"note: {n}" for n in g.notes)]
+        [
+            title,
+            *text[:at],
+            *_margin_table(g, width),
+            *text[at:],
+            *_layer_table(g, width),
+            *(f"note: {n}" for n in g.notes),
+        ]
     )
 
 
@@ -125,6 +130,26 @@ def _margin_table(g: Geometry, width: int) -> list[str]:
         d = g.margins[name].overall
         values = (d.mean, d.std, d.ratio, d.minimum, d.quantiles[0.05], d.median)
         lines.append(f"{'  ' + label:<{width}}" + "".join(f"{number(v):>11}" for v in values))
+    return lines
+
+
+def _layer_table(g: Geometry, width: int) -> list[str]:
+    """One line a layer; margins and diameters where features were kept."""
+    if not g.layers:
+        return []
+    width = max(width, *(len(each.name) + 3 for each in g.layers))
+    kept = any(each.compactness is not None for each in g.layers)
+    heads = ("dim", "variance", "NC1", *(("accuracy", "left out", "margin") if kept else ()))
+    title = f"layers, by class means ({len(g.layers)})"
+    lines = [f"{title:<{width}}" + "".join(f"{head:>11}" for head in heads)]
+    for each in g.layers:
+        nc1 = math.nan if each.collapse is None else each.collapse.variability
+        values = [f"{each.dim:,}", number(each.variance.ratio), number(nc1)]
+        if kept:
+            margin = math.nan if each.margins is None else each.margins["distance"].overall.mean
+            right = (each.accuracy, each.left_out_accuracy)
+            values += [*(_percent(share) for share in right), number(margin)]
+        lines.append(f"{'  ' + each.name:<{width}}" + "".join(f"{v:>11}" for v in values))
     return lines
 
 

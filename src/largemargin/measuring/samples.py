@@ -12,6 +12,7 @@ from largemargin.dropin.outputs import flat_beside, rows
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.batches import IGNORED, batches, dataset_size, order_note
 from largemargin.measuring.capture import Capture, differs
+from largemargin.measuring.layers import LayerStreams
 from largemargin.measuring.parts import InputParts
 from largemargin.measuring.scores import LEADS
 from largemargin.measuring.stream import Stream
@@ -43,10 +44,12 @@ class Samples:
         device: torch.device,
         progress: bool,
         beside: InputParts | None = None,
+        layers: LayerStreams | None = None,
     ) -> None:
         self.capture = capture
         self.beside = beside
         """What else is measured of every batch."""
+        self.layers = layers
         self.stream = stream
         self.device = device
         self.progress = progress
@@ -59,6 +62,8 @@ class Samples:
                     "the loader yields inputs without labels. Yield (inputs, labels), or dicts "
                     'with "labels"; for data without labels use ood=.'
                 )
+            if self.layers is not None:
+                self.layers.reader.expect(labels)
             features, outputs = self.capture.read(inputs)
             if self.passed.rows == 0 and self.capture.source is None:
                 self.passed.own_logits = differs(self.stream.head, features, outputs)
@@ -88,9 +93,14 @@ class Samples:
         self.passed.rows += count
         self.passed.skipped += int((ignored & (where >= 0)).sum())
         keep = ~ignored & (where >= 0)
-        if not bool(keep.all()):
+        whole = bool(keep.all())
+        if not whole:
             features, labels, where = features[keep], labels[keep], where[keep]
+        if self.layers is not None:
+            self.layers.select(None if whole else keep, where)
         self.stream.add(features, labels, where)
+        if self.layers is not None:
+            self.layers.add(labels)
 
     def number(self, passes: list[Passed]) -> None:
         """Count on from the processes before this one, where samples had no number."""

@@ -22,6 +22,11 @@ LEADS = ("lead_raw", "lead_cosine", "lead_distance", "confidence")
 """Scores of the predicted class that need no label."""
 
 
+def rows_at_once(num_classes: int) -> int:
+    """Samples whose table with all classes is looked at at a time."""
+    return min(max(TABLE_CELLS // num_classes, 16), 8192)
+
+
 class Tables(NamedTuple):
     """(N, C) each."""
 
@@ -54,7 +59,7 @@ class Scores:
 
     @property
     def rows_at_once(self) -> int:
-        return min(max(TABLE_CELLS // self.num_classes, 16), 8192)
+        return rows_at_once(self.num_classes)
 
     def labelled(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """What is known of each sample, labels given: see ``stream.PER_SAMPLE``."""

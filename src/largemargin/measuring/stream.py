@@ -59,20 +59,34 @@ class Stream:
         if index is None:
             index = torch.arange(self.seen, self.seen + len(features))
         index = index.to(device)
+        # Made before the large tables of many classes: small tensors that stay between those would
+        # keep their memory from being used again.
+        kept = {name: self._new(name, len(features)) for name in PER_SAMPLE}
         for part in blocks(len(features), self.scores.rows_at_once):
-            self._take(features[part], labels[part], index[part])
+            self._take(features[part], labels[part], index[part], kept, part)
+        for name in PER_SAMPLE:
+            append(self.columns[name], kept[name])
         self.seen += len(features)
         if self.store is not None:
             self.store.add(features)
 
-    def _take(self, features: Tensor, labels: Tensor, index: Tensor) -> None:
-        columns = self.scores.labelled(features, labels)
+    def _new(self, name: str, size: int) -> Tensor:
+        dtype = torch.long if name in CLASSES else self.scores.weight.dtype
+        return torch.empty(size, dtype=dtype, device=self.scores.weight.device)
+
+    def _take(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        index: Tensor,
+        kept: dict[str, Tensor],
+        part: slice,
+    ) -> None:
+        columns = self.scores.labelled(features, labels) | {"index": index, "label": labels}
         if features.device.type == "cpu":  # elsewhere the check waits for the end of the pass
             check_norms(columns["norm"], index)
-        # Copies: a loader may fill the buffers of its labels again.
-        columns |= {"index": index.clone(), "label": labels.clone()}
         for name in PER_SAMPLE:
-            self.columns[name].append(columns[name])
+            kept[name][part] = columns[name]
         self.sums.add(widen(features), labels)
 
     def merged(self) -> "Stream":
@@ -102,13 +116,23 @@ class Stream:
         return torch.zeros(0, dtype=torch.long if name in CLASSES else torch.float64)
 
 
-def check_norms(norms: Tensor, index: Tensor | None = None) -> None:
+def append(parts: list[Tensor], part: Tensor) -> None:
+    """Add a part to a column and join it with those before it that are not longer.
+
+    A few long parts instead of many short ones, at log N copies of each number.
+    """
+    while parts and len(parts[-1]) <= len(part):
+        part = torch.cat([parts.pop(), part])
+    parts.append(part)
+
+
+def check_norms(norms: Tensor, index: Tensor | None = None, what: str = "features") -> None:
     """Refuse features that are not finite, or so long that their norm is not."""
     bad = ~torch.isfinite(norms)
     if bool(bad.any()):
         row = int(bad.int().argmax())
         which = f"sample {row if index is None else int(index[row])}"
         raise LargeMarginError(
-            f"features must be finite, but {which} has NaN or infinite ones. Look for a diverged "
+            f"{what} must be finite, but {which} has NaN or infinite ones. Look for a diverged "
             "model or broken inputs."
         )

@@ -40,10 +40,12 @@ class ClassSums:
         position = torch.arange(count, device=labels.device)
         nowhere = torch.full_like(self.counts, count)
         first = nowhere.scatter_reduce(0, labels, position, "amin")
-        new = (self.counts == 0) & (first < count)
-        self.anchors = torch.where(new[:, None], features[first % count], self.anchors)
+        # In place and by sample: new (C, D) arrays for every batch would cost more than its samples
+        # where there are many classes, in time and in the memory they tear holes into.
+        opens = (first[labels] == position) & (self.counts[labels] == 0)
+        self.anchors.index_add_(0, labels, torch.where(opens[:, None], features, 0))
         relative = features - self.anchors[labels]
-        self.counts = self.counts + torch.bincount(labels, minlength=len(self.counts))
+        self.counts.index_add_(0, labels, torch.ones_like(labels))
         self.sums.index_add_(0, labels, relative)
         self.squares.index_add_(0, labels, relative.square().sum(1))
         if self.outer is not None:

@@ -1,0 +1,334 @@
+"""What named layers give in a pass, pooled to one row per sample, and sums of it by class."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from largemargin.dropin.find import find_module
+from largemargin.dropin.outputs import tensors_in
+from largemargin.errors import LargeMarginError
+from largemargin.geometry.pairs import blocks, widen
+from largemargin.measuring.capture import Capture
+from largemargin.measuring.find_blocks import block_names
+from largemargin.measuring.ranks import gather, gather_store
+from largemargin.measuring.store import FeatureStore
+from largemargin.measuring.stream import append, check_norms
+from largemargin.measuring.sums import ClassSums
+from largemargin.ops.rows import safe_norm
+
+BLOCKS = "blocks"
+"""Stands for the blocks that :func:`find_blocks.block_names` finds."""
+
+Pool: TypeAlias = Callable[[Any], Tensor]
+"""From what a layer gives to (N, D)."""
+
+Layers: TypeAlias = str | Sequence[str] | Mapping[str, Pool]
+"""Names of layers, or "blocks", or names with a pooling of one's own."""
+
+ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """What is known of a layer once it has run."""
+
+    module: str
+    shape: tuple[int, ...]
+    """Of the output of one sample."""
+    pooling: str
+    dim: int
+    notes: tuple[str, ...] = ()
+
+
+class LayerReader:
+    """Reads named layers while a :class:`Capture` runs its model: one row per sample each.
+
+    (N, D) is taken as it is. Images (N, C, H, W) and volumes are averaged over space. (N, T, D) is
+    averaged over T; where the labels are (N, T) too, every position is a row. The output of a
+    one-dimensional convolution, (N, C, L), is averaged over L.
+    """
+
+    def __init__(self, capture: Capture, layers: Layers) -> None:
+        self.capture = capture
+        self.found_by_us = isinstance(layers, str) and layers == BLOCKS
+        self.pools = _named(capture, layers)
+        self.labels = torch.zeros(0)
+        self.facts: dict[str, LayerFacts] = {}
+        self.rows: dict[str, Tensor] = {}
+        self.dropped: dict[str, str] = {}
+        """Blocks that cannot be read, and why."""
+        self.settled = False
+        """A batch has gone through: blocks are no longer dropped."""
+
+    @contextmanager
+    def hooked(self) -> Iterator["LayerReader"]:
+        handles: list[RemovableHandle] = []
+        try:
+            for name in self.pools:
+                module = find_module(self.capture.model, name)
+                handles.append(module.register_forward_hook(self._keep(name)))
+            yield self
+        finally:
+            for handle in handles:
+                handle.remove()
+            self.rows = {}
+
+    def expect(self, labels: Tensor) -> None:
+        """Before a pass: the labels of its samples."""
+        self.labels, self.rows = labels, {}
+
+    def taken(self) -> dict[str, Tensor]:
+        """After it: (N, D) of every layer, in the order they were named in."""
+        for name in [each for each in self.pools if each not in self.rows]:
+            self._refuse(name, "the model does not call it in a forward pass")
+        self.settled = True
+        return {name: self.rows[name] for name in self.pools}
+
+    def notes(self) -> Iterator[str]:
+        for name, reason in self.dropped.items():
+            yield f"the block {name!r} is left out: {reason}"
+        for name, facts in self.facts.items():
+            yield from (f"layer {name!r}: {note}" for note in facts.notes)
+
+    def _refuse(self, name: str, reason: str) -> None:
+        """Raise where the layer was asked for by name; leave out a block we found ourselves."""
+        if not self.found_by_us or self.settled:
+            raise LargeMarginError(
+                f"the layer {name!r} cannot be measured: {reason}. Name another layer; names are "
+                "those of model.named_modules()."
+            )
+        self.dropped[name] = reason
+        self.pools = {each: pool for each, pool in self.pools.items() if each != name}
+        self.rows.pop(name, None)
+        self.facts.pop(name, None)
+        if not self.pools:
+            raise LargeMarginError(
+                f"layers='blocks' found no block that can be measured: {self.dropped}. Name layers."
+            )
+
+    def _keep(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if not self.capture.reading or name not in self.pools:
+                return
+            if name in self.rows:
+                self._refuse(name, "the model calls it several times in a forward pass")
+                return
+            self._take(name, module, output)
+
+        return hook
+
+    def _take(self, name: str, module: nn.Module, output: Any) -> None:
+        pool, found = self.pools[name], tensors_in(output)
+        reason = self._unfit(output, found, pool)
+        if reason is not None:
+            self._refuse(name, reason)
+            return
+        first = found[0].detach()
+        notes: tuple[str, ...] = ()
+        if pool is not None:
+            rows, how = self._given(name, pool(output)), "given"
+        elif self.labels.dim() > 1:
+            rows, how = first.flatten(0, -2), "none, one row per position"
+        else:
+            rows, how = pooled(first, module)
+            notes = tuple(_doubts(first, found))
+        if name not in self.facts:
+            kind, shape = type(module).__name__, tuple(first.shape[1:])
+            self.facts[name] = LayerFacts(kind, shape, how, rows.shape[1], notes)
+        elif rows.shape[1] != self.facts[name].dim:
+            raise LargeMarginError(
+                f"the layer {name!r} gave {self.facts[name].dim} features at first and "
+                f"{rows.shape[1]} now. Pool its output: layers={{{name!r}: function}}."
+            )
+        # A copy: what follows may write into the output, and averages are new already.
+        self.rows[name] = rows.clone() if rows.data_ptr() == first.data_ptr() else rows
+
+    def _unfit(self, output: Any, found: list[Tensor], pool: Pool | None) -> str | None:
+        """Why there is no row per sample in what a layer gives."""
+        if not found or not found[0].is_floating_point():
+            given = f"a tensor of {found[0].dtype}" if found else type(output).__name__
+            return f"it must give a floating point tensor, but it gives {given}"
+        shape, wanted = tuple(found[0].shape), tuple(self.labels.shape)
+        if pool is not None or (shape[: len(wanted)] == wanted and len(shape) > len(wanted)):
+            return None
+        if len(wanted) > 1:
+            return f"labels are {wanted}, one per position, but the shape of its output is {shape}"
+        return (
+            f"it must give one vector or image per sample, ({wanted[0]}, ...), but the shape of "
+            f"its output is {shape}"
+        )
+
+    def _given(self, name: str, rows: Any) -> Tensor:
+        """What a pooling of the caller returns."""
+        count = self.labels.numel()
+        matrix = isinstance(rows, Tensor) and rows.dim() == 2 and rows.is_floating_point()
+        if matrix and len(rows) == count:
+            made: Tensor = rows.detach()
+            return made
+        given = tuple(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+        raise LargeMarginError(
+            f"the pooling given for layer {name!r} must return floating point ({count}, D), but it "
+            f"returns {given}."
+        )
+
+
+def pooled(output: Tensor, module: nn.Module) -> tuple[Tensor, str]:
+    """(N, D) of the output of a layer, and how it was made; averages in float32 at least.
+
+    Example:
+        >>> pooled(torch.ones(2, 3, 4, 4), nn.Conv2d(3, 3, 1))[1]
+        'mean over space'
+    """
+    if output.dim() == 2:
+        return output, "none"
+    wide = torch.promote_types(output.dtype, torch.float32)
+    if output.dim() > 3:
+        return output.mean(tuple(range(2, output.dim())), dtype=wide), "mean over space"
+    if _channels_first(module):
+        return output.mean(2, dtype=wide), "mean over positions, the last dimension"
+    return output.mean(1, dtype=wide), "mean over positions"
+
+
+def _channels_first(module: nn.Module) -> bool:
+    """Whether three-dimensional outputs are (N, C, L): a convolution or its norm comes last."""
+    with_weight = [each for each in module.modules() if getattr(each, "weight", None) is not None]
+    return bool(with_weight) and isinstance(with_weight[-1], nn.Conv1d | nn.BatchNorm1d)
+
+
+def _doubts(first: Tensor, found: list[Tensor]) -> Iterator[str]:
+    if len(found) > 1:
+        yield f"it gives {len(found)} tensors; the first one is measured"
+    shape = tuple(first.shape)
+    if len(shape) == 4 and shape[1] == shape[2] != shape[3]:
+        yield (
+            f"the shape {shape} may have channels last, while space was taken to be the last two "
+            "dimensions. If so pool yourself: layers={name: lambda output: output.mean((1, 2))}"
+        )
+
+
+def _named(capture: Capture, layers: Layers) -> dict[str, Pool | None]:
+    if isinstance(layers, str):
+        if layers != BLOCKS:
+            raise LargeMarginError(
+                f"layers must be a list of names or {BLOCKS!r}, but {layers!r} was given. Write "
+                f"[{layers!r}]."
+            )
+        return dict.fromkeys(block_names(capture.model, capture.head))
+    pools: dict[str, Pool | None]
+    pools = dict(layers) if isinstance(layers, Mapping) else dict.fromkeys(layers)
+    if not isinstance(layers, Mapping) and len(pools) != len(layers):
+        raise LargeMarginError(f"layers must differ, but {list(layers)} were given.")
+    for name, pool in pools.items():
+        if not isinstance(name, str):
+            raise LargeMarginError(
+                f"layers must be names, but {type(name).__name__} was given. Names are those of "
+                "model.named_modules()."
+            )
+        find_module(capture.model, name)
+        if pool is not None and not callable(pool):
+            raise LargeMarginError(
+                f"layers must map names to functions that pool, but {name!r} is mapped to {pool!r}."
+            )
+    return pools
+
+
+class LayerStream:
+    """What a pass leaves behind of one layer; rows are those of the head's stream."""
+
+    def __init__(
+        self,
+        name: str,
+        facts: LayerFacts,
+        like: Tensor,
+        *,
+        num_classes: int,
+        covariance: bool,
+        store: FeatureStore | None,
+    ) -> None:
+        self.name, self.facts, self.store = name, facts, store
+        self.norms: list[Tensor] = []
+        self.sums = ClassSums.empty(num_classes, facts.dim, covariance=covariance, like=like)
+
+    def add(self, features: Tensor, labels: Tensor, norms: Tensor) -> None:
+        append(self.norms, norms)
+        for part in blocks(len(features), ROWS):
+            self.sums.add(widen(features[part]), labels[part])
+        if self.store is not None:
+            self.store.add(features)
+
+    @property
+    def norm(self) -> Tensor:
+        return torch.cat([each.cpu() for each in self.norms] or [torch.zeros(0).double()])
+
+    def merge(self) -> None:
+        """Take in what the other processes have; rows come in rank order, as in the stream."""
+        device = self.sums.counts.device
+        everyone = gather((self.norm, self.sums.to("cpu")))
+        first, *others = (sums.to(device) for _, sums in everyone)
+        for each in others:
+            first.merge(each)
+        self.sums, self.norms = first, [norm for norm, _ in everyone]
+        if self.store is not None:
+            self.store = gather_store(self.store)
+
+
+class LayerStreams:
+    """The streams of all layers that a reader reads."""
+
+    def __init__(
+        self,
+        reader: LayerReader,
+        *,
+        num_classes: int,
+        like: Tensor,
+        widest: int,
+        store: Callable[[str], FeatureStore | None],
+    ) -> None:
+        self.reader, self.num_classes, self.like = reader, num_classes, like
+        self.widest, self.store = widest, store
+        self.streams: dict[str, LayerStream] = {}
+        self.batch: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def select(self, keep: Tensor | None, index: Tensor) -> None:
+        """Rows of the batch to measure; ``index`` are their samples."""
+        self.batch = {}
+        for name, rows in self.reader.taken().items():
+            features = (rows if keep is None else rows[keep.to(rows.device)]).to(self.like.device)
+            norms = safe_norm(widen(features))
+            if norms.device.type == "cpu":
+                check_norms(norms, index, f"features at layer {name!r}")
+            self.batch[name] = features, norms
+
+    def add(self, labels: Tensor) -> None:
+        labels = labels.to(self.like.device).long()
+        for name, (features, norms) in self.batch.items():
+            if name not in self.streams:
+                self.streams[name] = self._new(name, self.reader.facts[name])
+            self.streams[name].add(features, labels, norms)
+        self.batch = {}
+
+    def merge(self) -> None:
+        """Join the streams of all processes, also of those that had no batch."""
+        known = [(name, each.facts) for name, each in self.streams.items()]
+        everyone = gather((known, self.reader.dropped))
+        agreed, dropped = max(everyone, key=lambda each: len(each[0]))
+        self.reader.dropped, self.reader.facts = dropped, dict(agreed)
+        for name, facts in agreed:
+            if name not in self.streams:
+                self.streams[name] = self._new(name, facts)
+            self.streams[name].merge()
+
+    def _new(self, name: str, facts: LayerFacts) -> LayerStream:
+        return LayerStream(
+            name,
+            facts,
+            self.like,
+            num_classes=self.num_classes,
+            covariance=facts.dim <= self.widest,
+            store=self.store(f"layer.{len(self.streams)}"),
+        )
