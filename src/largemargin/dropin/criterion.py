@@ -1,9 +1,11 @@
 """``Criterion``: what ``attach`` returns, a loss on a model's outputs."""
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from largemargin.dropin.marks import Pass
@@ -33,8 +35,9 @@ class Criterion(nn.Module):
     """A loss called as ``criterion(model(x), labels)``; made by :func:`attach`.
 
     It returns a 0-dim tensor. After a call ``terms`` holds the named terms, detached and
-    unweighted, and ``gradient_norms`` the norm of each weighted term's gradient on the features
-    where that was asked for.
+    unweighted; where that was asked for ``gradient_norms`` holds the norm of each weighted term's
+    gradient on the features, and ``gradient_conflicts`` the cosine of the gradients of every two
+    terms on the same features: -1 where one undoes what the other does, 0 also for a zero gradient.
 
     Its own state (centroid banks, parameters of losses, schedules) is in ``state_dict``, its
     parameters in ``parameters()``: pass those to the optimizer too where there are any, see
@@ -63,6 +66,7 @@ class Criterion(nn.Module):
         self.measures_gradients = gradient_norms
         self.terms: dict[str, Tensor] = {}
         self.gradient_norms: dict[str, Tensor] = {}
+        self.gradient_conflicts: dict[tuple[str, str], Tensor] = {}
         self.steps = 0
         self._micro = 0
         self._tap = tap
@@ -102,7 +106,7 @@ class Criterion(nn.Module):
         value = self.objective(prototypes=head, labels=labels, sample_weight=sample_weight, **given)
         self.terms = {name: term.detach() for name, term in value.terms.items()}
         if self.measures_gradients:
-            self.gradient_norms = self._measure_gradients(value.terms, given)
+            self._measure_gradients(value.terms, given)
         if self.training and not torch.compiler.is_compiling():
             if self._watch is not None:
                 self._watch(self, features, labels, head)
@@ -334,11 +338,9 @@ class Criterion(nn.Module):
                 self.objective.to(features.device)
             break
 
-    def _measure_gradients(
-        self, terms: dict[str, Tensor], given: dict[str, Any]
-    ) -> dict[str, Tensor]:
+    def _measure_gradients(self, terms: dict[str, Tensor], given: dict[str, Any]) -> None:
         weights = self.objective.term_weights
-        norms = {}
+        gradients: dict[str, tuple[Tensor, Tensor]] = {}
         for name, term in terms.items():
             features = given.get("own", {}).get(name.split(".")[0], given)["features"]
             gradient = None
@@ -346,9 +348,17 @@ class Criterion(nn.Module):
                 (gradient,) = torch.autograd.grad(
                     term, features, retain_graph=True, allow_unused=True
                 )
-            norm = features.new_zeros(()) if gradient is None else gradient.norm()
-            norms[name] = abs(weights.get(name, 1.0)) * norm
-        return norms
+            if gradient is None:
+                gradient = torch.zeros_like(features)
+            gradients[name] = features, weights.get(name, 1.0) * gradient.detach()
+        self.gradient_norms = {name: each.norm() for name, (_, each) in gradients.items()}
+        self.gradient_conflicts = {
+            (one, other): F.cosine_similarity(first.flatten(), second.flatten(), dim=0)
+            for (one, (place, first)), (other, (elsewhere, second)) in combinations(
+                gradients.items(), 2
+            )
+            if place is elsewhere
+        }
 
     @property
     def banks(self) -> list[CentroidBank]:

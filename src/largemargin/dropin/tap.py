@@ -278,6 +278,8 @@ class Tap:
         """A copy remembers no passes, and does not take the original's outputs for its own."""
         forgotten: dict[str, Any] = {
             "recent": (),
+            "last": NOTHING,
+            "before": NOTHING,
             "held": {},
             "current": None,
             "ran": False,

@@ -133,22 +133,25 @@ def normalize(x: Tensor) -> Tensor:
     return unit
 
 
-def read_rows(table: Tensor, index: Tensor) -> Tensor:
-    """Copies of rows of a state that is written later in the same step."""
-    return table.index_select(0, index) if plain_eager() else _read_rows(table, index)
+def read_rows(table: Tensor, index: Tensor | None) -> Tensor:
+    """Copies of rows, or of all, of a state that is written later in the same step."""
+    if not plain_eager():
+        read: Tensor = _read_rows(table, index)
+        return read
+    return table.clone() if index is None else table.index_select(0, index)
 
 
 @torch.library.custom_op("largemargin::read_rows", mutates_args=())
-def _read_rows(table: Tensor, index: Tensor) -> Tensor:
+def _read_rows(table: Tensor, index: Tensor | None) -> Tensor:
     """An operator of its own, because a compiler may otherwise decide to read the rows again in
     the backward pass, when the state has moved on.
     """
-    return table[index]
+    return table.clone() if index is None else table[index]
 
 
 @_read_rows.register_fake
-def _(table: Tensor, index: Tensor) -> Tensor:
-    return table.new_empty(index.shape[0], *table.shape[1:])
+def _(table: Tensor, index: Tensor | None) -> Tensor:
+    return table.new_empty(table.shape[0] if index is None else index.shape[0], *table.shape[1:])
 
 
 def unit_rows(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -287,8 +287,8 @@ class CentroidBank(nn.Module):
             remembered = self._replay.recall(slots.means, shape)
             if remembered is not None:
                 return remembered[0], remembered[1]
-        previous = read_rows(self.centroids, slots.classes)
-        return previous.to(slots.means.dtype), read_rows(self.seen, slots.classes)
+        rows = None if slots.by_class else slots.classes
+        return read_rows(self.centroids, rows).to(slots.means.dtype), read_rows(self.seen, rows)
 
     def _blend(self, current: Tensor, previous: Tensor, known: Tensor) -> Tensor:
         if not (known.device.type == "cpu" and plain_eager() and bool(known.all())):
@@ -308,14 +308,15 @@ class CentroidBank(nn.Module):
             if self.accumulate is not None:
                 self._commit(self.pending_steps >= self.accumulate)
             return
-        self.counts.index_add_(0, slots.classes, counts)
         rows = blended.to(self.centroids.dtype)
         if slots.by_class:
+            self.counts.add_(counts)  # compiled, adding integers at indices costs a dozen kernels
             self.centroids.copy_(torch.where(present[:, None], rows, self.centroids))
             self.seen.logical_or_(present)
         elif slots.classes.shape[0] > 0:
             # Rows that hold nothing repeat the first one that does, or rewrite what is there.
             # (index_select with a 1-dim index: indexing by a 0-dim tensor would read it back.)
+            self.counts.index_add_(0, slots.classes, counts)
             leader = present.int().argmax(0, keepdim=True)
             any_present = present.index_select(0, leader)
             order = torch.arange(present.shape[0], device=present.device)
