@@ -1,5 +1,7 @@
-"""Robustness to input perturbations."""
+"""Robustness to input perturbations and attacks."""
 
+from largemargin.robust.attacks import Attack, fgsm, pgd
+from largemargin.robust.auto_pgd import apgd
 from largemargin.robust.perturbations import (
     GAUSSIAN_CIFAR10,
     GAUSSIAN_ROAD,
@@ -26,6 +28,10 @@ __all__ = [
     "occlude",
     "mask_stripes",
     "down_up",
+    "fgsm",
+    "pgd",
+    "apgd",
+    "Attack",
     "Perturbation",
     "Draws",
     "DownUp",
