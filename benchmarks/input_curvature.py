@@ -1,27 +1,42 @@
 """How fast is input-loss curvature (K = 20) of a CIFAR-size ResNet-18?
 
 On a CPU: against 21 plain forward and backward passes over the same samples at the same batch size.
-On a GPU (``--device cuda``): 10,000 images in batches against one sample at a time. Values of both
-ways are compared before anything is timed. One at a time is timed on a few samples and multiplied.
-Rows go to ``results/input_curvature_<device>.json``.
+On a GPU (``--device cuda``): 10,000 images in batches against one sample at a time, which is timed
+on a few samples and multiplied: the row says on how many. Before that, ways of going through the
+same work (rows a pass, memory layout, cuDNN's search for the fastest algorithm) are timed on a part
+of the images; the whole runs the library as it is, with the number of rows that was fastest there.
+Each row says how far its values are from those in float64. Precision is "highest" (float32) and
+"high" (TensorFloat-32); there is none below, because differences of gradients drown in bfloat16.
+
+Rows go to ``results/input_curvature_<device>.json``, or to ``--out``.
 """
 
 import argparse
+import copy
+import json
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from rows import Row, environment, interleaved, spread_ms, verdict, write
 from torch import Tensor, nn
 
+from largemargin.geometry import input_gradients
 from largemargin.measuring.curvature import CurvatureSettings, measure_curvature
 
 DIRECTIONS = 20
 PASSES = DIRECTIONS + 1
-SMALL = {"one sample at a time": 64, "one row at a time": 8}
-"""Samples that are timed one at a time."""
+ALONE = {"one sample at a time": (DIRECTIONS, 200), "one row at a time": (1, 20)}
+"""Rows a pass, and how many samples are timed."""
+
+PART = 2000
+"""About how many images ways of going through the work are compared on: whole batches of them."""
 
 
 class Block(nn.Module):
@@ -51,6 +66,60 @@ def resnet18() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 
 
+class Rearranged(nn.Module):
+    """A network that is given its images with channels last in memory."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model).to(memory_format=torch.channels_last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x.contiguous(memory_format=torch.channels_last))
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of going through the same work."""
+
+    batch: int
+    search: bool = True
+    channels_last: bool = False
+    precision: str = "highest"
+    every: bool = False
+    """Try every algorithm, not the ten that torch tries by default."""
+
+    @contextmanager
+    def set(self) -> Iterator[None]:
+        cudnn = torch.backends.cudnn
+        before, limit = input_gradients.SEARCHED_PASSES, cudnn.benchmark_limit
+        try:
+            if not self.search:
+                input_gradients.SEARCHED_PASSES = math.inf  # type: ignore[assignment]
+            if self.every:
+                cudnn.benchmark_limit = 0
+            yield
+        finally:
+            input_gradients.SEARCHED_PASSES, cudnn.benchmark_limit = before, limit
+
+
+WAYS = (
+    Way(496, search=False),
+    Way(500),
+    Way(504, every=True),
+    Way(1000),
+    Way(250),
+    Way(500, channels_last=True),
+    Way(1000, channels_last=True),
+    Way(496, search=False, channels_last=True),
+    Way(496, search=False, precision="high"),
+    Way(500, precision="high"),
+    Way(1000, precision="high"),
+    Way(1000, channels_last=True, precision="high"),
+)
+"""496 rows without a search and 504 with the longest: torch keeps the first algorithm it used for a
+shape."""
+
+
 class Problem:
     """A network whose batch norm has seen data, and random images."""
 
@@ -65,19 +134,27 @@ class Problem:
                 self.model(self.x[:64])
         self.model.eval()
 
-    def curvature(self, count: int, batch: int, method: str = "differences", **how: str) -> Tensor:
-        settings = CurvatureSettings(method=method, directions=DIRECTIONS, noise={}, **how)
+    def curvature(
+        self,
+        count: int,
+        batch: int,
+        model: nn.Module | None = None,
+        *,
+        rows: int | None = None,
+        **how: str,
+    ) -> Tensor:
+        """Curvatures of the first ``count`` images, ``batch`` of them at a time."""
+        settings = CurvatureSettings(directions=DIRECTIONS, noise={}, **how)
         pieces = zip(self.x[:count].split(batch), self.y[:count].split(batch), strict=True)
-        found = measure_curvature(self.model, list(pieces), settings)
-        return torch.tensor(found.values)
+        found = measure_curvature(model or self.model, list(pieces), settings, batch_size=rows)
+        return torch.tensor(found.values, dtype=torch.float64)
 
-    def one_at_a_time(self, count: int, rows: int) -> Tensor:
-        """Each sample by itself; ``rows`` of its directions in one pass."""
+    def in_double(self, count: int) -> Tensor:
+        """The same with the same directions, in float64."""
         settings = CurvatureSettings(directions=DIRECTIONS, noise={})
-        ones = zip(self.x[:count].split(1), self.y[:count].split(1), strict=True)
-        return torch.tensor(
-            measure_curvature(self.model, list(ones), settings, batch_size=rows).values
-        )
+        model = copy.deepcopy(self.model).double()
+        data = [(self.x[:count].double(), self.y[:count])]
+        return torch.tensor(measure_curvature(model, data, settings).values)
 
     def plain(self, count: int, *, parameters: bool) -> None:
         """21 forward and backward passes, to the parameters or to the inputs alone."""
@@ -93,17 +170,17 @@ class Problem:
 
 
 def on_cpu(problem: Problem, repetitions: int) -> list[Row]:
-    count = len(problem.x)
+    count, batch = len(problem.x), problem.batch
     steps: dict[str, Callable[[], object]] = {
-        "curvature, differences": lambda: problem.curvature(count, problem.batch),
-        "curvature, products": lambda: problem.curvature(count, problem.batch, "products"),
+        "curvature, differences": lambda: problem.curvature(count, batch),
+        "curvature, products": lambda: problem.curvature(count, batch, method="products"),
         "21 passes, to the parameters": lambda: problem.plain(count, parameters=True),
         "21 passes, to the inputs": lambda: problem.plain(count, parameters=False),
     }
     seconds = interleaved(steps, repetitions=repetitions, warm_up=1)
     rows: list[Row] = []
     for name, times in seconds.items():
-        row: Row = {"case": name, "images": count, "batch": problem.batch, **spread_ms(times)}
+        row: Row = {"case": name, "images": count, "batch": batch, **spread_ms(times)}
         for base in ("21 passes, to the parameters", "21 passes, to the inputs"):
             pairs = zip(times, seconds[base], strict=True)
             row[f"ratio to {base}"] = round(statistics.median(a / b for a, b in pairs), 3)
@@ -114,56 +191,150 @@ def on_cpu(problem: Problem, repetitions: int) -> list[Row]:
     return rows
 
 
-def on_gpu(problem: Problem) -> list[Row]:
-    def seconds(work: Callable[[], object]) -> float:
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        return time.perf_counter() - start
+def seconds_of(work: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
 
-    count, rows = len(problem.x), []
-    # The same draws in batches of 20 + 1 and of one row: the values must be the same.
-    together = problem.curvature(SMALL["one row at a time"], 64)
-    torch.testing.assert_close(
-        together, problem.one_at_a_time(SMALL["one row at a time"], 1), rtol=1e-2, atol=1e-6
-    )
-    apart: dict[str, float] = {}
-    for name, size in (("one sample at a time", DIRECTIONS), ("one row at a time", 1)):
-        problem.one_at_a_time(2, size)
-        spent = seconds(lambda size=size, name=name: problem.one_at_a_time(SMALL[name], size))
-        apart[name] = spent * count / SMALL[name]
-        rows.append({"case": name, "timed_on": SMALL[name], "seconds": round(apart[name], 2)})
-    for precision in ("highest", "high"):
-        problem.curvature(2 * problem.batch, problem.batch, precision=precision)
-        spent = seconds(
-            lambda precision=precision: problem.curvature(count, problem.batch, precision=precision)
+
+class OnGpu:
+    """10,000 images against one at a time, and what makes the difference."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.count = len(problem.x)
+        self.part = min(PART, self.count)
+        self.models = {False: problem.model, True: Rearranged(problem.model)}
+        self.exact = problem.in_double(min(64, self.count))
+        self.rows: list[Row] = []
+        self.alone: dict[str, float] = {}
+        """Seconds for all images, by way of going alone."""
+
+    def run(self, save: Callable[[list[Row]], object]) -> None:
+        """Saves after every row: a run that is cut off leaves what it has."""
+        for _ in self._all():
+            print(self.rows[-1], flush=True)
+            save(self.rows)
+
+    def _all(self) -> Iterator[None]:
+        for name in ALONE:
+            yield self._alone(name)
+        for way in WAYS:
+            if way.batch <= self.part:
+                yield self._way(way)
+        for precision in ("highest", "high"):
+            yield self._whole(precision)
+        yield self._plain()
+
+    def _alone(self, name: str) -> None:
+        size, some = ALONE[name]
+        some = min(some, self.count)
+        work = self.problem.curvature
+        self._check(work(4, 1, rows=size))
+        spent = seconds_of(lambda: work(some, 1, rows=size))
+        self.alone[name] = spent * self.count / some
+        self._add(
+            f"{name}, timed on {some} and multiplied",
+            rows_a_pass=size,
+            timed_on=some,
+            seconds_timed=round(spent, 3),
+            seconds=round(self.alone[name], 2),
         )
-        row: Row = {"case": f"in batches, {precision} precision", "seconds": round(spent, 2)}
-        for name, alone in apart.items():
-            row[f"times faster than {name}"] = round(alone / spent, 1)
-            row[f"10 times faster than {name}"] = verdict(10, alone / spent)
-        values = problem.curvature(256, problem.batch, precision=precision)
-        exact = problem.curvature(256, problem.batch)
-        row["median relative difference to highest"] = float(
-            ((values - exact).abs() / exact).median()
+
+    def _way(self, way: Way) -> None:
+        part = self.part // way.batch * way.batch
+        with way.set():
+            found, spent = self._timed(part, way.batch, way.channels_last, way.precision)
+        whole = spent * self.count / part
+        self._add(
+            "part of the images in batches",
+            batch=way.batch,
+            precision=way.precision,
+            cudnn_search="all" if way.every else way.search,
+            channels_last=way.channels_last,
+            timed_on=part,
+            seconds_timed=round(spent, 3),
+            seconds=round(whole, 2),
+            **self._times_faster(whole),
+            **self._check(found),
         )
-        rows.append(row)
-    some = min(count, 4 * problem.batch)
-    problem.plain(some, parameters=True)
-    spent = seconds(lambda: problem.plain(some, parameters=True)) * count / some
-    rows.append({"case": "21 passes to the parameters, torch's precision", "timed_on": some,
-                 "seconds": round(spent, 2)})  # fmt: skip
-    return [{"images": count, "batch": problem.batch, **row} for row in rows]
+
+    def _whole(self, precision: str) -> None:
+        """The library as it is, with the fastest number of rows a pass."""
+        as_is = [
+            row
+            for row in self.rows
+            if row.get("cudnn_search") is True
+            and not row["channels_last"]
+            and row["precision"] == precision
+        ]
+        batch = min(as_is, key=lambda row: row["seconds"])["batch"] if as_is else self.problem.batch
+        found, spent = self._timed(self.count, batch, False, precision)
+        self._add(
+            "all images in batches",
+            batch=batch,
+            precision=precision,
+            timed_on=self.count,
+            seconds=round(spent, 2),
+            **self._times_faster(spent),
+            **{
+                f"10 times faster than {name}": verdict(10, alone / spent)
+                for name, alone in self.alone.items()
+            },
+            **self._check(found),
+        )
+
+    def _plain(self) -> None:
+        some = min(self.count, 2 * self.problem.batch)
+        self.problem.plain(some, parameters=True)
+        spent = seconds_of(lambda: self.problem.plain(some, parameters=True))
+        self._add(
+            "21 passes to the parameters, torch's precision, multiplied",
+            batch=self.problem.batch,
+            timed_on=some,
+            seconds=round(spent * self.count / some, 2),
+        )
+
+    def _timed(
+        self, count: int, batch: int, channels_last: bool, precision: str
+    ) -> tuple[Tensor, float]:
+        work, model = self.problem.curvature, self.models[channels_last]
+        work(batch, batch, model, precision=precision)
+        found: list[Tensor] = []
+        spent = seconds_of(lambda: found.append(work(count, batch, model, precision=precision)))
+        return found[0], spent
+
+    def _check(self, values: Tensor) -> Row:
+        """How far from float64; the same directions must give the same curvature."""
+        known = self.exact[: len(values)]
+        apart = (values[: len(known)] - known).abs() / known
+        if float(apart.median()) > 0.1:
+            raise SystemExit(f"values are wrong: {values[:4].tolist()}, not {known[:4].tolist()}")
+        return {
+            "median_relative_difference_to_float64": float(f"{float(apart.median()):.2g}"),
+            "largest_relative_difference_to_float64": float(f"{float(apart.max()):.2g}"),
+        }
+
+    def _times_faster(self, spent: float) -> Row:
+        return {
+            f"times faster than {name}": round(alone / spent, 1)
+            for name, alone in self.alone.items()
+        }
+
+    def _add(self, case: str, **values: object) -> None:
+        self.rows.append({"case": case, "images": self.count, **values})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--images", type=int, help="default 16 on a CPU, 10000 on a GPU")
-    parser.add_argument("--batch", type=int, help="rows per pass; default 16 and 500")
+    parser.add_argument("--batch", type=int, help="of plain passes; default 16 and 500")
     parser.add_argument("--repetitions", type=int, default=5, help="on a CPU")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--out", type=Path, help="file for the rows instead of results/")
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     common = environment(chosen.threads)
@@ -173,12 +344,23 @@ def main() -> None:
         chosen.batch or (500 if gpu else 16),
         chosen.device,
     )
+
+    def save(rows: list[Row]) -> Path:
+        if chosen.out is None:
+            return write(f"input_curvature_{chosen.device}", rows, common)
+        chosen.out.parent.mkdir(parents=True, exist_ok=True)
+        chosen.out.write_text(json.dumps([{**row, **common} for row in rows], indent=1) + "\n")
+        return chosen.out
+
     if gpu:
         common["gpu"] = torch.cuda.get_device_name()
-    rows = on_gpu(problem) if gpu else on_cpu(problem, chosen.repetitions)
-    for row in rows:
-        print(row)
-    print(write(f"input_curvature_{chosen.device}", rows, common))
+        common["cudnn"] = torch.backends.cudnn.version()
+        OnGpu(problem).run(save)
+    else:
+        rows = on_cpu(problem, chosen.repetitions)
+        for row in rows:
+            print(row)
+        print(save(rows))
 
 
 if __name__ == "__main__":

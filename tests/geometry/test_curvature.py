@@ -10,6 +10,7 @@ from torch import nn
 
 from largemargin import geometry as g
 from largemargin.errors import LargeMarginError
+from largemargin.geometry.input_gradients import searched
 
 
 class Recorder(nn.Module):
@@ -299,3 +300,21 @@ def test_groups_without_a_correlation():
 def test_errors(call, message):
     with pytest.raises(LargeMarginError, match=message):
         call(Recorder(), torch.randn(3, 4), torch.tensor([0, 1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("device", "passes", "deterministic", "expected"),
+    [
+        ("cuda", 20, False, True),
+        ("cuda", 2, False, False),
+        ("cuda", 20, True, False),
+        ("cpu", 20, False, False),
+    ],
+)
+def test_cudnn_searches_where_it_pays(device, passes, deterministic, expected, monkeypatch):
+    cudnn = torch.backends.cudnn
+    monkeypatch.setattr(cudnn, "deterministic", deterministic)
+    assert not cudnn.benchmark
+    with searched(torch.device(device), passes):
+        assert cudnn.benchmark == expected
+    assert not cudnn.benchmark

@@ -20,6 +20,7 @@ from largemargin.geometry.input_gradients import (
     repeat_rows,
     sample_chunks,
     sample_groups,
+    searched,
 )
 from largemargin.geometry.pairs import blocks, widen
 from largemargin.shapes import Labels, PerSample
@@ -106,13 +107,16 @@ def curvature(
         for samples in sample_groups(inputs, source.count, chunk_size):
             x, y = inputs[samples], labels[samples]
             shifts = source.of(samples, x).flatten(0, 1)
-            _, here = losses_and_gradient(model, x.clone().requires_grad_(), y, loss)
+            full = len(shifts) // chunk_size
+            with searched(x.device, full if len(x) == chunk_size else 1):
+                _, here = losses_and_gradient(model, x.clone().requires_grad_(), y, loss)
             squares = x.new_empty(len(shifts))
             for part in blocks(len(shifts), chunk_size):
                 # Row r of the group is direction r % K of sample r // K.
                 row = torch.arange(part.start, part.stop, device=x.device) // source.count
                 there = torch.add(x[row], shifts[part], alpha=step).requires_grad_()
-                _, gradient = losses_and_gradient(model, there, y[row], loss)
+                with searched(x.device, full if len(row) == chunk_size else 1):
+                    _, gradient = losses_and_gradient(model, there, y[row], loss)
                 change = (gradient - here[row]).flatten(1).div_(step)
                 squares[part] = change.square_().sum(1)
             total[samples] = squares.view(len(x), source.count).sum(1)

@@ -28,6 +28,9 @@ PerSampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 PRECISIONS = {"highest": "ieee", "high": "tf32"}
 """By the names of ``torch.set_float32_matmul_precision``."""
 
+SEARCHED_PASSES = 8
+"""From so many passes of one shape on, cuDNN tries its algorithms and keeps the fastest."""
+
 DIRECTION_NUMBERS = 2**26
 """Numbers in the directions held at a time: 256 MiB in float32."""
 
@@ -89,6 +92,25 @@ def _products(device: torch.device, precision: str) -> Iterator[None]:
     finally:
         for place, precision in zip(places, before, strict=True):
             place.fp32_precision = precision
+
+
+@contextmanager
+def searched(device: torch.device, passes: int) -> Iterator[None]:
+    """Let cuDNN search, where that many passes of one shape pay for it.
+
+    Its guess need not be the fastest. torch stays with the algorithm of the first pass of a shape,
+    so that pass has to be among those. Where results have to be the same bit for bit it is left
+    alone: which algorithm is the fastest may change from run to run.
+    """
+    cudnn = torch.backends.cudnn
+    exact = cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    before = cudnn.benchmark
+    try:
+        if device.type == "cuda" and passes >= SEARCHED_PASSES and not exact:
+            cudnn.benchmark = True
+        yield
+    finally:
+        cudnn.benchmark = before
 
 
 def prepare(model: Model, inputs: Tensor, labels: Labels) -> tuple[Tensor, Labels]:
