@@ -19,6 +19,7 @@ EXTRAS = {
     "transformers": "transformers",
     "timm": "timm",
     "skorch": "skorch",
+    "torchmetrics": "torchmetrics",
     "onnx": "export",
     "onnxruntime": "export",
     "safetensors": "export",

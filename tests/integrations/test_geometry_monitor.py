@@ -74,6 +74,16 @@ def test_logs_what_measure_finds(tmp_path: Path) -> None:
     assert module.network.training or not module.training
 
 
+def test_logs_hidden_layers(tmp_path: Path) -> None:
+    monitor = GeometryMonitor(pairwise=True, layers=["1"])
+    logged = fit(Classifier(), monitor, tmp_path, loader()).callback_metrics
+    assert monitor.last is not None
+    assert monitor.last.layers is not None
+    layer = monitor.last.layers[0]
+    assert logged["geometry/1/left_out_accuracy"].item() == pytest.approx(layer.left_out_accuracy)
+    assert logged["geometry/1/variance_ratio"].item() == pytest.approx(layer.variance.ratio)
+
+
 def test_measuring_does_not_change_training(tmp_path: Path) -> None:
     watched, alone = Classifier(), Classifier()
     fit(watched, GeometryMonitor(every=2), tmp_path, loader())

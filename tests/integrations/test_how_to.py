@@ -38,6 +38,7 @@ OPTIONAL = {
     "sklearn",
     "skorch",
     "timm",
+    "torchmetrics",
     "torchvision",
     "tqdm",
     "transformers",
@@ -139,6 +140,7 @@ def test_the_page_is_made_from_the_scripts() -> None:
         ("lightning", "lightning.pytorch", "lightning"),
         ("hugging_face", "transformers", "transformers"),
         ("timm", "timm.task", "timm"),
+        ("metric_states", "torchmetrics", "torchmetrics"),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(

@@ -1,5 +1,6 @@
 """Lightning: the geometry of a model, measured and logged as it trains."""
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,13 @@ def numbers(geometry: Geometry) -> dict[str, float]:
     if geometry.compactness is not None:
         chosen["largest_dispersion"] = geometry.compactness.largest_dispersion
         chosen["ideal_ratio"] = geometry.compactness.ideal_ratio
+    for layer in geometry.layers or ():
+        chosen[f"{layer.name}/variance_ratio"] = layer.variance.ratio
+        chosen[f"{layer.name}/nc1"] = (
+            math.nan if layer.collapse is None else layer.collapse.variability
+        )
+        if layer.margins is not None:
+            chosen[f"{layer.name}/left_out_accuracy"] = layer.left_out_accuracy
     return chosen
 
 

@@ -44,7 +44,7 @@ def objective_for(
     """
     settings = dict(params or {})
     if isinstance(given, str):
-        return _Builder(_kind(given), settings, class_counts, given)
+        return _Builder(loss_named(given), settings, class_counts, given)
     if isinstance(given, type) and issubclass(given, lm.Loss):
         return _Builder(given, settings, class_counts)
     if isinstance(given, nn.Module):
@@ -126,7 +126,8 @@ def _parameters(kind: type[lm.Loss]) -> dict[str, Parameter]:
     return found
 
 
-def _kind(name: str) -> type[lm.Loss]:
+def loss_named(name: str) -> type[lm.Loss]:
+    """A loss class by its name in ``lm.LOSSES``; a wrong name is answered with close ones."""
     if name not in lm.LOSSES:
         close = get_close_matches(name, lm.LOSSES, n=3, cutoff=0.4) or sorted(lm.LOSSES)
         raise LargeMarginError(
