@@ -11,7 +11,7 @@ from torch import Tensor
 
 import largemargin.functional as LF
 from largemargin import geometry, robust
-from largemargin.training.imbalance import class_counts_profile
+from largemargin.data.imbalance import class_counts_profile
 
 from .case import CannotRun, Case, Item, Outputs, batch_mean
 

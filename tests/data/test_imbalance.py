@@ -6,8 +6,8 @@ import pytest
 import torch
 from oracles.golden import FOLDER, decode_all
 
+from largemargin.data.imbalance import class_counts_profile, imbalanced_subset
 from largemargin.errors import LargeMarginError
-from largemargin.training.imbalance import class_counts_profile, imbalanced_subset
 
 CASES = json.loads((FOLDER / "BAS-IMB.json").read_text())["cases"]
 

@@ -1,0 +1,193 @@
+"""Changes of a data set that compose: classes, held-out part, fraction, imbalance, label noise.
+
+They are made in this order, whatever the order in which they are asked for, and each draws its own
+random numbers from the seed, so that adding one leaves the draws of the others as they are.
+Validation and test images lose classes like the training images, and are otherwise never touched.
+"""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from largemargin.data.config import DataConfig
+from largemargin.data.imbalance import class_counts_profile, imbalanced_subset
+from largemargin.data.randomness import generator_for
+from largemargin.data.samples import Samples
+from largemargin.data.sources.source import Source, listed
+from largemargin.errors import LargeMarginError, check_number
+
+Record = list[dict[str, Any]]
+
+
+def modified(source: Source, config: DataConfig) -> tuple[Source, Record]:
+    """The source after all modifiers, and what each of them did."""
+    check_number("validation", config.validation, at_least=0, below=1)
+    check_number("fraction", config.fraction, above=0, at_most=1)
+    check_number("label_noise", config.label_noise, at_least=0, at_most=1)
+    record: Record = []
+    if config.classes is not None:
+        source = keep_classes(source, config.classes)
+        record.append({"name": "classes", "kept": list(source.classes)})
+    if len(source.classes) < 2:
+        raise LargeMarginError(
+            f"at least 2 classes are needed, but there is only {listed(source.classes) or 'none'}: "
+            "a classifier tells classes apart."
+        )
+    check_present(source)
+    if "validation" not in source.splits and config.validation > 0:
+        source = hold_out(source, config)
+        taken = len(source.splits["validation"])
+        record.append(
+            {
+                "name": "validation",
+                "share": config.validation,
+                "seed": config.seed,
+                "images": taken,
+            }
+        )
+    train = source.train
+    if config.fraction < 1:
+        train = take_fraction(train, len(source.classes), config)
+        record.append(_entry("fraction", train, config, share=config.fraction))
+    if config.imbalance != "none":
+        train = thin_out(train, len(source.classes), config)
+        how = {"kind": config.imbalance, "ratio": config.imbalance_ratio}
+        record.append(_entry("imbalance", train, config, **how))
+    if config.label_noise > 0:
+        train = replace_labels(train, len(source.classes), config)
+        changed = int((train.labels != train.extra["clean_label"]).sum())
+        noise = {"share": config.label_noise, "changed": changed}
+        record.append(_entry("label_noise", train, config, **noise))
+    return source.with_splits({"train": train}), record
+
+
+def check_present(source: Source) -> None:
+    """Every class must have training images."""
+    sizes = torch.bincount(source.train.labels, minlength=len(source.classes)).tolist()
+    empty = [name for name, size in zip(source.classes, sizes, strict=True) if size == 0]
+    if empty:
+        raise LargeMarginError(
+            f"there are no training images of {listed(empty)}. Name the other classes in classes, "
+            "or add images."
+        )
+
+
+def _entry(name: str, train: Samples, config: DataConfig, **settings: Any) -> dict[str, Any]:
+    return {"name": name, **settings, "seed": config.seed, "images": len(train)}
+
+
+def keep_classes(source: Source, names: Sequence[str]) -> Source:
+    """The images of these classes only; labels are numbered anew, in the order of the data set."""
+    for name in names:
+        if name not in source.classes:
+            close = difflib.get_close_matches(name, source.classes, n=3)
+            hint = f"Did you mean {' or '.join(close)}?" if close else ""
+            raise LargeMarginError(
+                f"classes holds {name!r}, but the data has {listed(source.classes)}. {hint}".strip()
+            )
+    kept = [label for label, name in enumerate(source.classes) if name in names]
+    numbers = torch.full((len(source.classes),), -1)
+    numbers[kept] = torch.arange(len(kept))
+    splits = {}
+    for name in ("train", "validation", "test"):
+        samples = source.splits.get(name)
+        if samples is not None:
+            chosen = samples.subset((numbers[samples.labels] >= 0).nonzero().flatten())
+            splits[name] = replace(chosen, labels=numbers[chosen.labels])
+    return replace(source.with_splits(splits), classes=tuple(source.classes[i] for i in kept))
+
+
+def hold_out(source: Source, config: DataConfig) -> Source:
+    """A part of the training images for validation, of every class alike; one stays at least."""
+    labels = source.train.labels
+    sizes = torch.bincount(labels, minlength=len(source.classes))
+    counts = torch.minimum(shares(sizes, config.validation), (sizes - 1).clamp(min=0))
+    chosen = first_of_classes(labels, counts, generator_for(config.seed, "validation"))
+    if len(chosen) == 0:
+        raise LargeMarginError(
+            f"{config.validation:g} of {len(labels)} training images is less than one image for "
+            "validation. Raise validation, or set it to 0."
+        )
+    rest = torch.ones(len(labels), dtype=torch.bool)
+    rest[chosen] = False
+    return source.with_splits(
+        {
+            "train": source.train.subset(rest.nonzero().flatten()),
+            "validation": source.train.subset(chosen),
+        }
+    )
+
+
+def take_fraction(train: Samples, num_classes: int, config: DataConfig) -> Samples:
+    """The same share of every class, at least one image; smaller shares are parts of larger."""
+    sizes = torch.bincount(train.labels, minlength=num_classes)
+    counts = torch.maximum(shares(sizes, config.fraction), sizes.clamp(max=1))
+    return train.subset(
+        first_of_classes(train.labels, counts, generator_for(config.seed, "fraction"))
+    )
+
+
+def thin_out(train: Samples, num_classes: int, config: DataConfig) -> Samples:
+    """Long-tailed or step imbalance; the largest class is as large as the images allow."""
+    sizes = torch.bincount(train.labels, minlength=num_classes)
+    kind, ratio = config.imbalance, config.imbalance_ratio
+    check_number("imbalance_ratio", ratio, at_least=1)
+    steps = range(num_classes)
+    if kind == "exp":
+        thinner = [ratio ** (label / (num_classes - 1)) for label in steps]
+    else:
+        thinner = [1.0 if label < num_classes // 2 else ratio for label in steps]
+    largest = min(int(size * each) for size, each in zip(sizes.tolist(), thinner, strict=True))
+    if largest < ratio:
+        raise LargeMarginError(
+            f"imbalance_ratio {ratio:g} needs a largest class of at least that many images, but "
+            f"the classes allow {largest}. Lower the ratio."
+        )
+    counts = class_counts_profile(num_classes, largest=largest, ratio=ratio, kind=kind)
+    generator = generator_for(config.seed, "imbalance")
+    return train.subset(imbalanced_subset(train.labels, counts, generator=generator))
+
+
+def replace_labels(train: Samples, num_classes: int, config: DataConfig) -> Samples:
+    """A share of the labels replaced by another class, every other class alike (LMS section 4).
+
+    The labels before are kept as ``extra["clean_label"]``.
+    """
+    generator = generator_for(config.seed, "label_noise")
+    count = round_half_up(config.label_noise * len(train))
+    chosen = torch.randperm(len(train), generator=generator)[:count]
+    steps = torch.randint(1, num_classes, (count,), generator=generator)
+    labels = train.labels.clone()
+    labels[chosen] = (labels[chosen] + steps) % num_classes
+    return replace(train, labels=labels, extra={**train.extra, "clean_label": train.labels})
+
+
+def shares(sizes: Tensor, share: float) -> Tensor:
+    """``share`` of every class, rounded so that the total is ``share`` of all, rounded.
+
+    Classes with the largest remainders are rounded up, of equal ones the first.
+
+    Example:
+        >>> shares(torch.tensor([5, 5, 6]), 0.25)
+        tensor([1, 1, 2])
+    """
+    exact = sizes.double() * share
+    # 0.7 * 10 computed as 6.999999999999999 is 7.
+    counts = (exact + 1e-9).floor().long()
+    missing = round_half_up(share * int(sizes.sum())) - int(counts.sum())
+    by_remainder = torch.argsort(exact - counts, descending=True, stable=True)
+    counts[by_remainder[: max(missing, 0)]] += 1
+    return torch.minimum(counts, sizes)
+
+
+def round_half_up(value: float) -> int:
+    return int(value + 0.5 + 1e-9)
+
+
+def first_of_classes(labels: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
+    """Ascending indices of ``counts[c]`` samples of class c: the first in a random order."""
+    return imbalanced_subset(labels, counts, generator=generator)

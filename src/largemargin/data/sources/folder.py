@@ -1,0 +1,86 @@
+"""A folder of image files.
+
+Either ``train/CLASS/*.jpg`` with ``val/`` (or ``validation/``, ``valid/``) and ``test/`` beside it
+where they exist, or the folders of the classes alone, of which a part is then held out for
+validation. Folders inside those of the classes are searched too.
+"""
+
+from pathlib import Path
+
+from largemargin.data.config import DataConfig
+from largemargin.data.samples import Samples
+from largemargin.data.sources.source import Source, class_indices, in_files, listed
+from largemargin.data.sources.walk import folders, given_folder, id_of, images, name_of
+from largemargin.errors import LargeMarginError
+
+LAYOUT = "train/CLASS/*.jpg (and val/, test/ beside it), or with CLASS/*.jpg"
+NAMES = {"validation": ("val", "validation", "valid"), "test": ("test",)}
+
+
+def read(config: DataConfig) -> Source:
+    root = given_folder(config, LAYOUT)
+    parts = split_folders(root)
+    classes = class_folders(parts["train"], config)
+    splits: dict[str, Samples] = {}
+    others = 0
+    for split, folder in parts.items():
+        splits[split], ignored = read_split(split, folder, root, classes)
+        others += ignored
+    return Source(
+        classes,
+        splits,
+        from_files=True,
+        record={"other_files": others} if others else {},
+    )
+
+
+def split_folders(root: Path) -> dict[str, Path]:
+    """The folder of every split; the root itself where there are only classes."""
+    by_name = {name_of(each).lower(): each for each in folders(root)}
+    train = by_name.get("train")
+    # "train" may be a class too, beside "bus" and "ship": then images lie right in it.
+    if train is None or not folders(train):
+        return {"train": root}
+    found = {"train": train}
+    for split, names in NAMES.items():
+        present = [by_name[name] for name in names if name in by_name]
+        if len(present) > 1:
+            raise LargeMarginError(
+                f"{root} has several folders of {split} images: "
+                f"{listed([each.name for each in present])}. Keep one."
+            )
+        if present:
+            found[split] = present[0]
+    return found
+
+
+def class_folders(folder: Path, config: DataConfig) -> tuple[str, ...]:
+    names = [name_of(each) for each in folders(folder)]
+    if not names:
+        raise LargeMarginError(
+            f"path must be a folder with {LAYOUT}, but {config.path} has no folders in it."
+        )
+    return tuple(sorted(set(names)))
+
+
+def read_split(
+    split: str, folder: Path, root: Path, classes: tuple[str, ...]
+) -> tuple[Samples, int]:
+    """Samples of the class folders in a folder, and the number of files that are no images."""
+    paths: list[str] = []
+    ids: list[str] = []
+    names: list[str] = []
+    others = sum(each.is_file() for each in folder.iterdir())
+    for each in folders(folder):
+        found, ignored = images(each)
+        others += ignored
+        if not found and split == "train":
+            raise LargeMarginError(
+                f"the class folder {each} holds no image files. Remove it or fill it."
+            )
+        paths += [str(path) for path in found]
+        ids += [id_of(path, root) for path in found]
+        names += [name_of(each)] * len(found)
+    if not paths:
+        raise LargeMarginError(f"there are no image files below {folder}.")
+    return in_files(paths, ids, class_indices(split, names, classes)), others

@@ -1,0 +1,140 @@
+"""A data set of Hugging Face ``datasets``: by its name on the hub, or a folder on this machine.
+
+A folder may be one that ``save_to_disk`` wrote, or anything that ``load_dataset`` reads. Splits are
+called train, validation (or val, valid, dev) and test; the image column must be of type Image.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from largemargin.data.config import DataConfig
+from largemargin.data.files import ImageFiles
+from largemargin.data.samples import Samples
+from largemargin.data.sources.csv_file import ordered
+from largemargin.data.sources.source import Source, class_indices, listed
+from largemargin.errors import LargeMarginError
+
+SPLITS = {
+    "train": ("train",),
+    "validation": ("validation", "val", "valid", "dev"),
+    "test": ("test",),
+}
+
+
+UNLABELLED = "(no label)"
+
+
+class Column:
+    """The image files in a column of a table, undecoded."""
+
+    def __init__(self, table: Any, name: str) -> None:
+        self.table = table
+        self.name = name
+
+    def __getitem__(self, row: int, /) -> str | bytes | None:
+        cell = self.table[row][self.name] or {}
+        # A file inside an archive has bytes and a path that leads nowhere.
+        found: str | bytes | None = cell.get("bytes") or cell.get("path")
+        return found
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+
+def read(config: DataConfig) -> Source:
+    tables = load(config)
+    check_columns(tables["train"], config)
+    names = getattr(tables["train"].features[config.label_column], "names", None)
+    labels = {split: label_names(table, config, names) for split, table in tables.items()}
+    # Competitions publish their test images without labels, as -1.
+    unlabelled = [split for split, each in labels.items() if set(each) == {UNLABELLED}]
+    classes = tuple(names) if names else ordered(set(labels["train"]))
+    splits = {
+        split: read_split(split, table, class_indices(split, labels[split], classes), config)
+        for split, table in tables.items()
+        if split == "train" or split not in unlabelled
+    }
+    return Source(
+        classes,
+        splits,
+        from_files=True,
+        licence=tables["train"].info.license or "not known to largemargin: see its page on the hub",
+        record={"unlabelled_splits": unlabelled} if unlabelled else {},
+    )
+
+
+def load(config: DataConfig) -> dict[str, Any]:
+    """The tables of the splits."""
+    try:
+        import datasets
+    except ImportError:
+        raise LargeMarginError(
+            "data 'huggingface' needs datasets. Install it: pip install 'largemargin[huggingface]'"
+        ) from None
+    if config.path is None:
+        raise LargeMarginError(
+            "data 'huggingface' needs path: the name of a data set on the hub, or a folder."
+        )
+    folder = Path(config.path).expanduser()
+    saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+    try:
+        if saved:
+            found = datasets.load_from_disk(str(folder))
+        else:
+            found = datasets.load_dataset(str(folder) if folder.is_dir() else config.path)
+    except Exception as error:  # of the network, of the hub, of any reader of files
+        raise LargeMarginError(
+            f"the data set {config.path} cannot be loaded: {type(error).__name__}: {error}. "
+            "Without a network, load it elsewhere, write it with save_to_disk, and set path to "
+            "that folder."
+        ) from None
+    tables = dict(found) if isinstance(found, dict) else {"train": found}
+    if "train" not in tables:
+        raise LargeMarginError(
+            f"{config.path} has no split called train but {listed(sorted(tables))}."
+        )
+    named = {
+        split: next((tables[name] for name in names if name in tables), None)
+        for split, names in SPLITS.items()
+    }
+    return {split: table for split, table in named.items() if table is not None}
+
+
+def check_columns(table: Any, config: DataConfig) -> None:
+    import datasets
+
+    for setting in ("image_column", "label_column"):
+        wanted = getattr(config, setting)
+        if wanted not in table.column_names:
+            raise LargeMarginError(
+                f"{config.path} has no column {wanted!r} but {listed(table.column_names)}. "
+                f"Set {setting}."
+            )
+    kind = table.features[config.image_column]
+    if not isinstance(kind, datasets.Image):
+        raise LargeMarginError(
+            f"column {config.image_column!r} of {config.path} must be of type Image, but it is "
+            f"{kind}. Turn it into one with cast_column, or store arrays and use data 'arrays'."
+        )
+
+
+def label_names(table: Any, config: DataConfig, names: list[str] | None) -> list[str]:
+    """The labels of a table as names of classes."""
+    found = table[config.label_column][:]
+    if names is None:
+        return [UNLABELLED if label is None else str(label) for label in found]
+    known = dict(enumerate(names))
+    return [UNLABELLED if label in (None, -1) else known.get(label, str(label)) for label in found]
+
+
+def read_split(split: str, table: Any, labels: list[int], config: DataConfig) -> Samples:
+    import datasets
+
+    raw = table.cast_column(config.image_column, datasets.Image(decode=False))
+    images = ImageFiles(
+        Column(raw.select_columns([config.image_column]), config.image_column), range(len(raw))
+    )
+    ids = tuple(f"{split}/{row}" for row in range(len(raw)))
+    return Samples(torch.tensor(labels, dtype=torch.long), ids, files=images)

@@ -1,0 +1,104 @@
+"""``load_data`` as a whole: what it records, refuses and repeats."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from largemargin.data import DataConfig, Samples, load_data
+from largemargin.data.sources import SOURCES
+from largemargin.data.statistics import computed
+from largemargin.errors import LargeMarginError
+
+
+def test_the_record_says_everything():
+    config = DataConfig("digits", fraction=0.5, label_noise=0.1, classes=("1", "7", "9"), seed=4)
+    data = load_data(config)
+    record = json.loads(json.dumps(data.record))
+    assert record == data.record
+    assert record["source"] == "digits"
+    assert record["classes"] == ["1", "7", "9"]
+    assert record["images"] == {name: len(getattr(data, name)) for name in record["images"]}
+    assert sum(record["counts"]["train"].values()) == len(data.train)
+    assert [each["name"] for each in record["modifiers"]] == [
+        "classes",
+        "validation",
+        "fraction",
+        "label_noise",
+    ]
+    assert all(each["seed"] == 4 for each in record["modifiers"][1:])
+    assert (record["mean"], record["std"]) == (list(data.mean), list(data.std))
+    assert record["skipped"] == []
+
+
+def test_equal_settings_give_equal_data():
+    config = DataConfig("digits", fraction=0.3, label_noise=0.2)
+    first, second, other = (load_data(replace(config, seed=seed)) for seed in (1, 1, 2))
+    assert first.record == second.record
+    assert torch.equal(first.train.pixels, second.train.pixels)
+    assert first.record["digests"]["train"] != other.record["digests"]["train"]
+    assert first.record["digests"]["test"] == other.record["digests"]["test"]
+
+
+def test_noise_changes_the_digest_of_the_training_part_alone():
+    plain, noisy = (load_data(DataConfig(label_noise=share)) for share in (0.0, 0.1))
+    changed = [
+        name
+        for name, digest in plain.record["digests"].items()
+        if noisy.record["digests"][name] != digest
+    ]
+    assert changed == ["train"]
+
+
+@pytest.mark.parametrize("normalize", ["auto", "imagenet", "computed", "none"])
+def test_normalization(normalize):
+    data = load_data(DataConfig(normalize=normalize))
+    wanted = {"imagenet": ((0.449,), (0.226,)), "none": ((0.0,), (1.0,))}
+    pixels = data.train.pixels.double()
+    exact = ((pixels.mean().item(),), (pixels.std(correction=0).item(),))
+    for found, each in zip((data.mean, data.std), wanted.get(normalize, exact), strict=True):
+        assert found == pytest.approx(each, rel=1e-9)
+
+
+def test_statistics_of_bytes_and_of_their_floats_agree():
+    pixels = torch.randint(0, 256, (30, 3, 5, 4), dtype=torch.uint8)
+    labels, ids = torch.zeros(30).long(), ("x",) * 30
+    whole = computed(Samples(labels, ids, pixels))
+    floats = computed(Samples(labels, ids, pixels.float() / 255))
+    for a, b in zip(whole, floats, strict=True):
+        assert a == pytest.approx(b, rel=1e-6)
+
+
+def test_a_changed_copy_leaves_the_data_alone():
+    data = load_data(DataConfig())
+    before = data.train.pixels.clone()
+    data.train.image(0).zero_()
+    data.train.subset([0, 1]).pixels.zero_()
+    assert torch.equal(data.train.pixels, before)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "cifar-10"}, "no data called 'cifar-10'.*Did you mean cifar10"),
+        ({"name": "imagenet22k"}, "but digits, cifar10"),
+        ({"augment": "mixup"}, "augment must be one of 'auto'"),
+        ({"normalize": "mean"}, "normalize must be one of"),
+        ({"corrupt": "ignore"}, "corrupt must be one of"),
+        ({"resident": "maybe"}, "resident must be one of"),
+        ({"imbalance": "linear"}, "imbalance must be one of"),
+        ({"size": 0}, "size must be"),
+        ({"size": 8, "width": -1}, "width must be"),
+        ({"width": 8}, "width goes with size"),
+        ({"workers": -1}, "workers must be"),
+    ],
+)
+def test_settings_that_mean_nothing(settings, message):
+    with pytest.raises(LargeMarginError, match=message):
+        load_data(DataConfig(**settings))
+
+
+def test_every_source_is_named_in_the_help():
+    for name in SOURCES:
+        assert name in (DataConfig.__doc__ or "")
