@@ -1,0 +1,172 @@
+"""``build_model``: settings to a network."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+
+from largemargin.errors import LargeMarginError, check_choice, check_num_classes, check_number
+from largemargin.models.alexnet import alexnet
+from largemargin.models.classifier import Classifier, Normalize
+from largemargin.models.cnn13 import cnn13
+from largemargin.models.config import ModelConfig
+from largemargin.models.mlp import mlp
+from largemargin.models.mnist_cnn import mnist_cnn
+from largemargin.models.mobilenet import mobilenet
+from largemargin.models.network import Network, Size
+from largemargin.models.outside import LIBRARIES, build_outside
+from largemargin.models.resnet import resnet18, resnet34
+from largemargin.models.small_cnn import small_cnn
+from largemargin.models.vgg import vgg16, vgg16_mod
+from largemargin.models.weights import load_backbone
+from largemargin.models.wide_resnet import wide_resnet
+from largemargin.prototypes import SimplexHead
+
+MODELS: Mapping[str, Network] = MappingProxyType(
+    {
+        "small_cnn": Network(small_cnn, "three convolutions, 15,000 parameters; for digits", 4),
+        "mlp": Network(mlp, "two fully connected layers of 256", 1, dropout=0.0),
+        "mnist_cnn": Network(
+            mnist_cnn, "two 5x5 convolutions and fc 512; MNIST", 4, dropout=0.0, batch_norm=False
+        ),
+        "cnn13": Network(cnn13, "13-layer network of Kobayashi 2019; 32x32", 12, dropout=0.5),
+        "alexnet": Network(alexnet, "AlexNet for 32x32 images", 8, dropout=0.5, batch_norm=False),
+        "resnet18": Network(resnet18, "ResNet-18 for 32x32 images: 3x3 stem, no max pooling", 8),
+        "resnet34": Network(resnet34, "ResNet-34 for 32x32 images: 3x3 stem, no max pooling", 8),
+        "wrn28_10": Network(
+            wide_resnet, "wide ResNet 28-10, 36.5 million parameters; 32x32", 8, dropout=0.0
+        ),
+        "vgg16": Network(
+            vgg16, "VGG-16 with two fc 4096; 224x224", 32, dropout=0.5, batch_norm=False
+        ),
+        "vgg16_mod": Network(
+            vgg16_mod, "VGG-16 with mean pooling instead of fc 4096; 224x224", 32, batch_norm=False
+        ),
+        "mobilenet": Network(mobilenet, "MobileNet v1; 224x224", 32),
+    }
+)
+"""The networks of this library by name; all others are ``torchvision/NAME`` and ``timm/NAME``."""
+
+
+def list_models() -> dict[str, str]:
+    """Names that ``ModelConfig.name`` takes, each with a line of description."""
+    own = {name: network.description for name, network in MODELS.items()}
+    return own | {f"{library}/NAME": f"any classifier of {library}" for library in LIBRARIES}
+
+
+def build_model(
+    config: ModelConfig,
+    num_classes: int,
+    *,
+    channels: int = 3,
+    size: Size = (32, 32),
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Classifier:
+    """A network for images (N, channels, *size) with values in [0, 1].
+
+    Its first layer subtracts ``mean`` and divides by ``std`` (nothing where both are None), its
+    last is ``head``, an ``nn.Linear`` unless the settings ask for a simplex. Initial weights are
+    drawn from torch's global generator.
+
+    >>> model = build_model(ModelConfig("small_cnn"), 10, channels=1, size=(8, 8))
+    >>> images = torch.rand(2, 1, 8, 8)
+    >>> model(images).shape, model.features(images).shape
+    (torch.Size([2, 10]), torch.Size([2, 32]))
+    """
+    check_num_classes(num_classes)
+    check_number("channels", channels, at_least=1)
+    size = _checked(size)
+    if mean is not None and len(mean) != channels:
+        raise LargeMarginError(
+            f"mean and std need one number per channel: the images have {channels}, but "
+            f"{len(mean)} were given."
+        )
+    normalize = Normalize(mean, std)
+    notes: list[str] = []
+    if "/" in config.name:
+        backbone, dim = build_outside(config, channels, size, notes)
+    else:
+        backbone, dim = _build_own(config, channels, size)
+    feature_layer = None
+    if config.feature_dim is not None:
+        check_number("feature_dim", config.feature_dim, at_least=1)
+        before = (nn.ReLU(),) if config.feature_activation == "relu" else ()
+        feature_layer = nn.Sequential(*before, nn.Linear(dim, config.feature_dim))
+        dim = config.feature_dim
+    head = _head(config, dim, num_classes)
+    return Classifier(normalize, backbone, head, feature_layer=feature_layer, notes=notes)
+
+
+def _head(config: ModelConfig, dim: int, num_classes: int) -> nn.Module:
+    check_choice("head", config.head, ("linear", "simplex"))
+    return nn.Linear(dim, num_classes) if config.head == "linear" else SimplexHead(dim, num_classes)
+
+
+def _build_own(config: ModelConfig, channels: int, size: Size) -> tuple[nn.Module, int]:
+    if config.name not in MODELS:
+        raise LargeMarginError(_unknown(config.name))
+    network = MODELS[config.name]
+    if min(size) < network.smallest:
+        raise LargeMarginError(
+            f"{config.name} needs images of at least {network.smallest}x{network.smallest} pixels, "
+            f"but they are {size[0]}x{size[1]}. Enlarge them (size of the data settings) or take a "
+            "smaller network, such as small_cnn."
+        )
+    choices = _choices(config, network)
+    options = _options(config, network, choices)
+    backbone, dim = network.build(channels, size, **choices, **options)
+    if config.weights is not None:
+        load_backbone(backbone, config.weights, config.name)
+    return backbone, dim
+
+
+def _choices(config: ModelConfig, network: Network) -> dict[str, Any]:
+    """Dropout and batch norm, where the network has them."""
+    own = {"dropout": network.dropout, "batch_norm": network.batch_norm}
+    chosen: dict[str, Any] = {}
+    for name, default in own.items():
+        given = getattr(config, name)
+        if default is None and given is not None:
+            having = [each for each, net in MODELS.items() if getattr(net, name) is not None]
+            raise LargeMarginError(
+                f"{config.name} leaves no choice of {name}, but {given!r} was given. Leave it out; "
+                f"networks with that choice: {', '.join(having)}."
+            )
+        if default is not None:
+            chosen[name] = default if given is None else given
+    if "dropout" in chosen:
+        check_number("dropout", chosen["dropout"], at_least=0, below=1)
+    return chosen
+
+
+def _options(config: ModelConfig, network: Network, choices: dict[str, Any]) -> dict[str, Any]:
+    taken = {"channels", "size", "blocks", *choices}
+    allowed = [name for name in inspect.signature(network.build).parameters if name not in taken]
+    for name in config.options:
+        if name not in allowed:
+            raise LargeMarginError(
+                f"{config.name} has no option {name!r}. It has "
+                f"{', '.join(map(repr, allowed)) or 'none'}."
+            )
+    return dict(config.options)
+
+
+def _checked(size: Size) -> Size:
+    if not isinstance(size, tuple | list) or len(size) != 2:
+        raise LargeMarginError(f"size must be (height, width) in pixels, but {size!r} was given.")
+    for side in size:
+        check_number("each side of size", side, at_least=1)
+    return int(size[0]), int(size[1])
+
+
+def _unknown(name: str) -> str:
+    near = get_close_matches(name, MODELS, n=3, cutoff=0.5)
+    hint = f"Did you mean {' or '.join(near)}? " if near else ""
+    return (
+        f"there is no network {name!r}. {hint}This library has {', '.join(MODELS)}; others are "
+        "written torchvision/NAME or timm/NAME, such as torchvision/resnet50."
+    )
