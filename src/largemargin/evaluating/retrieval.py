@@ -1,0 +1,197 @@
+"""Retrieval: do the nearest neighbours of a sample belong to its class?"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from largemargin.errors import (
+    LargeMarginError,
+    check_all_finite,
+    check_choice,
+    check_matrix,
+    check_number,
+)
+from largemargin.geometry.pairs import blocks, squared_distances, widen
+from largemargin.measuring.records import Record
+from largemargin.ops import normalize
+
+SIMILARITIES = ("cosine", "euclidean")
+
+CELLS = 2**23
+"""Queries times gallery images ranked at a time: 64 MiB a table, about five of them alive."""
+
+
+@dataclass(frozen=True)
+class Retrieval(Record):
+    """What a search by features finds: see :func:`retrieval_of`."""
+
+    queries: int
+    """That count: those with at least one match in the gallery."""
+    left_out: int
+    """Queries without a match."""
+    gallery: int
+    similarity: str
+    recall: dict[int, float]
+    """Recall at k: share of queries with a match among the k nearest."""
+    mean_average_precision: float
+
+
+class Ranked(NamedTuple):
+    """Of a block of queries, the ranking cut down to where the matches stand."""
+
+    matched: Tensor
+    """(B,) number of matches."""
+    first: Tensor
+    """(B,) rank of the first match, from 0; the size of the gallery where there is none."""
+    precision: Tensor
+    """(B,) average precision; 0 where there is no match."""
+
+
+def retrieval_of(
+    queries: Tensor,
+    labels: Tensor,
+    gallery: Tensor | None = None,
+    gallery_labels: Tensor | None = None,
+    *,
+    similarity: str = "cosine",
+    at: Sequence[int] = (1, 5, 10),
+) -> Retrieval:
+    r"""Recall at k and mean average precision of a nearest-neighbour search.
+
+    .. math:: \mathrm{AP} = \frac1R\sum_{m=1}^{R}\frac{m}{r_m},
+
+    with :math:`r_m` the rank of the m-th of R matches; mAP is its mean over queries. Samples of
+    equal similarity rank in the order of the gallery. Queries are ranked block by block, so that
+    no table of all pairs is kept.
+
+    Args:
+        queries: (N, D) features.
+        labels: (N,) classes.
+        gallery: (G, D) features to search; default the other queries (leave one out).
+        gallery_labels: (G,) classes.
+        similarity: "cosine" or "euclidean".
+        at: the k of recall at k.
+
+    Example:
+        >>> features = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.7, 0.5]])
+        >>> found = retrieval_of(features, torch.tensor([0, 0, 1, 1]), at=[1])
+        >>> found.recall, found.mean_average_precision
+        ({1: 0.75}, 0.8333333333333334)
+    """
+    alone = gallery is None
+    if alone != (gallery_labels is None):
+        raise LargeMarginError("gallery and gallery_labels must be given together.")
+    if gallery is None or gallery_labels is None:
+        gallery, gallery_labels = queries, labels
+    check_search(queries, labels, gallery, gallery_labels)
+    for k in at:
+        check_number("every k of recall at k", k, at_least=1)
+    theirs = gallery_labels.to(queries.device)
+
+    def matches(rows: slice) -> tuple[Tensor, Tensor | None]:
+        same = labels[rows].to(queries.device)[:, None] == theirs
+        if not alone:
+            return same, None
+        mine = torch.zeros_like(same)
+        here = torch.arange(len(same), device=same.device)
+        mine[here, here + rows.start] = True
+        return same & ~mine, mine
+
+    parts = list(ranked(queries, gallery, similarity, matches))
+    matched, first, precision = (torch.cat(each).cpu() for each in zip(*parts, strict=True))
+    found = matched > 0
+    count = int(found.sum())
+    if count == 0:
+        raise LargeMarginError(
+            "no query has a match in the gallery. Retrieval needs at least two samples of a class."
+        )
+    return Retrieval(
+        queries=count,
+        left_out=len(found) - count,
+        gallery=len(gallery),
+        similarity=similarity,
+        recall={int(k): float((first[found] < k).double().mean()) for k in at},
+        mean_average_precision=float(precision[found].mean()),
+    )
+
+
+def check_search(queries: Tensor, labels: Tensor, gallery: Tensor, gallery_labels: Tensor) -> None:
+    for name, features, theirs in (
+        ("queries", queries, labels),
+        ("gallery", gallery, gallery_labels),
+    ):
+        check_matrix(name, features, "(N, D)")
+        if len(features) == 0:
+            raise LargeMarginError(f"{name} must hold at least one row, but there is none.")
+        if theirs.dim() != 1 or len(theirs) != len(features) or theirs.is_floating_point():
+            raise LargeMarginError(
+                f"the labels of {name} must be one integer for each of its {len(features)} rows, "
+                f"but their shape is {tuple(theirs.shape)} and their dtype {theirs.dtype}."
+            )
+    if queries.shape[1] != gallery.shape[1]:
+        raise LargeMarginError(
+            f"queries have {queries.shape[1]} dimensions, but the gallery has {gallery.shape[1]}."
+        )
+    check_all_finite(queries=queries, gallery=gallery)
+
+
+def ranked(
+    queries: Tensor,
+    gallery: Tensor,
+    similarity: str,
+    matches: Callable[[slice], tuple[Tensor, Tensor | None]],
+    *,
+    trapezoid: bool = False,
+) -> Iterator[Ranked]:
+    """Rank the gallery for every query, block by block.
+
+    Args:
+        matches: for some rows of the queries, (B, G) bool: which gallery images match, and which
+            are left out of the ranking.
+        trapezoid: see :func:`average_precision`.
+    """
+    check_choice("similarity", similarity, SIMILARITIES)
+    gallery = gallery.to(queries.device)
+    center = widen(gallery).mean(0) if similarity == "euclidean" else None
+    columns = _ready(gallery, center)
+    for rows in blocks(len(queries), max(CELLS // len(gallery), 1)):
+        mine = _ready(queries[rows], center)
+        scores = mine @ columns.T if center is None else -squared_distances(mine, columns)
+        wanted, left_out = matches(rows)
+        if left_out is not None:
+            # At the end of the ranking they change no rank that counts.
+            scores.masked_fill_(left_out, -torch.inf)
+        order = scores.argsort(dim=1, descending=True, stable=True)
+        hits = wanted.gather(1, order)
+        matched = hits.sum(1)
+        first = torch.where(matched > 0, hits.int().argmax(1), hits.shape[1])
+        yield Ranked(matched, first, average_precision(hits, trapezoid=trapezoid))
+
+
+def _ready(features: Tensor, center: Tensor | None) -> Tensor:
+    wide = widen(features)
+    return normalize(wide) if center is None else wide - center
+
+
+def average_precision(hits: Tensor, *, trapezoid: bool = False) -> Tensor:
+    """(B,) average precision of rankings (B, G) that say where matches stand; 0 without a match.
+
+    Args:
+        hits: (B, G) bool, best ranked first.
+        trapezoid: mean of the precision at a match and that just before it, 1 before the first
+            rank: what the evaluation code published with Market-1501 computes.
+
+    Example:
+        >>> average_precision(torch.tensor([[True, False, True]])).item()
+        0.8333333333333333
+    """
+    rank = torch.arange(1, hits.shape[1] + 1, device=hits.device)
+    found = hits.cumsum(1)
+    precision = found / rank.double()
+    if trapezoid:
+        before = torch.where(rank > 1, (found - 1).double() / (rank - 1).clamp_min(1), 1.0)
+        precision = (precision + before) / 2
+    return (precision * hits).sum(1) / found[:, -1].clamp_min(1)
