@@ -5,6 +5,7 @@ import importlib
 import inspect
 import math
 import pkgutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +28,11 @@ CORE = (
     "largemargin.geometry",
     "largemargin.measuring",
     "largemargin.robust",
-    "largemargin.training.imbalance",
+    "largemargin.data",
+    "largemargin.models",
+    "largemargin.evaluating",
+    "largemargin.training",
+    "largemargin.recipes",
 )
 
 
@@ -37,9 +42,10 @@ def core_modules() -> list[str]:
 
 
 @pytest.mark.parametrize("name", core_modules())
-def test_examples_print_what_they_say(name: str) -> None:
+def test_examples_print_what_they_say(name: str, tmp_path: Path) -> None:
     module = importlib.import_module(name)
-    results = doctest.testmod(module, extraglobs=NAMES, optionflags=doctest.NORMALIZE_WHITESPACE)
+    known = {**NAMES, "tmp_path": tmp_path}
+    results = doctest.testmod(module, extraglobs=known, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert results.failed == 0
 
 

@@ -1,7 +1,8 @@
 """The house's plan, checked: who may import whom, what the core may import, how long a file is.
 
-    cli -> report -> training | integrations | export -> robust | geometry -> dropin -> losses
-        -> prototypes -> ops -> shapes, errors
+    cli -> report -> recipes -> training -> evaluating -> data | models | integrations | export
+        -> measuring -> robust | geometry -> dropin -> losses -> prototypes -> ops
+        -> shapes, errors
 
 Each room may import only what stands to its right, anywhere in a file, also inside functions and
 under ``TYPE_CHECKING``. Rooms of one level do not import each other.
@@ -20,9 +21,13 @@ SOURCE = ROOT / "src" / "largemargin"
 PACKAGE = "largemargin"
 
 LEVELS = (
+    ("__main__",),
     ("cli",),
     ("report",),
-    ("training", "integrations", "export"),
+    ("recipes",),
+    ("training",),
+    ("evaluating",),
+    ("data", "models", "integrations", "export"),
     ("measuring",),
     ("robust", "geometry"),
     ("dropin",),
@@ -35,7 +40,18 @@ LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # The public face re-exports every room; nothing below it may look back at it.
 FACES = ("__init__", "functional")
 # Applications use the library as any other user does: through `import largemargin`.
-APPLICATIONS = ("cli", "report", "training", "integrations", "export")
+APPLICATIONS = (
+    "__main__",
+    "cli",
+    "report",
+    "recipes",
+    "training",
+    "evaluating",
+    "data",
+    "models",
+    "integrations",
+    "export",
+)
 TORCH_ONLY = ("dropin", "losses", "prototypes", "ops", "shapes", "errors", "geometry", "robust")
 MAX_LINES = 400
 DRAWERS = {"util", "utils", "common", "helper", "helpers", "misc"}
@@ -130,7 +146,7 @@ def test_the_rule_sees_a_wrong_import(module: str, source: str) -> None:
         ("largemargin.losses", True, "from .loss import Loss\nfrom ..errors import check_choice"),
         ("largemargin.losses.cosface", False, "import math\nimport torch.nn.functional as F"),
         ("largemargin.training.demo", False, "import largemargin as lm\nimport sklearn"),
-        ("largemargin", True, "from .training import imbalance\nfrom .losses import CosFace"),
+        ("largemargin", True, "from .training import engine\nfrom .losses import CosFace"),
     ],
 )
 def test_the_rule_accepts_a_right_import(module: str, is_package: bool, source: str) -> None:

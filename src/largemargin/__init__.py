@@ -65,24 +65,34 @@ from largemargin.prototypes import (
 )
 
 if TYPE_CHECKING:
-    from largemargin import export, functional, geometry, measuring, robust
+    from largemargin import evaluating, export, functional, geometry, measuring, robust, training
+    from largemargin.evaluating import Evaluation, evaluate, predict
     from largemargin.integrations.scikit_learn import LargeMarginClassifier
     from largemargin.losses import schedules
-    from largemargin.measuring import Geometry, compare_geometry, measure, measure_arrays
+    from largemargin.measuring import Geometry, compare_geometry, embed, measure, measure_arrays
+    from largemargin.training import Run, RunConfig, train
 
 __version__ = "0.1.0"
+
+ROOMS = ("evaluating", "export", "functional", "geometry", "measuring", "robust", "training")
+LATER = {
+    "measuring": ("Geometry", "compare_geometry", "embed", "measure", "measure_arrays"),
+    "evaluating": ("Evaluation", "evaluate", "predict"),
+    "training": ("Run", "RunConfig", "train"),
+}
 
 
 def __getattr__(name: str) -> object:
     """Rooms that training does not need are imported when they are first asked for."""
-    if name in ("export", "functional", "geometry", "measuring", "robust"):
+    if name in ROOMS:
         return import_module(f"largemargin.{name}")
     if name == "schedules":
         return import_module("largemargin.losses.schedules")
     if name == "LargeMarginClassifier":
         return import_module("largemargin.integrations.scikit_learn").LargeMarginClassifier
-    if name in ("Geometry", "compare_geometry", "measure", "measure_arrays"):
-        return getattr(import_module("largemargin.measuring"), name)
+    for room, names in LATER.items():
+        if name in names:
+            return getattr(import_module(f"largemargin.{room}"), name)
     raise AttributeError(f"module 'largemargin' has no attribute {name!r}")
 
 
@@ -103,6 +113,7 @@ __all__ = [
     "CrossEntropy",
     "DenseHinge",
     "Discriminative",
+    "Evaluation",
     "Focal",
     "GMSoftmax",
     "GaussianMixture",
@@ -125,6 +136,8 @@ __all__ = [
     "Packing",
     "RivalDivergence",
     "RobustDiscriminative",
+    "Run",
+    "RunConfig",
     "SampleMargin",
     "SimplexHead",
     "SoftHinge",
@@ -140,13 +153,19 @@ __all__ = [
     "class_stats",
     "class_stats_from_logits",
     "compare_geometry",
+    "embed",
+    "evaluate",
+    "evaluating",
     "export",
     "functional",
     "geometry",
     "measure",
     "measure_arrays",
     "measuring",
+    "predict",
     "robust",
     "schedules",
     "simplex",
+    "train",
+    "training",
 ]

@@ -1,0 +1,76 @@
+"""``largemargin evaluate``: accuracy, robustness, calibration, strangers and retrieval of a run."""
+
+from dataclasses import fields
+from typing import Any
+
+import jsonargparse
+
+from largemargin.cli.run_data import add_data, add_run, ask, data_of, output_file, strangers_of
+from largemargin.cli.run_options import show_progress
+from largemargin.evaluating.config import EvaluationConfig
+
+HELP = "test a trained model: noise, occlusion, attacks, calibration, other data"
+
+DESCRIPTION = """\
+Test a trained model on its test images or on other data of the same classes: accuracy with its
+interval, by class and balanced, confusion, calibration, every perturbation of the robustness
+papers, attacks, detection of other data and retrieval. The result is printed and written to
+evaluation.json in the folder of the run."""
+
+EXAMPLES = """\
+Examples:
+  largemargin evaluate runs/20260101-120000-run
+  largemargin evaluate RUN --attacks [] --draws 3          faster
+  largemargin evaluate RUN --gaussian [0.05,0.1] --perturbations none
+  largemargin evaluate RUN --data new_photos/ --out new.json
+  largemargin evaluate RUN --ood other_photos/             or a data set: --ood svhn:~/svhn"""
+
+
+def arguments(parser: jsonargparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    parser.usage = "largemargin evaluate RUN [options]"
+    add_run(parser)
+    parser.add_argument(
+        "--ood",
+        type=str,
+        default=None,
+        metavar="FOLDER",
+        help="images of other things, or NAME:PATH of a data set: can the model tell?",
+    )
+    parser.add_argument(
+        "--out", type=str, default=None, help="JSON file; default evaluation.json in the run"
+    )
+    parser.add_argument("--config", action="config", help="YAML file with any of these settings")
+    parser.add_class_arguments(EvaluationConfig)
+    for group in parser._action_groups:
+        if group.title and group.title.startswith("Which parts"):
+            group.title = "What to test"
+    add_data(parser)
+
+
+def run(options: Any) -> int:
+    from largemargin.evaluating import evaluate
+    from largemargin.evaluating.evaluate import Search
+
+    names = [field.name for field in fields(EvaluationConfig)]
+    config = EvaluationConfig(**{name: options[name] for name in names})
+    asked = ask(options)
+    path = output_file(options.out or asked.run.folder / "evaluation.json")
+    data, samples, what = data_of(options, asked)
+    search = None
+    if data.query is not None and data.gallery is not None:
+        search = Search(data.query, data.gallery)
+    ood = None if options.ood is None else strangers_of(options.ood, asked)
+    found = evaluate(
+        asked.model,
+        samples,
+        classes=asked.classes,
+        config=config,
+        ood=ood,
+        search=search,
+        device=asked.device,
+        progress=show_progress(),
+    )
+    found.save(path)
+    print(f"{asked.run.folder}, {what} images\n{found}\n\nwritten to {path}")
+    return 0

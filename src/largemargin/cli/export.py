@@ -1,0 +1,72 @@
+"""``largemargin export``: a trained run as an ONNX file or a torch.export program."""
+
+from typing import Any, Literal
+
+import jsonargparse
+
+from largemargin.cli.run_data import add_run, ask, output_file
+from largemargin.errors import LargeMarginError
+
+HELP = "write a trained model as ONNX or torch.export program, which need no largemargin"
+
+DESCRIPTION = """\
+Write the trained model to a file that runs without this library: ONNX for onnxruntime and others,
+or a torch.export program for torch. It takes images in [0, 1], of any number, and normalises them
+itself. The file is compared with the model before it is written."""
+
+EXAMPLES = """\
+Examples:
+  largemargin export runs/20260101-120000-run --format onnx -o model.onnx
+  largemargin export RUN --format program -o model.pt2 --outputs probabilities"""
+
+SUFFIX = {"onnx": ".onnx", "program": ".pt2"}
+
+
+def arguments(parser: jsonargparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    parser.usage = "largemargin export RUN [options]"
+    add_run(parser)
+    parser.add_argument(
+        "--format", type=Literal["onnx", "program"], default="onnx", help="onnx or program"
+    )
+    parser.add_argument(
+        "-o", "--out", type=str, default=None, help="file; default model.onnx or .pt2 in the run"
+    )
+    parser.add_argument(
+        "--outputs",
+        type=Literal["logits", "probabilities", "features"],
+        default="logits",
+        help="what it returns: logits, probabilities or features",
+    )
+    parser.add_argument("--overwrite", type=bool, default=False, help="replace an existing file")
+
+
+def run(options: Any) -> int:
+    import torch
+
+    from largemargin.export import to_exported_program, to_onnx
+
+    asked = ask(options)
+    path = output_file(options.out or asked.run.folder / f"model{SUFFIX[options.format]}")
+    if path.exists() and not options.overwrite:
+        raise LargeMarginError(f"{path} exists already. Replace it with --overwrite true.")
+    model = asked.model.cpu()
+    example = torch.rand(2, asked.channels, *asked.size, generator=torch.Generator().manual_seed(0))
+    if options.format == "onnx":
+        to_onnx(
+            model,
+            example,
+            path,
+            outputs=options.outputs,
+            class_names=asked.classes,
+            overwrite=options.overwrite,
+        )
+    else:
+        program = to_exported_program(model, example, outputs=options.outputs)
+        partial = path.with_name(f".{path.name}.partial{SUFFIX['program']}")
+        torch.export.save(program, partial)
+        partial.replace(path)
+    size = path.stat().st_size / 2**20
+    shape = f"{asked.channels} x {asked.size[0]} x {asked.size[1]}"
+    print(f"written to {path} ({size:.1f} MiB): images {shape} in [0, 1] to {options.outputs}")
+    return 0

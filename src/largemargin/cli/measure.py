@@ -1,0 +1,114 @@
+"""``largemargin measure``: the geometry of a trained run."""
+
+from typing import Any
+
+import jsonargparse
+
+from largemargin.cli.run_data import (
+    Asked,
+    add_data,
+    add_run,
+    ask,
+    data_of,
+    output_file,
+    strangers_of,
+)
+from largemargin.cli.run_options import show_progress
+from largemargin.errors import LargeMarginError
+
+HELP = "measure the geometry of a trained model: margins, compactness, collapse"
+
+DESCRIPTION = """\
+Measure how a trained model places its classes: margins of samples in logits, cosines and distance
+to the decision boundary, angles of class vectors, compactness, neural collapse, calibration."""
+
+EXAMPLES = """\
+Examples:
+  largemargin measure runs/20260101-120000-run
+  largemargin measure RUN --against OTHER_RUN          two models side by side, on the same images
+  largemargin measure RUN --curvature true --input_margins true --max_samples 500
+  largemargin measure RUN --split train --out geometry.json"""
+
+
+def arguments(parser: jsonargparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    parser.usage = "largemargin measure RUN [options]"
+    add_run(parser)
+    parser.add_argument(
+        "--against", type=str, default=None, metavar="RUN", help="a second run to compare with"
+    )
+    parser.add_argument("--out", type=str, default=None, help="JSON file to write the result to")
+    for name, default, text in (
+        ("pairwise", True, "dispersions, separation and NC4, whose time grows with N^2"),
+        ("input_margins", False, "linearised margins in input space: a backward pass a batch"),
+        ("curvature", False, "input-loss curvature and how it goes with robustness: 21 passes"),
+        ("bounds", False, "generalization quantities, with what each assumes"),
+    ):
+        parser.add_argument(f"--{name}", type=bool, default=default, help=text)
+    parser.add_argument(
+        "--max_samples",
+        type=int | None,
+        default=None,
+        help="how many samples input_margins, curvature and bounds look at; default all",
+    )
+    parser.add_argument(
+        "--ood",
+        type=str,
+        default=None,
+        metavar="FOLDER",
+        help="images of other things, or NAME:PATH of a data set",
+    )
+    parser.add_argument("--batch_size", type=int, default=256, help="images at a time")
+    add_data(parser)
+
+
+def run(options: Any) -> int:
+    from largemargin.measuring import compare_geometry
+
+    path = None if options.out is None else output_file(options.out)
+    asked = ask(options)
+    geometry, what = _measured(options, asked)
+    if options.against is None:
+        found: Any = geometry
+    else:
+        other = ask(_with_run(options, options.against))
+        if other.classes != asked.classes:
+            raise LargeMarginError(
+                f"{options.run} and {options.against} were trained on different classes, so their "
+                "geometries do not compare."
+            )
+        names = (asked.run.folder.name, other.run.folder.name)
+        found = compare_geometry(geometry, _measured(options, other)[0], names)
+    print(f"{asked.run.folder}, {what} images\n{found}")
+    if path is not None:
+        found.save(path)
+        print(f"\nwritten to {path}")
+    return 0
+
+
+def _with_run(options: Any, folder: str) -> Any:
+    other = options.clone()
+    other.run = folder
+    return other
+
+
+def _measured(options: Any, asked: Asked) -> Any:
+    from largemargin.data import Batches
+    from largemargin.measuring import measure
+
+    _, samples, what = data_of(options, asked)
+
+    def batches(split: Any) -> Batches:
+        return Batches(split, options.batch_size, device=asked.device, shuffle=False)
+
+    return measure(
+        asked.model,
+        batches(samples),
+        pairwise=options.pairwise,
+        input_margins=options.input_margins,
+        curvature=options.curvature,
+        bounds=options.bounds,
+        max_samples=options.max_samples,
+        ood=None if options.ood is None else batches(strangers_of(options.ood, asked)),
+        progress=show_progress(),
+    ), what

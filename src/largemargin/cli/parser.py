@@ -1,0 +1,161 @@
+"""``CommandParser``: jsonargparse with short usage, plain help texts and errors that help."""
+
+import argparse
+import itertools
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+import jsonargparse
+
+from largemargin.cli.shorthand import expand
+
+PRINT_CONFIG = "print all settings as YAML, ready for --config, and exit"
+
+
+class PlainHelp(jsonargparse.DefaultHelpFormatter):
+    """Help without type names where the choices or the default say as much."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32, width=100)  # type: ignore[no-untyped-call]
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Paragraphs are filled; lines that start with a space stay as they are."""
+        parts = [
+            part if part.startswith(" ") or "\n " in part else textwrap.fill(part, width)
+            for part in text.strip("\n").split("\n\n")
+        ]
+        return textwrap.indent("\n\n".join(parts), indent)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse._HelpAction):
+            return "show this help and exit"
+        if "--print_config" in action.option_strings:
+            return PRINT_CONFIG
+        text = (action.help or "").replace("``", "").rstrip(".")
+        default = action.default
+        said = "default" in text or default is argparse.SUPPRESS or not action.option_strings
+        if said or default is None or default == () or default == {} or default == []:
+            return text
+        shown = {True: "true", False: "false"}.get(default) if isinstance(default, bool) else None
+        return f"{text} (default {shown or default})"
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        if "--print_config" in action.option_strings:
+            return ""
+        return super()._format_args(action, default_metavar)
+
+
+class CommandParser(jsonargparse.ArgumentParser):
+    """A parser for one sub-command."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", PlainHelp)
+        options.setdefault("allow_abbrev", False)
+        super().__init__(**options)
+        self.usage = f"{self.prog} [options]"
+        self.shorthand: tuple[str, ...] = ()
+        """Groups with a name, as ``data``, whose name may be given as ``--data NAME``."""
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, *rest: Any, **options: Any
+    ) -> jsonargparse.Namespace:
+        words = list(sys.argv[1:] if args is None else args)
+        return super().parse_args(expand(words, self.shorthand), *rest, **options)
+
+    def format_help(self, formatter: argparse.HelpFormatter | None = None) -> str:
+        hidden = [action for action in self._actions if _is_config_of_a_group(action)]
+        kept = [(action, action.help) for action in hidden]
+        for action in hidden:
+            action.help = argparse.SUPPRESS
+        try:
+            return super().format_help(formatter)
+        finally:
+            for action, text in kept:
+                action.help = text
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        sys.stderr.write(f"usage: {self.usage}    ({self.prog} --help shows them)\n")
+        sys.stderr.write(f"error: {self._explained(message)}\n")
+        sys.exit(2)
+
+    def _explained(self, message: str) -> str:
+        """The message in plain words, with what was probably meant."""
+        message = _readable(message)
+        names = [text for action in self._actions for text in action.option_strings]
+        wrong = _unknown_option(message)
+        close = _closest(wrong, names) if wrong else []
+        in_file = not message.startswith("unrecognized")
+        if in_file and (wrong or "parsing config" in message):
+            message = f"{self._config_files()}{message}"
+        if not close:
+            return message
+        meant = [name.removeprefix("--") for name in close] if in_file else close
+        return f"{message}. Did you mean {' or '.join(meant)}?"
+
+    def _config_files(self) -> str:
+        words = getattr(self, "args", [])
+        files = [after for word, after in itertools.pairwise(words) if word == "--config"]
+        files += [word.partition("=")[2] for word in words if word.startswith("--config=")]
+        return f"{', '.join(files)}: " if files else ""
+
+
+def _unknown_option(message: str) -> str | None:
+    """The option jsonargparse does not know, with its dashes."""
+    if "unrecognized" in message:
+        found = re.search(r"--[\w.]+", message)
+        return found[0] if found else None
+    if found := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", message):
+        return f"--{found[1]}.{found[2]}"
+    found = re.search(r"Option '([\w.]+)' is not accepted", message)
+    return f"--{found[1]}" if found else None
+
+
+def _closest(word: str, names: Sequence[str]) -> list[str]:
+    close = get_close_matches(word, names, n=3, cutoff=0.7)
+    # `--lr` means `--optimizer.lr`: the end of a name is how people remember it.
+    ends = [name for name in names if name.rpartition(".")[2] == word.removeprefix("--")]
+    return list(dict.fromkeys([*ends, *close]))[:3]
+
+
+READABLE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    (r"Parser key \"([\w.]+)\":\s*", r"\1: "),
+    (
+        r"Expected a typing\.Literal\[(.*?)\]\. Got value: (\S+)",
+        r"\2 was given, but one of \1 is expected.",
+    ),
+    (r"Expected a <class 'int'>\. Got value: (.*)", r"a whole number is expected, not \1."),
+    (r"Expected a <class 'float'>\. Got value: (.*)", r"a number is expected, not \1."),
+    (r"Expected a <class 'bool'>\. Got value: (.*)", r"true or false is expected, not \1."),
+    (r"Expected a <class 'tuple'>\. Got value: (.*)", r"a list is expected, as [1,2], not \1."),
+    (
+        r"Does not validate against any of the Union subtypes\s+Subtypes: \[(.*?)\].*"
+        r"Given value: (\S*)",
+        lambda found: f"{_kinds(found[1])} is expected, not {found[2]}.",
+    ),
+    (r"Problems parsing config: ", r"problems parsing config, which must be YAML: "),
+)
+
+
+KINDS = {"int": "a whole number", "float": "a number", "str": "text", "NoneType": "null"}
+
+
+def _kinds(types: str) -> str:
+    """``<class 'float'>, <class 'NoneType'>`` as words."""
+    names = re.findall(r"<class '(\w+)'>", types)
+    return " or ".join(KINDS.get(name, name) for name in names) or types
+
+
+def _readable(message: str) -> str:
+    """jsonargparse's messages in the words of this command."""
+    for pattern, instead in READABLE:
+        message = re.sub(pattern, instead, message, flags=re.DOTALL)
+    return message.strip()
+
+
+def _is_config_of_a_group(action: argparse.Action) -> bool:
+    """``--data CONFIG``, which jsonargparse adds to every group of options."""
+    return type(action).__name__ == "_ActionConfigLoad"

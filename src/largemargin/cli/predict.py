@@ -1,0 +1,148 @@
+"""``largemargin predict``: classes of image files, with probability, margin and a flag."""
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonargparse
+
+from largemargin.cli.run_data import Asked, add_run, ask, output_file
+from largemargin.cli.run_options import show_progress
+from largemargin.errors import LargeMarginError
+
+HELP = "predict the classes of image files, and flag those too close to call"
+
+DESCRIPTION = """\
+Predict the class of image files. Every image gets a row with its class, the probability, the margin
+(distance of its features to the decision boundary, or cosine for losses on angles) and a flag where
+the margin is below a threshold. The threshold is calibrated on the validation images of the run, so
+that it keeps 95 % of the right predictions, and kept in its folder. An image that cannot be read
+gives a row that says why.
+
+In CSV files, texts that a spreadsheet would take for a formula get an apostrophe in front."""
+
+EXAMPLES = """\
+Examples:
+  largemargin predict runs/20260101-120000-run photos/            CSV to the screen
+  largemargin predict RUN a.jpg b.png --out answers.csv           or answers.json
+  largemargin predict RUN photos/ --rule accuracy --target 0.99   flag until 99 % are right
+  largemargin predict RUN photos/ --threshold 0.3                 or none"""
+
+
+def arguments(parser: jsonargparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    parser.usage = "largemargin predict RUN IMAGE [IMAGE ...] [options]"
+    add_run(parser)
+    parser.add_argument(
+        "images", nargs="+", type=str, metavar="IMAGE", help="image files, or folders of them"
+    )
+    parser.add_argument(
+        "--out", type=str, default=None, help="file to write, .csv or .json; default CSV to stdout"
+    )
+    parser.add_argument(
+        "--threshold",
+        type=str,
+        default="auto",
+        help="margin below which to flag: a number, none, or auto (from the validation images)",
+    )
+    parser.add_argument(
+        "--rule",
+        type=Literal["keep", "accuracy"],
+        default="keep",
+        help="auto keeps a share of the right predictions (keep), or flags until the rest reaches "
+        "an accuracy (accuracy)",
+    )
+    parser.add_argument(
+        "--target",
+        type=float | None,
+        default=None,
+        help="that share or accuracy; default 0.95 for keep, 0.99 for accuracy",
+    )
+    parser.add_argument("--batch_size", type=int, default=64, help="images at a time")
+
+
+def run(options: Any) -> int:
+    from largemargin.evaluating import predict
+
+    if options.out is not None and Path(options.out).suffix.lower() not in (".csv", ".json"):
+        raise LargeMarginError(f"--out must end in .csv or .json, but {options.out!r} was given.")
+    path = None if options.out is None else output_file(options.out)
+    asked = ask(options)
+    found = predict(
+        asked.model,
+        options.images,
+        classes=asked.classes,
+        threshold=_threshold(options, asked),
+        size=asked.size,
+        channels=asked.channels,
+        stretch=asked.stretch,
+        batch_size=options.batch_size,
+        device=asked.device,
+        progress=show_progress(),
+    )
+    if path is None:
+        found.write_csv(sys.stdout)
+    elif path.suffix.lower() == ".csv":
+        found.save_csv(path)
+    else:
+        found.save_json(path)
+    said = sys.stderr if path is None else sys.stdout
+    flagged = "" if options.threshold == "none" else f", {found.flagged} flagged"
+    failed = f", {found.failed} could not be read" if found.failed else ""
+    where = "" if path is None else f", written to {path}"
+    count = f"{len(found)} image{'' if len(found) == 1 else 's'}"
+    print(f"{count}{flagged}{failed}{where}", file=said)
+    return 1 if found.failed == len(found) else 0
+
+
+def _threshold(options: Any, asked: Asked) -> Any:
+    if options.threshold == "none":
+        return None
+    if options.threshold != "auto":
+        try:
+            return float(options.threshold)
+        except ValueError:
+            raise LargeMarginError(
+                f"--threshold must be a number, none or auto, but {options.threshold!r} was given."
+            ) from None
+    return _calibrated(options, asked)
+
+
+def _calibrated(options: Any, asked: Asked) -> Any:
+    """The threshold of this model, from the folder of the run if it was found before."""
+    from largemargin.evaluating import Threshold, calibrate_threshold
+
+    # Of these weights, and no others: a run may have been continued since.
+    weights = hashlib.blake2b(digest_size=6)
+    for tensor in asked.model.state_dict().values():
+        weights.update(tensor.detach().cpu().contiguous().view(-1).numpy().tobytes())
+    target = "default" if options.target is None else f"{options.target:g}"
+    name = f"threshold-{options.rule}-{target}-{weights.hexdigest()}.json"
+    path = asked.run.folder / name
+    if path.is_file():
+        return Threshold.load(path)
+    try:
+        validation = asked.run.data().validation
+    except LargeMarginError as error:
+        raise LargeMarginError(
+            "the threshold is calibrated on the validation images of the run, which cannot be "
+            f"read: {error} Or pass --threshold none, or a number."
+        ) from None
+    if validation is None or len(validation) == 0:
+        raise LargeMarginError(
+            "the threshold is calibrated on validation images, but this run held none out "
+            "(data.validation). Pass --threshold none, or a number. Training images will not do: "
+            "their margins are too large."
+        )
+    found = calibrate_threshold(
+        asked.model,
+        validation,
+        rule=options.rule,
+        target=options.target,
+        device=asked.device,
+        progress=show_progress(),
+    )
+    found.save(path)
+    print(found, file=sys.stderr)
+    return found

@@ -1,0 +1,144 @@
+"""``largemargin reproduce``: a table of a paper, run again and held against what was reported."""
+
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+
+from largemargin.cli.run_options import show_progress
+from largemargin.errors import LargeMarginError
+
+HELP = "run a paper's table again: reported, measured, verdict"
+
+DESCRIPTION = """\
+Run a table of a paper again. A recipe (papers/KEY/tableN.yaml) says which runs make the table; what
+is missing is trained, what was interrupted is continued, and every reported number is printed
+beside the measured one with a verdict by a rule that was fixed beforehand. Numbers go to measured/
+beside the recipe."""
+
+EXAMPLES = """\
+Examples:
+  largemargin reproduce papers/lmd/table3.yaml --list            what would be run, and on what data
+  largemargin reproduce papers/lmd/table3.yaml --path cifar10=~/cifar --only "CIFAR10, *"
+  largemargin reproduce papers/lmd/table3.yaml --epochs-fraction 0.05 --seeds 3
+  largemargin reproduce papers/lmd/table3.yaml --set batch_size=512 optimizer.lr=0.004
+
+--only takes patterns (* is anything) of the names that --list shows. With fewer epochs or other
+settings than the paper's no number counts as reproduced; only the direction is judged."""
+
+
+def arguments(parser: jsonargparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    parser.usage = "largemargin reproduce RECIPE [options]"
+    parser.add_argument("recipe", type=str, help="YAML file, as papers/lmd/table3.yaml")
+    parser.add_argument(
+        "--epochs-fraction", type=float, default=1.0, help="share of the paper's epochs"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=None, help="runs per cell; default the recipe's"
+    )
+    parser.add_argument(
+        "--only", type=str, nargs="+", default=[], metavar="CELL", help="cells to run; default all"
+    )
+    parser.add_argument(
+        "--path",
+        type=str,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="DATA=PATH",
+        help="where a data set lies; a .npz or .safetensors file stands for it",
+    )
+    parser.add_argument(
+        "--set",
+        type=str,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="settings of all runs that differ from the paper's",
+    )
+    parser.add_argument("--folder", type=str, default="runs/reproduce", help="of the runs")
+    parser.add_argument(
+        "--side-by-side", type=int, default=1, help="runs that share a GPU at a time"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="say what would be run and on what data, and exit"
+    )
+    parser.add_argument(
+        "--no-train", action="store_true", help="only measure runs that are there already"
+    )
+
+
+def run(options: Any) -> int:
+    from largemargin.recipes import reproduce
+    from largemargin.training import Interrupted
+
+    if options.list:
+        print(listing(Path(options.recipe)))
+        return 0
+    try:
+        table = reproduce(
+            options.recipe,
+            epochs_fraction=options.epochs_fraction,
+            seeds=options.seeds,
+            folder=options.folder,
+            overrides=settings_in(options.set),
+            paths=dict(map(pair, options.path)),
+            only=options.only,
+            train_missing=not options.no_train,
+            side_by_side=options.side_by_side,
+            progress=show_progress(),
+        )
+    except (KeyboardInterrupt, Interrupted):
+        raise KeyboardInterrupt("the same command again") from None
+    print(table)
+    return 1 if table.failures else 0
+
+
+def listing(path: Path) -> str:
+    """The cells of a recipe, what they need and what they assume."""
+    from largemargin.recipes import read_claims, read_recipe
+    from largemargin.recipes.reproduce import read_cells
+
+    recipe = read_recipe(path)
+    cells = read_cells(path, recipe)
+    claims = read_claims(recipe, path.parent / recipe.claims, cells)
+    trained = [each for each in cells if each.train]
+    lines = [recipe.title, "", f"{len(trained)} cells, {sum(c.runs for c in trained)} runs:"]
+    lines += [
+        f"  {each.name}    {each.config.model.name}, {each.config.objective.name}, "
+        f"{each.config.epochs} epochs"
+        for each in trained
+    ]
+    left_out = {
+        f"  {', '.join(value for value in each.key.values() if value)}: {each.reason}": None
+        for each in claims
+        if each.cell is None
+    }
+    lines += ["", "Left out:", *left_out] if left_out else []
+    lines += ["", "Data:", *(f"  {line}" for line in recipe.data_needed.strip().splitlines())]
+    lines += ["", "What the paper leaves open, and how it is read:"]
+    lines += [f"  - {' '.join(each.split())}" for each in recipe.readings]
+    return "\n".join(lines)
+
+
+def pair(text: str) -> tuple[str, str]:
+    """``name=value``."""
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise LargeMarginError(f"NAME=VALUE is expected, but {text!r} was given.")
+    return name, value
+
+
+def settings_in(words: list[str]) -> dict[str, Any]:
+    """``["epochs=3"]`` as ``{"epochs": 3}``; values are read as YAML."""
+    import yaml
+
+    found: dict[str, Any] = {}
+    for name, value in map(pair, words):
+        try:
+            found[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise LargeMarginError(f"cannot read the value of {name}: {value!r}.") from error
+    return found

@@ -1,0 +1,198 @@
+"""What a trained run is asked about: its model, and its own data or other data."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+import torch
+from torch import Tensor, nn
+
+from largemargin.cli.parser import CommandParser
+from largemargin.data import Data, DataConfig, Samples, load_data
+from largemargin.data.sources import SOURCES
+from largemargin.errors import LargeMarginError
+from largemargin.training.files import read_json
+from largemargin.training.runs import DATA, Run, pick_device
+
+SPLITS = ("auto", "test", "validation", "train")
+STRETCHED = ("market1501", "dukemtmc")
+"""Data whose images are brought to their size by changing their proportions."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run and what its model expects of images."""
+
+    run: Run
+    model: nn.Module
+    device: torch.device
+    classes: tuple[str, ...]
+    channels: int
+    size: tuple[int, int]
+    stretch: bool
+
+
+def add_run(parser: jsonargparse.ArgumentParser) -> None:
+    """The run, which of its models, and where to compute."""
+    parser.add_argument("run", type=str, metavar="RUN", help="folder that largemargin train made")
+    parser.add_argument("--which", default="best", type=str, help="model to take: best or last")
+    parser.add_argument("--device", default="auto", type=str, help="auto, cpu, cuda or cuda:1")
+
+
+def add_data(parser: jsonargparse.ArgumentParser) -> None:
+    """Other data than that of the run."""
+    parser.add_argument(
+        "--split",
+        default="auto",
+        type=str,
+        help="images to take: test, validation, train or auto (test where there is one)",
+    )
+    parser.add_class_arguments(DataConfig, "data")
+    for group in parser._action_groups:
+        if any(action.dest.startswith("data.") for action in group._group_actions):
+            group.title = "Other data with the same classes: --data FOLDER, FILE or NAME"
+    if isinstance(parser, CommandParser):
+        parser.shorthand = ("data",)
+
+
+def output_file(given: str | Path) -> Path:
+    """A file that can be written, found out before the work and not after it."""
+    path = Path(given).expanduser()
+    if path.is_dir():
+        raise LargeMarginError(f"--out must be a file, but {path} is a folder.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writable = os.access(path.parent, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise LargeMarginError(f"{path} cannot be written: no writable folder {path.parent}.")
+    return path
+
+
+def ask(options: Any) -> Asked:
+    """Open the run of the options."""
+    if options.which not in ("best", "last"):
+        raise LargeMarginError(f"--which must be best or last, but {options.which!r} was given.")
+    run = Run.open(options.run)
+    device = pick_device(options.device)
+    facts = read_json(run.folder / DATA)
+    return Asked(
+        run=run,
+        model=run.model(options.which).to(device),
+        device=device,
+        classes=tuple(facts["classes"]),
+        channels=int(facts["channels"]),
+        size=(int(facts["size"][0]), int(facts["size"][1])),
+        stretch=facts["name"] in STRETCHED,
+    )
+
+
+def data_of(options: Any, asked: Asked) -> tuple[Data, Samples, str]:
+    """The data of the options, the split that was asked for, and what it is called."""
+    if options.split not in SPLITS:
+        listed = ", ".join(SPLITS)
+        raise LargeMarginError(f"--split must be one of {listed}, but {options.split!r} was given.")
+    own = options.data == DataConfig()
+    if own:
+        data = asked.run.data()
+        # Re-identification is tested by its queries: what the classes are tested on is secondary.
+        last = () if data.query is None else ("train",)
+        return data, *_split(data, options.split, ("test", "validation", *last))
+    # All of it is other data: nothing has to be held out.
+    config = replace(options.data, validation=0.0)
+    if config.size is None and asked.size[0] == asked.size[1]:
+        config = replace(config, size=asked.size[0])
+    data = load_data(config)
+    samples, name = _split(data, options.split, ("test", "validation", "train"))
+    samples = fitting(samples, asked)
+    return data, _renamed(samples, data.classes, asked.classes), f"{name} of {config.name}"
+
+
+def _split(data: Data, wanted: str, order: Sequence[str]) -> tuple[Samples, str]:
+    names = order if wanted == "auto" else (wanted,)
+    for name in names:
+        samples = getattr(data, name)
+        if samples is not None and len(samples):
+            return samples, name
+    raise LargeMarginError(
+        f"{data.name} has no {' and no '.join(names)} images. Choose others with --split, or give "
+        "other data with --data."
+    )
+
+
+def fitting(samples: Samples, asked: Asked) -> Samples:
+    """The samples with as many channels as the model takes, at its size."""
+    pixels = samples.pixels
+    if pixels is None:
+        if asked.channels != 3:
+            raise LargeMarginError(
+                "the model takes grey images, but these are too many to convert in memory. Set "
+                "--data.resident yes."
+            )
+        assert samples.files is not None
+        files = replace(samples.files, size=asked.size, stretch=asked.stretch)
+        return replace(samples, files=files)
+    if pixels.shape[1] != asked.channels:
+        pixels = _channels(pixels, asked.channels)
+    if tuple(pixels.shape[2:]) != asked.size:
+        raise LargeMarginError(
+            f"the model takes images of {asked.size[0]} x {asked.size[1]} pixels, but these have "
+            f"{pixels.shape[2]} x {pixels.shape[3]}."
+        )
+    return replace(samples, pixels=pixels)
+
+
+def _channels(pixels: Tensor, wanted: int) -> Tensor:
+    """Grey images in three channels, or colour as grey."""
+    if pixels.shape[1] == 1 and wanted == 3:
+        return pixels.expand(-1, 3, -1, -1)
+    if pixels.shape[1] == 3 and wanted == 1:
+        from largemargin.evaluating.predict import grey
+
+        return grey(pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels)
+    raise LargeMarginError(
+        f"the model takes images with {wanted} channels, but these have {pixels.shape[1]}."
+    )
+
+
+def _renamed(samples: Samples, theirs: tuple[str, ...], ours: tuple[str, ...]) -> Samples:
+    """Labels as the model numbers classes of the same names."""
+    if theirs == ours:
+        return samples
+    number = {name: index for index, name in enumerate(ours)}
+    unknown = [name for name in theirs if name not in number]
+    if unknown:
+        shown = ", ".join(unknown[:5]) + (" and others" if len(unknown) > 5 else "")
+        raise LargeMarginError(
+            f"the model does not know the classes {shown}. It was trained on "
+            f"{', '.join(ours[:10])}{' and others' if len(ours) > 10 else ''}. Data of other "
+            "classes can be given as strangers: --ood."
+        )
+    table = torch.tensor([number[name] for name in theirs])
+    return replace(samples, labels=table[samples.labels])
+
+
+def strangers_of(given: str, asked: Asked) -> Samples:
+    """Images of other data: every image below a folder, or the test images of a known data set."""
+    if Path(given).expanduser().exists():
+        from largemargin.data.files import ImageFiles
+        from largemargin.evaluating.predict import image_files, image_samples
+
+        paths = image_files([given])
+        if asked.channels != 3:
+            return image_samples(paths, asked.size, asked.channels, asked.stretch)
+        files = ImageFiles(paths, range(len(paths)), asked.size, asked.stretch)
+        return Samples(torch.zeros(len(paths), dtype=torch.long), paths, files=files)
+    name, _, path = given.partition(":")
+    if name not in SOURCES:
+        raise LargeMarginError(
+            f"--ood must be a folder of images or the name of a data set, as svhn or svhn:FOLDER, "
+            f"but there is neither a folder nor a data set {name!r}."
+        )
+    side = asked.size[0] if asked.size[0] == asked.size[1] else None
+    data = load_data(DataConfig(name, path=path or None, size=side, validation=0.0))
+    return fitting(data.test or data.train, asked)

@@ -1,0 +1,97 @@
+"""The options that make a ``RunConfig``, for every sub-command that trains."""
+
+import os
+import sys
+from collections.abc import Collection
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+
+from largemargin.cli.parser import CommandParser
+from largemargin.errors import LargeMarginError
+from largemargin.training.config import RunConfig
+
+TITLES = {
+    "data": "Data: --data NAME, FOLDER or FILE, or in detail",
+    "model": "Network: --model NAME, or in detail",
+    "objective": "Objective: --objective NAME or 'NAME + 0.5*NAME', or in detail",
+    "noise": "Noise on training images",
+    "optimizer": "Optimizer: --optimizer NAME, or in detail",
+}
+NAMED = ("data", "model", "objective", "optimizer")
+
+
+def add_run_options(
+    parser: jsonargparse.ArgumentParser, *, skip: Collection[str] = (), title: str = "Training"
+) -> None:
+    """Every setting of a run, by its name in YAML; ``skip`` names those that do not apply."""
+    parser.add_argument(
+        "--config",
+        action="config",
+        help="YAML file with any of the settings below; options after it override it",
+    )
+    parser.add_class_arguments(RunConfig, skip=set(skip))
+    for group in parser._action_groups:
+        names = {action.dest.partition(".")[0] for action in group._group_actions}
+        if group.title and group.title.startswith("One training run"):
+            group.title = title
+        elif len(names) == 1 and (only := names.pop()) in TITLES:
+            group.title = TITLES[only]
+    if isinstance(parser, CommandParser):
+        parser.shorthand = tuple(name for name in NAMED if name not in skip)
+
+
+def run_config(options: Any, **changes: Any) -> RunConfig:
+    """The ``RunConfig`` that the options of :func:`add_run_options` describe."""
+    names = [field.name for field in fields(RunConfig) if field.name in options]
+    given = {name: options[name] for name in names}
+    return RunConfig(**{**given, **changes})
+
+
+def changed_settings(options: Any) -> list[str]:
+    """Names of the settings that are not at their defaults."""
+    plain = RunConfig()
+    names = [field.name for field in fields(RunConfig) if field.name in options]
+    return [name for name in names if options[name] != getattr(plain, name)]
+
+
+def refuse_settings(options: Any, folder: str) -> None:
+    """What is continued keeps the settings it began with."""
+    changed = changed_settings(options)
+    if changed:
+        raise LargeMarginError(
+            f"--resume continues {folder} with the settings it began with, but {changed[0]} was "
+            "given too. Leave it out, or start anew without --resume."
+        )
+
+
+def study_folder(options: Any, config: RunConfig, kind: str) -> str:
+    """The folder asked for, or a new one in ``out`` with a name that says what is in it."""
+    from largemargin.training.runs import new_folder
+
+    refuse_several_processes(kind)
+    folder = options.get("folder")
+    if folder is None:
+        name = kind if config.name == RunConfig().name else f"{kind}-{config.name}"
+        return str(new_folder(replace(config, name=name)))
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LargeMarginError(f"cannot make the folder {folder}: {error.strerror}.") from error
+    return str(folder)
+
+
+def refuse_several_processes(kind: str) -> None:
+    """Every process of torchrun would start a study of its own."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise LargeMarginError(
+            f"{kind} runs in one process, but it was started in {os.environ['WORLD_SIZE']}. Start "
+            "it without torchrun; several machines can share a search with tune --storage."
+        )
+
+
+def show_progress() -> bool:
+    """Progress bars are for people: none where the output goes to a file."""
+    return sys.stderr.isatty()

@@ -1,0 +1,113 @@
+"""``largemargin train``: one run, from a data set or an image folder to a measured classifier."""
+
+import argparse
+import os
+import sys
+from functools import partial
+from typing import Any
+
+import jsonargparse
+
+from largemargin.cli.run_options import add_run_options, refuse_settings, run_config, show_progress
+
+HELP = "train a classifier on a data set or an image folder"
+
+DESCRIPTION = """\
+Train one classifier. Everything has a default; without options the small CNN learns the digits
+that come with scikit-learn. The run lands in a folder of its own: settings, metrics, checkpoints,
+results and the geometry of the best model."""
+
+EXAMPLES = """\
+Examples:
+  largemargin train --data photos/ --model torchvision/resnet18 --model.weights default
+      photos/ holds one folder of images per class, or train/ and val/ with such folders
+  largemargin train --objective cosface --objective.settings.margin 0.2 --epochs 30
+  largemargin train --objective 'cross_entropy + 0.5*sample_margin' --optimizer.lr 0.1
+  largemargin train --data cifar10 --data.path ~/cifar --model resnet18 --precision bf16
+  largemargin train --print_config > run.yaml      write all settings, change them, then:
+  largemargin train --config run.yaml --seed 1
+  largemargin train --resume runs/20260101-120000-run
+
+Losses, networks and data sets: largemargin list, list --models, list --data.
+Several GPUs: torchrun --nproc-per-node 4 -m largemargin train ..."""
+
+
+def arguments(parser: jsonargparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    parser.add_argument(
+        "--resume",
+        type=str,
+        metavar="FOLDER",
+        default=argparse.SUPPRESS,
+        help="continue the run in this folder exactly where it stopped",
+    )
+    add_run_options(parser, title="Training")
+
+
+def run(options: Any) -> int:
+    from largemargin.training import Interrupted, Run, train
+
+    folder = options.get("resume")
+    if folder is None:
+        config = run_config(options)
+    else:
+        refuse_settings(options, folder)
+        config = Run.open(folder).config
+    try:
+        done = train(
+            config,
+            folder=folder,
+            resume=folder is not None,
+            progress=show_progress(),
+            on_epoch=None if show_progress() or not _is_first() else partial(_tell, config),
+        )
+    except Interrupted as stop:
+        print(f"\n{stop}", file=sys.stderr)
+        return 130
+    if _is_first():
+        print(summary(done))
+    return 0
+
+
+def _is_first() -> bool:
+    """Of the processes that torchrun started, one speaks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _tell(config: Any, row: dict[str, Any]) -> None:
+    """A line per epoch, where a log file takes the place of the progress bar."""
+    validation = row["validation"]
+    said = [f"epoch {row['epoch'] + 1} of {config.epochs}: loss {row['loss']:.4g}"]
+    if validation is not None:
+        said.append(f"validation accuracy {100 * validation['accuracy']:.2f} %")
+    print(", ".join([*said, f"{row['images_per_s']:,.0f} images/s"]), flush=True)
+
+
+def summary(done: Any) -> str:
+    """What came out, where it lies and what to do with it."""
+    result = done.result
+    lines = [f"{done.folder}"]
+    for split in ("validation", "test"):
+        numbers = result.get(split)
+        if numbers:
+            lines.append(f"{split:<11} {_accuracies(numbers)}")
+    geometry = done.geometry()
+    if geometry is not None:
+        lines += ["", str(geometry)]
+    lines += [
+        "",
+        "Next:",
+        f"  largemargin evaluate {done.folder}    noise, attacks, calibration",
+        f"  largemargin predict {done.folder} IMAGES",
+        "  largemargin compare --methods NAME,NAME    better than softmax, or luck?",
+    ]
+    return "\n".join(lines)
+
+
+def _accuracies(numbers: dict[str, Any]) -> str:
+    named = (("accuracy", "accuracy"), ("balanced_accuracy", "balanced"), ("loss", "loss"))
+    return ", ".join(
+        f"{label} {numbers[key]:.4f}" if key == "loss" else f"{label} {100 * numbers[key]:.2f} %"
+        for key, label in named
+        if numbers.get(key) is not None
+    )

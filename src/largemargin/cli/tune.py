@@ -1,0 +1,132 @@
+"""``largemargin tune``: search for good settings on the validation images."""
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonargparse
+
+from largemargin.cli.compare import add_folder_options
+from largemargin.cli.run_options import (
+    add_run_options,
+    refuse_settings,
+    refuse_several_processes,
+    run_config,
+    show_progress,
+    study_folder,
+)
+from largemargin.errors import LargeMarginError
+
+HELP = "search for learning rate, weight decay, clipping and the loss's own settings"
+
+DESCRIPTION = """\
+Try settings and keep the best, judged on the validation images; the test images are not looked at.
+Searched are the learning rate, the weight decay, the clipping of gradients and the settings of the
+loss. Trials that look bad are stopped early. Beside the trials the folder gets best.yaml, the
+settings of the best one, ready for training."""
+
+EXAMPLES = """\
+Examples:
+  largemargin tune --objective cosface --trials 30
+  largemargin tune --space '{optimizer.lr: [0.01, 0.5], optimizer.clip_norm: null}'
+      another range; null leaves a setting as it is
+  largemargin train --config runs/<time>-tune-run/best.yaml
+  largemargin tune --resume runs/<time>-tune-run --trials 60     more trials, or after Ctrl-C
+  largemargin tune --storage postgresql://host/db --study shoes  on several machines at once"""
+
+PLAN = "plan.yaml"
+DEFAULT_TRIALS = 20
+
+
+def arguments(parser: jsonargparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    group = parser.add_argument_group("Search")
+    group.add_argument(
+        "--trials",
+        type=int | None,
+        default=None,
+        help=f"finished trials to reach, earlier ones included (default {DEFAULT_TRIALS})",
+    )
+    group.add_argument(
+        "--space",
+        type=dict[str, Any],
+        default={},
+        help="changes of what is searched: [low, high], a list of more values, or null",
+    )
+    group.add_argument(
+        "--pruner",
+        type=Literal["median", "asha", "none"],
+        default="median",
+        help="which trials are stopped early: worse than the median, asha (halving) or none",
+    )
+    group.add_argument(
+        "--storage",
+        type=str | None,
+        default=None,
+        metavar="URL",
+        help="database that several machines share; default a file in the folder",
+    )
+    group.add_argument(
+        "--study", type=str, default="largemargin", help="name of the study in its storage"
+    )
+    add_folder_options(group, "search")
+    add_run_options(parser, title="What is tuned")
+
+
+def run(options: Any) -> int:
+    from largemargin.training import Interrupted
+    from largemargin.training.objective import parse_objective
+    from largemargin.training.tuning import BEST, TRIALS, tune
+
+    if options.get("resume"):
+        folder, config, plan = options.resume, *_begun(options)
+    else:
+        config = run_config(options)
+        parse_objective(config.objective)  # before a folder is made for nothing
+        folder = study_folder(options, config, "tune")
+        plan = {name: options[name] for name in ("trials", "space", "pruner", "storage", "study")}
+    if options.trials is not None:
+        plan["trials"] = options.trials
+    plan["trials"] = DEFAULT_TRIALS if plan["trials"] is None else plan["trials"]
+    _write_plan(folder, config, plan)
+    print(f"Tuning {config.objective.name}: {plan['trials']} trials, in {folder}", flush=True)
+    try:
+        found = tune(config, folder=folder, progress=show_progress(), say=_say, **plan)
+    except (Interrupted, KeyboardInterrupt):
+        raise KeyboardInterrupt(f"largemargin tune --resume {folder}") from None
+    print(f"\n{found}\n\nall trials: {os.path.join(folder, TRIALS)}")
+    if found.best is None:
+        return 1
+    print(f"train with the best: largemargin train --config {os.path.join(folder, BEST)}")
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _write_plan(folder: str, config: Any, plan: dict[str, Any]) -> None:
+    import yaml
+
+    from largemargin.training.config_file import to_dict
+    from largemargin.training.files import write_text
+
+    text = yaml.safe_dump({**plan, **to_dict(config)}, sort_keys=False, allow_unicode=True)
+    write_text(Path(folder) / PLAN, text)
+
+
+def _begun(options: Any) -> tuple[Any, dict[str, Any]]:
+    """The plan of the folder to continue; more trials may be asked for, nothing else changes."""
+    from largemargin.training.config_file import from_dict, read_yaml
+
+    path = Path(options.resume) / PLAN
+    if not path.is_file():
+        raise LargeMarginError(
+            f"{options.resume} is no search: it has no {PLAN}. Pass a folder that `largemargin "
+            "tune` made."
+        )
+    refuse_several_processes("tune")
+    refuse_settings(options, options.resume)
+    known = read_yaml(path)
+    plan = {name: known.pop(name) for name in ("trials", "space", "pruner", "storage", "study")}
+    return from_dict(known), plan

@@ -1,0 +1,98 @@
+"""A comparison as text: the table, and what may be concluded from it."""
+
+import math
+
+from largemargin.training.comparison import Comparison, MethodResult
+from largemargin.training.significance import WILCOXON_FROM
+
+FEW = 3
+"""Fewer seeds say next to nothing about the spread."""
+
+
+def table(found: Comparison) -> str:
+    """One line a method, then the reading."""
+    rows = [HEADS, *(_cells(each) for each in found.methods)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
+    lines = [
+        "  ".join(
+            f"{cell:<{width}}" if at in (0, len(row) - 1) else f"{cell:>{width}}"
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    rule = "-" * max(map(len, lines))
+    return "\n".join([lines[0], rule, *lines[1:], "", *reading(found)])
+
+
+HEADS = (
+    *("method", "accuracy", "std", "difference", "95 % interval", "p (Holm)", "class margin"),
+    *("trials", "tuning", "training", "verdict"),
+)
+
+
+def _cells(each: MethodResult) -> tuple[str, ...]:
+    test = each.test
+    return (
+        each.method,
+        f"{100 * each.mean:.2f} %",
+        _or_dash(100 * each.std, "{:.2f}"),
+        "" if test is None else f"{round(100 * test.difference, 2) + 0.0:+.2f}",
+        "" if test is None else _interval(100 * test.low, 100 * test.high),
+        "" if each.corrected is None else _or_dash(each.corrected, "{:.3f}"),
+        _or_dash(each.class_margin, "{:.1f}°"),
+        str(each.trials),
+        f"{each.tuning_seconds:.0f} s",
+        f"{each.seconds:.1f} s",
+        each.verdict,
+    )
+
+
+def _or_dash(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else form.format(value)
+
+
+def _interval(low: float, high: float) -> str:
+    return "-" if math.isnan(low) else f"{low:+.2f} .. {high:+.2f}"
+
+
+def reading(found: Comparison) -> list[str]:
+    """What the table says, and what it does not say."""
+    count, image = len(found.seeds), 100 / max(1, found.images)
+    lines = [
+        f"accuracy: {found.split}, mean over {count} seed{'s' if count > 1 else ''}; one of the "
+        f"{found.images:,} images is {image:.2f} points",
+        "difference: method minus softmax in points, seed by seed; p: paired t-test with Holm's "
+        "correction",
+        "trials, tuning: tuning per method; training: of one run",
+    ]
+    if found.split == "validation":
+        lines.append(
+            "There are no test images: these also chose the best epoch, so the accuracies are a "
+            "little too high."
+        )
+    if not any(each.trials for each in found.methods):
+        lines.append(
+            "Nothing was tuned: another learning rate may change the order (--trials 20 tunes "
+            "every method alike)."
+        )
+    lines.append("")
+    if count == 1:
+        return [*lines, "One seed cannot tell a difference from luck: give more, --seeds 5."]
+    lines += [_sentence(each, count) for each in found.methods if each.test is not None]
+    if count < WILCOXON_FROM:
+        lines.append(f"The rank test beside the t-test needs {WILCOXON_FROM} seeds.")
+    return lines
+
+
+def _sentence(each: MethodResult, count: int) -> str:
+    test = each.test
+    assert test is not None
+    ranks = "" if test.wilcoxon is None else f"; rank test p {test.wilcoxon:.3f}"
+    if each.verdict != "noise":
+        size = f"{100 * abs(test.difference):.2f} points"
+        return f"{each.method} is {each.verdict} than softmax by {size}{ranks}."
+    known = f"{each.method}: the difference to softmax is noise (p {each.corrected:.2f})"
+    if count < FEW:
+        return f"{known}; {count} seeds can hardly show anything else{ranks}."
+    reach = 100 * max(abs(test.low), abs(test.high))
+    return f"{known}; with {count} seeds up to {reach:.2f} points could hide in it{ranks}."

@@ -1,0 +1,134 @@
+"""Everything that defines a training run, as typed settings: what a YAML file says."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from largemargin.data import DataConfig
+from largemargin.models import ModelConfig
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """What is minimised.
+
+    Args:
+        name: names of ``largemargin list`` with optional weights: ``cosface``,
+            ``cross_entropy + 0.5*sample_margin``. A penalty alone comes with a cross entropy.
+        settings: arguments of the loss: ``{margin: 0.2}``; for sums by name of the term:
+            ``{cosface: {margin: 0.2}}``.
+        schedule: preset (the usual warm-ups of these losses) or none.
+        layers: names of modules whose outputs go to a loss on hidden layers.
+    """
+
+    name: str = "cross_entropy"
+    settings: dict[str, Any] = field(default_factory=dict)
+    schedule: Literal["none", "preset"] = "none"
+    layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NoiseConfig:
+    """Noise on training images, in units of [0, 1] pixels, before normalisation.
+
+    Args:
+        use: none; noisy (only noisy images); clean_and_noisy (the mean loss of both); pair (a clean
+            and a noisy pass, both given to the objective: robust_discriminative, stability).
+        kind: gaussian (level is the standard deviation) or uniform (level is the amplitude).
+        level: strength.
+        clip: cut noisy images back to [0, 1].
+    """
+
+    use: Literal["none", "noisy", "clean_and_noisy", "pair"] = "none"
+    kind: Literal["gaussian", "uniform"] = "gaussian"
+    level: float = 0.06
+    clip: bool = False
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """The optimizer and the learning rate over time.
+
+    Args:
+        name: sgd, adamw or adam.
+        lr: learning rate at the start (the highest for one_cycle and after a warm-up).
+        momentum: of SGD.
+        nesterov: Nesterov's form of momentum.
+        weight_decay: on all parameters.
+        clip_norm: largest norm of the whole gradient; none does not clip.
+        schedule: constant; steps (times ``factor`` at every epoch of ``milestones``); cosine and
+            log_linear (down to ``final_lr``); one_cycle.
+        milestones: epochs at which ``steps`` lowers the rate.
+        factor: by which it does.
+        final_lr: rate at the end of cosine and log_linear.
+        warmup_epochs: epochs over which the rate rises linearly from 0.
+        by: change the rate every step or every epoch (the papers do).
+    """
+
+    name: Literal["sgd", "adamw", "adam"] = "sgd"
+    lr: float = 0.05
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 5e-4
+    clip_norm: float | None = 5.0
+    schedule: Literal["constant", "steps", "cosine", "log_linear", "one_cycle"] = "cosine"
+    milestones: tuple[int, ...] = ()
+    factor: float = 0.2
+    final_lr: float = 0.0
+    warmup_epochs: float = 0.0
+    by: Literal["step", "epoch"] = "step"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One training run.
+
+    Args:
+        name: name of the run; its folder is ``out/<time>-<name>``.
+        data: the images.
+        model: the network.
+        objective: what is minimised.
+        noise: noise on training images.
+        optimizer: the optimizer.
+        epochs: passes over the training images.
+        batch_size: images per step, over all processes.
+        seed: of initial weights, batch order, augmentation and noise.
+        precision: fp32, bf16 or fp16 (autocast).
+        compile: use torch.compile.
+        graph: capture the whole step in a CUDA graph: auto (where possible), on or off.
+        device: auto, cpu, cuda or cuda:1.
+        ema: decay of an exponential moving average of the weights, which is then evaluated.
+        patience: stop after so many epochs without a better validation result; none never stops.
+        select: what "best" means on the validation images; without them the last epoch is taken.
+        gradients_every: measure gradient norms of the loss terms and their conflicts every so many
+            steps (0: never); each time costs one backward pass to the features per term.
+        checkpoint_every: epochs between checkpoints.
+        max_bad_steps: non-finite steps in a row that are skipped before the run stops.
+        measure: measure the geometry of the best model on the test images at the end.
+        deterministic: bit-equal repetitions, where the device can.
+        trackers: names known to accelerate (tensorboard, wandb, ...), beside metrics.jsonl.
+        out: folder of all runs.
+    """
+
+    name: str = "run"
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    noise: NoiseConfig = field(default_factory=NoiseConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    epochs: int = 20
+    batch_size: int = 128
+    seed: int = 0
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    compile: bool = False
+    graph: Literal["auto", "on", "off"] = "auto"
+    device: str = "auto"
+    ema: float | None = None
+    patience: int | None = None
+    select: Literal["accuracy", "balanced_accuracy", "loss"] = "accuracy"
+    gradients_every: int = 50
+    checkpoint_every: int = 1
+    max_bad_steps: int = 20
+    measure: bool = True
+    deterministic: bool = False
+    trackers: tuple[str, ...] = ()
+    out: str = "runs"

@@ -1,0 +1,68 @@
+"""Files that are whole or not there: written beside their place, then renamed into it."""
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from largemargin.errors import LargeMarginError
+
+DRAFT = ".draft-"
+"""Names that begin so are unfinished and may be deleted at any time."""
+
+
+def write_text(path: Path, text: str) -> None:
+    draft = path.with_name(f"{DRAFT}{uuid.uuid4().hex[:8]}-{path.name}")
+    try:
+        with open(draft, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LargeMarginError(f"cannot read {path}: {error.strerror or error}.") from error
+    except ValueError as error:
+        raise LargeMarginError(f"{path} is damaged: {error}.") from error
+
+
+@contextmanager
+def drafted_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill, which gets the name ``path`` when the block ends without an error."""
+    draft = path.with_name(f"{DRAFT}{uuid.uuid4().hex[:8]}-{path.name}")
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+        os.replace(draft, path)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def remove_drafts(folder: Path) -> None:
+    """Delete what an interrupted write left in a folder."""
+    for path in folder.glob(f"{DRAFT}*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def checksum(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

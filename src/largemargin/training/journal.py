@@ -1,0 +1,102 @@
+"""What a run writes while it trains: metrics as JSON lines, and trackers beside them."""
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from largemargin.dropin import Criterion
+from largemargin.training.files import write_text
+from largemargin.training.runs import METRICS
+from largemargin.training.sums import Seen
+
+
+class Journal:
+    """Rows of ``metrics.jsonl``. Only the first process writes.
+
+    Args:
+        folder: of the run.
+        writes: whether this process does.
+        track: ``track(values, step)`` sends numbers to trackers.
+    """
+
+    def __init__(self, folder: Path, *, writes: bool = True, track: Any = None) -> None:
+        self.folder = folder
+        self.path = folder / METRICS
+        self.writes = writes
+        self.track = track
+        self.bad_steps = 0
+
+    def write(self, row: dict[str, Any]) -> None:
+        if row["kind"] == "epoch":
+            self.bad_steps = 0
+        if not self.writes:
+            return
+        line = json.dumps(_finite(row), ensure_ascii=False)
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if self.track is not None:
+            self.track(_flat(row), row["step"])
+
+    def gradients(self, epoch: int, step: int, criterion: Criterion) -> None:
+        """Norms of the terms' gradients on the features, and how far they agree (cosines)."""
+        conflicts = criterion.gradient_conflicts
+        self.write(
+            {
+                "kind": "gradients",
+                "epoch": epoch,
+                "step": step,
+                "norms": {name: norm.item() for name, norm in criterion.gradient_norms.items()},
+                "cosines": {f"{a} & {b}": cosine.item() for (a, b), cosine in conflicts.items()},
+            }
+        )
+
+    def report_bad(self, epoch: int, step: int, seen: Seen) -> None:
+        """Steps that were skipped because something was not finite."""
+        self.bad_steps = seen.bad
+        self.write(
+            {
+                "kind": "bad_steps",
+                "epoch": epoch,
+                "step": step,
+                "skipped": seen.bad,
+                "in_a_row": seen.bad_in_a_row,
+                "terms": dict(seen.bad_terms),
+            }
+        )
+
+    def cut(self, step: int) -> None:
+        """Forget rows after this step: they will be written again."""
+        if not self.writes or not self.path.is_file():
+            return
+        kept = []
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(line)
+            except ValueError:  # the last line, cut short by a crash
+                break
+            if row["step"] < step or (row["step"] == step and row["kind"] == "epoch"):
+                kept.append(line + "\n")
+        write_text(self.path, "".join(kept))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _flat(row: dict[str, Any], before: str = "") -> dict[str, float]:
+    flat: dict[str, float] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{before}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            flat[before + name] = float(value)
+    return flat

@@ -1,0 +1,163 @@
+"""A run is a folder: its configuration, what happened, and the trained model."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from largemargin.data import Data, load_data
+from largemargin.errors import LargeMarginError
+from largemargin.measuring import Geometry
+from largemargin.models import build_model
+from largemargin.training.checkpoints import Checkpoints, model_weights
+from largemargin.training.config import RunConfig
+from largemargin.training.config_file import from_dict, read_yaml
+from largemargin.training.files import read_json
+
+CONFIG, RESULT, METRICS = "config.yaml", "result.json", "metrics.jsonl"
+ENVIRONMENT, DATA, GEOMETRY = "environment.json", "data.json", "geometry.json"
+
+
+class Run:
+    """A run's folder, finished or not: ``Run.open("runs/...")``."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Run":
+        run = cls(folder)
+        if not (run.folder / CONFIG).is_file():
+            raise LargeMarginError(
+                f"{folder} is no run: it has no {CONFIG}. Pass a folder that `largemargin train` "
+                "made, as runs/20250101-120000-name."
+            )
+        return run
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
+    @property
+    def config(self) -> RunConfig:
+        return from_dict(read_yaml(self.folder / CONFIG))
+
+    @property
+    def finished(self) -> bool:
+        return (self.folder / RESULT).is_file()
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """Accuracies and timings of a finished run."""
+        if not self.finished:
+            raise LargeMarginError(
+                f"{self.folder} is not finished. Continue it: largemargin train --resume "
+                f"{self.folder}"
+            )
+        result: dict[str, Any] = read_json(self.folder / RESULT)
+        return result
+
+    def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl, all or of one kind: "epoch", "gradients", "bad_steps"."""
+        path = self.folder / METRICS
+        if not path.is_file():
+            return []
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return [row for row in rows if kind is None or row["kind"] == kind]
+
+    def data(self) -> Data:
+        """The data of the run, loaded again; the same images, split and noise."""
+        return load_data(self.config.data)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(read_json(self.folder / DATA)["classes"])
+
+    def model(self, which: str = "best") -> nn.Module:
+        """The trained network on the CPU, in evaluation mode; it takes images in [0, 1].
+
+        Args:
+            which: "best" on the validation images (the last without them) or "last".
+        """
+        found = Checkpoints(self.folder).find(which)
+        if found is None:
+            raise LargeMarginError(f"{self.folder} holds no {which} checkpoint yet.")
+        config, facts = self.config, read_json(self.folder / DATA)
+        with torch.random.fork_rng(devices=[]):
+            model = build_model(
+                replace(config.model, weights=None),
+                len(facts["classes"]),
+                channels=facts["channels"],
+                size=tuple(facts["size"]),
+                mean=tuple(facts["mean"]),
+                std=tuple(facts["std"]),
+            )
+        return model_weights(found, model)
+
+    def geometry(self) -> Geometry | None:
+        """What was measured on the test images at the end, if it was."""
+        path = self.folder / GEOMETRY
+        return Geometry.load(path) if path.is_file() else None
+
+
+def new_folder(config: RunConfig) -> Path:
+    """Make ``out/<time>-<name>``; a second run in the same second gets another name."""
+    base = Path(config.out)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for attempt in range(1000):
+        folder = base / (f"{stamp}-{config.name}" + (f"-{attempt}" if attempt else ""))
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise LargeMarginError(
+                f"cannot make the folder {folder}: {error.strerror}. Choose another with --out."
+            ) from error
+        return folder
+    raise LargeMarginError(f"too many runs named {config.name} in {base}.")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time in a run's folder; the lock ends with the process, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on this system
+        yield
+        return
+    handle = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise LargeMarginError(
+                f"another process is training in {folder}. Wait for it, or choose another folder."
+            ) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise LargeMarginError(
+            f"device must be auto, cpu, cuda, ..., but {name!r} was given."
+        ) from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise LargeMarginError(
+            f"device is {name}, but torch sees no CUDA device here. Use device: cpu or auto."
+        )
+    return device

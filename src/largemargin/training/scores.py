@@ -1,0 +1,72 @@
+"""How good a model is on the validation and test images of a run."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+import largemargin as lm
+from largemargin.data import Batches, Data, Samples
+from largemargin.evaluating import accuracy_of
+from largemargin.training.config import RunConfig
+from largemargin.training.processes import Processes
+
+BATCH = 1000
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    dtype = DTYPES.get(precision)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+class Scores:
+    """Accuracies and geometry of a run's model, in the precision it is trained in."""
+
+    def __init__(self, config: RunConfig, data: Data, processes: Processes) -> None:
+        self.config = config
+        self.data = data
+        self.processes = processes
+        self.device = processes.device
+        self._validation: Batches | None = None
+
+    def validation(self, model: nn.Module) -> dict[str, float] | None:
+        if not self.data.validation:
+            return None
+        if self._validation is None:
+            self._validation = self._batches(self.data.validation)
+        return self._accuracies(model, self._validation)
+
+    def test(self, model: nn.Module) -> dict[str, float] | None:
+        if not self.data.test:
+            return None
+        return self._accuracies(model, self._batches(self.data.test))
+
+    def geometry(self, model: nn.Module) -> lm.Geometry | None:
+        """On the test images, or else the validation images; on the first process only."""
+        samples = self.data.test or self.data.validation
+        if not samples or self.processes.rank > 0:
+            return None
+        batches = Batches(samples, BATCH, device=self.device, shuffle=False)
+        with autocast(self.config.precision, self.device):
+            return lm.measure(model, batches, pairwise=True, merge=False, progress=False)
+
+    def _batches(self, samples: Samples) -> Batches:
+        """All images in their order; of several processes each takes its share."""
+        rank, world = self.processes.rank, self.processes.world
+        if world > 1:
+            samples = samples.subset(range(rank, len(samples), world))
+        workers = self.config.data.workers
+        return Batches(samples, BATCH, device=self.device, shuffle=False, workers=workers)
+
+    def _accuracies(self, model: nn.Module, batches: Batches) -> dict[str, float]:
+        classes = len(self.data.classes)
+        with autocast(self.config.precision, self.device):
+            found = accuracy_of(model, batches, num_classes=classes, device=self.device)
+        return {
+            "accuracy": found.accuracy,
+            "balanced_accuracy": found.balanced,
+            "loss": found.loss,
+            "ece": found.ece,
+        }

@@ -1,0 +1,360 @@
+"""``Trainer``: one run from its configuration to its result, a step at a time."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+import largemargin as lm
+from largemargin.data import Batches, Data, Samples
+from largemargin.errors import LargeMarginError
+from largemargin.models import build_model
+from largemargin.training.averaging import Average
+from largemargin.training.checkpoints import Checkpoints
+from largemargin.training.config import RunConfig
+from largemargin.training.config_file import to_dict
+from largemargin.training.graph import GraphStep
+from largemargin.training.journal import Journal
+from largemargin.training.objective import needs_of, objective_of
+from largemargin.training.optimizing import LearningRate, make_optimizer
+from largemargin.training.processes import Processes
+from largemargin.training.progress import Progress
+from largemargin.training.scores import Scores, autocast
+from largemargin.training.seeds import Stream, seed_all
+from largemargin.training.step import Snapshot, Step
+from largemargin.training.sums import Sums
+
+LOOK_EVERY = 50
+"""Steps between looks at what the device has added up."""
+
+
+class Trainer:
+    """Everything a run needs; :meth:`steps` trains, and pauses after every step.
+
+    Args:
+        config: of the run.
+        data: what it trains on.
+        journal: where it writes.
+        processes: this process among others.
+        on_epoch: called with every epoch's row; an exception from it ends the run.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        data: Data,
+        journal: Journal,
+        *,
+        processes: Processes,
+        on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.data = data
+        self.journal = journal
+        self.processes = processes
+        self.progress = Progress(shown=False)
+        self.on_epoch = on_epoch
+        self.device = processes.device
+        self.random = Stream(self.device)
+        self.stop_requested = False
+        with self.random():
+            self._build()
+
+    def _build(self) -> None:
+        config, data = self.config, self.data
+        seed_all(config.seed, "init")
+        self.bare = build_model(
+            config.model,
+            len(data.classes),
+            channels=data.channels,
+            size=data.size,
+            mean=data.mean,
+            std=data.std,
+        ).to(self.device)
+        if self.device.type == "cuda":
+            self.bare = self.bare.to(memory_format=torch.channels_last)
+        self.batches = self._batches(data.train)
+        total = config.epochs * len(self.batches)
+        counts = torch.bincount(data.train.labels, minlength=len(data.classes)).tolist()
+        self.criterion = lm.attach(
+            self.bare,
+            objective_of(config.objective, counts),
+            layers=config.objective.layers,
+            schedule="preset" if config.objective.schedule == "preset" else None,
+            total_steps=total if config.objective.schedule == "preset" else None,
+            stepping="manual",
+            accumulate=2 if config.noise.use == "clean_and_noisy" else 1,
+        )
+        self._check_noise()
+        self.graphs = self._uses_graph()
+        parameters = [*self.bare.parameters(), *self.criterion.parameters()]
+        self.optimizer = make_optimizer(config.optimizer, parameters, on_device=self.graphs)
+        self.rate = LearningRate(
+            config.optimizer, epochs=config.epochs, steps_per_epoch=len(self.batches)
+        )
+        self.average = None if config.ema is None else Average(self.bare, config.ema)
+        self.sums = Sums(self.device, compiled=config.compile)
+        self.model, optimizer = self.processes.prepare(self.bare, self.optimizer)
+        self.step = Step(
+            self.model,
+            self.criterion,
+            optimizer,
+            noise=config.noise,
+            clip_norm=config.optimizer.clip_norm,
+            sums=self.sums,
+            average=self.average,
+            autocast=partial(autocast, config.precision, self.device),
+            backward=self.processes.backward,
+            scaler=self.processes.scaler,
+            compiled=config.compile and "inputs" not in needs_of(config.objective),
+            alone=self.processes.world == 1,
+        )
+        self.step.usual_size = config.batch_size // self.processes.world
+        self.graph = GraphStep(self.step, self.batches) if self.graphs else None
+        self.snapshot = Snapshot(self.bare, self.criterion)
+        self.scores = Scores(config, data, self.processes)
+        self.checkpoints = Checkpoints(self.journal.folder)
+        self.epoch, self.done = 0, 0
+        self.epoch_seconds = 0.0
+        self.best: dict[str, Any] | None = None
+        self.best_model = deepcopy(self.bare) if self.data.validation else self.bare
+        self.best_is_new = False
+        self.waited = 0
+        self.seconds = 0.0
+
+    def _batches(self, samples: Samples) -> Batches:
+        config, world = self.config, self.processes.world
+        return Batches(
+            samples,
+            config.batch_size,
+            device=self.device,
+            seed=config.seed,
+            augment=self.data.augment,
+            rank=self.processes.rank,
+            world=world,
+            workers=config.data.workers,
+            # Batch normalisation cannot train on a single image.
+            drop_last=0 < len(samples) % config.batch_size < 2 * world,
+        )
+
+    @property
+    def _world(self) -> int:
+        world: int = self.processes.world
+        return world
+
+    def _check_noise(self) -> None:
+        needs = needs_of(self.config.objective)
+        if ("noisy" in needs) != (self.config.noise.use == "pair"):
+            asked = f"the objective {self.config.objective.name!r} "
+            asked += "needs" if "noisy" in needs else "does not look at"
+            raise LargeMarginError(
+                f"{asked} pairs of clean and noisy images, but noise.use is "
+                f"{self.config.noise.use}. Use pair for robust_discriminative and stability, and "
+                "only for these."
+            )
+
+    def _uses_graph(self) -> bool:
+        config = self.config
+        reasons = {
+            "there is no CUDA device": self.device.type != "cuda",
+            "there are several processes": self._world > 1,
+            "fp16 has to rescale its loss on the host": config.precision == "fp16",
+            "the images are not held in device memory": self.batches.pixels is None,
+            "schedules of the loss change it on the host": config.objective.schedule != "none",
+            "there is no full batch": len(self.data.train) < config.batch_size,
+        }
+        against = [reason for reason, holds in reasons.items() if holds]
+        if config.graph == "on" and against:
+            raise LargeMarginError(
+                f"graph is on, but {against[0]}. Use graph: auto, which takes the plain path then."
+            )
+        return config.graph != "off" and not against
+
+    def resume(self) -> bool:
+        """Go on from the last checkpoint; False where there is none."""
+        found = self.checkpoints.find("last")
+        if found is None:
+            return False
+        state = self.checkpoints.load(
+            found,
+            model=self.bare,
+            criterion=self.criterion,
+            optimizer=self.optimizer,
+            average=self.average,
+        )
+        self.epoch, self.done = state["epoch"], state["steps"]
+        self.best, self.waited = state["best"], state["waited"]
+        self.seconds = state["seconds"]
+        self.snapshot.keep()
+        self.journal.cut(self.done)
+        return True
+
+    def steps(self) -> Iterator[None]:
+        """Train to the end; after every step control goes back to the caller."""
+        while self.epoch < self.config.epochs and not self._out_of_patience():
+            yield from self._train_epoch()
+            self._end_epoch()
+
+    def _out_of_patience(self) -> bool:
+        return self.config.patience is not None and self.waited >= self.config.patience
+
+    def _train_epoch(self) -> Iterator[None]:
+        started = time.perf_counter()
+        self.bare.train()
+        with self.random():
+            # Random numbers depend on the epoch alone, so a resumed run draws the same.
+            seed_all(self.config.seed, self.epoch, self.processes.rank)
+        self.sums.clear()
+        work = partial(self._graph_steps, self.graph) if self.graph else self._plain_steps
+        for number, images in enumerate(work()):
+            self.criterion.step()
+            self.sums.count(images * self._world)
+            self.done += 1
+            if (number + 1) % LOOK_EVERY == 0 or number + 1 == len(self.batches):
+                self._look()
+            self.progress.step(images * self._world)
+            yield
+        self.seconds += time.perf_counter() - started
+        self.epoch_seconds = time.perf_counter() - started
+
+    def _plain_steps(self) -> Iterator[int]:
+        for batch in self.batches.epoch(self.epoch):
+            self.rate.set(self.optimizer, self.done)
+            with self.random():
+                self._one(batch.images, batch.labels)
+            yield len(batch.labels)
+
+    def _graph_steps(self, graph: GraphStep) -> Iterator[int]:
+        graph.begin(self.epoch)
+        for number in range(len(self.batches)):
+            self.rate.set(self.optimizer, self.done)
+            with self.random():
+                if self._measures_gradients():
+                    images, labels = graph.batch(number)
+                    self._one(images, labels)
+                    size = len(labels)
+                else:
+                    size = graph(number)
+            yield size
+
+    def _measures_gradients(self) -> bool:
+        every = self.config.gradients_every
+        return every > 0 and self.done % every == 0
+
+    def _one(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        """A plain step; from time to time with a look at what the terms pull at."""
+        if not self._measures_gradients():
+            self.step(images, labels)
+            return
+        self.criterion.measures_gradients = True
+        try:
+            self.step(images, labels, plain=True)
+        finally:
+            self.criterion.measures_gradients = False
+        self.journal.gradients(self.epoch, self.done, self.criterion)
+
+    def _look(self) -> None:
+        """Read the sums; after bad steps put back the buffers, after too many stop."""
+        seen = self.sums.read()
+        self.progress.show(seen)
+        if seen.bad > self.journal.bad_steps:
+            self.snapshot.restore()
+            self.journal.report_bad(self.epoch, self.done, seen)
+        elif seen.bad_in_a_row == 0:
+            self.snapshot.keep()
+        if seen.bad_in_a_row > self.config.max_bad_steps:
+            named = ", ".join(seen.bad_terms) or "the gradient"
+            raise LargeMarginError(
+                f"{seen.bad_in_a_row} steps in a row were not finite ({named}), at step "
+                f"{self.done} with learning rate {self.rate.at(self.done):.3g}. Lower "
+                "optimizer.lr or optimizer.clip_norm; the last good checkpoint is in "
+                f"{self.checkpoints.folder}."
+            )
+
+    def _end_epoch(self) -> None:
+        row = {
+            "kind": "epoch",
+            "epoch": self.epoch,
+            "step": self.done,
+            "lr": self.rate.at(self.done - 1),
+            **self.sums.read().row(),
+            "validation": self._validate(),
+            "seconds": self.epoch_seconds,
+            "images_per_s": self.sums.read().images / max(1e-9, self.epoch_seconds),
+        }
+        self.epoch += 1
+        self._compare(row)
+        self.journal.write(row)
+        last = self.epoch == self.config.epochs or self._out_of_patience()
+        if last or self.epoch % self.config.checkpoint_every == 0:
+            self._checkpoint(last)
+        self.progress.end_epoch(row)
+        if self.on_epoch is not None:
+            self.on_epoch(row)
+
+    def evaluated(self) -> nn.Module:
+        """The model that counts: the averaged one where there is one."""
+        return self.bare if self.average is None else self.average.model
+
+    def _validate(self) -> dict[str, float] | None:
+        self.processes.share_buffers(self.bare)
+        return self.scores.validation(self.evaluated())
+
+    def images_per_s(self) -> float:
+        """Over the whole training, without evaluation."""
+        full = len(self.batches) * self.config.batch_size
+        images = min(len(self.data.train), full) * self.epoch
+        return images / max(1e-9, self.seconds)
+
+    def _compare(self, row: dict[str, Any]) -> None:
+        """Keep a copy of the model if it is better on the validation images than all before."""
+        if row["validation"] is None:
+            return
+        value = row["validation"][self.config.select]
+        score = -value if self.config.select == "loss" else value
+        score = -math.inf if math.isnan(score) else score
+        if self.best is not None and not score > self.best["score"]:
+            self.waited += 1
+            return
+        self.waited = 0
+        self.best = {"score": score, "epoch": row["epoch"], **row["validation"]}
+        # Made once, before anything is compiled; later only filled.
+        self.best_model.load_state_dict(self.evaluated().state_dict())
+        self.best_is_new = True
+
+    def _checkpoint(self, last: bool) -> None:
+        if self.processes.rank == 0:
+            self._write_checkpoint(last)
+        self.best_is_new = False
+        self.processes.wait()
+
+    def _write_checkpoint(self, last: bool) -> None:
+        facts: dict[str, Any] = {"config": to_dict(self.config), "classes": self.data.classes}
+        state = {
+            "epoch": self.epoch,
+            "steps": self.done,
+            "best": self.best,
+            "waited": self.waited,
+            "seconds": self.seconds,
+        }
+        if self.best_is_new or (last and self.best is None):
+            epoch = self.epoch if self.best is None else self.best["epoch"] + 1
+            model = self.evaluated() if self.best is None else self.best_model
+            self.checkpoints.write_best(
+                f"best-{epoch:04d}", {"best": self.best}, model=model, **facts
+            )
+        # Written after the best one, which it may refer to.
+        self.checkpoints.write_last(
+            f"epoch-{self.epoch:04d}",
+            state,
+            model=self.bare,
+            criterion=self.criterion,
+            optimizer=self.optimizer,
+            average=self.average,
+            **facts,
+        )
