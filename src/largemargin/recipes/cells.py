@@ -1,0 +1,207 @@
+"""A recipe written out: every run of the table with its settings and its place in the table."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from largemargin.errors import LargeMarginError
+from largemargin.recipes.schema import Axis, Measure, Recipe, Row
+from largemargin.training import RunConfig, from_dict, to_dict
+from largemargin.training.config_file import settings_from
+
+Key = Mapping[str, str]
+
+NEUTRAL = (
+    "name",
+    "out",
+    "device",
+    "trackers",
+    "compile",
+    "graph",
+    "checkpoint_every",
+    "gradients_every",
+    "max_bad_steps",
+    "data.path",
+    "data.download",
+    "data.workers",
+    "data.resident",
+    "data.corrupt",
+)
+"""Settings that say where and how fast a run is made, not what it computes."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of one place in the table, which differ by their seed alone.
+
+    Args:
+        key: columns of the claims that name it.
+        config: of its runs.
+        measures: by column of the claims.
+        baseline: key of the cell it is compared with, if any.
+        train: False where nothing is trained.
+        runs: how many, with different seeds.
+    """
+
+    key: Key
+    config: RunConfig
+    measures: Mapping[str, Measure]
+    baseline: Key | None = None
+    train: bool = True
+    runs: int = 1
+
+    @property
+    def name(self) -> str:
+        return ", ".join(value or "-" for value in self.key.values())
+
+
+def cells_of(
+    recipe: Recipe,
+    *,
+    protocol: Mapping[str, Any] | None = None,
+    changes: Mapping[str, Any] | None = None,
+) -> list[Cell]:
+    """All cells, in the order of the recipe.
+
+    Args:
+        recipe: of the table.
+        protocol: what its ``protocol`` file holds.
+        changes: made to the settings of every cell, after all others.
+    """
+    cells = []
+    for rows in product(*(_entries(axis) for axis in recipe.grid)):
+        key = {column: value for row in rows for column, value in texts(row.key).items()}
+        if any(matches(texts(part), key) for part in recipe.without):
+            continue
+        settings: dict[str, Any] = {}
+        adjusted = (row.set for row in recipe.adjust if matches(texts(row.key), key))
+        parts = (protocol, recipe.base, *(row.set for row in rows), *adjusted, changes)
+        for part in parts:
+            merge(settings, nested(part or {}))
+        cells.append(
+            Cell(
+                key=key,
+                config=_config(settings, key),
+                measures=_measures(recipe, rows),
+                baseline=_baseline(recipe, rows, key),
+                train=all(row.train for row in rows),
+                runs=next((row.runs for row in rows if row.runs is not None), recipe.runs),
+            )
+        )
+    _check(cells)
+    return cells
+
+
+def _entries(axis: Axis) -> Iterator[Row]:
+    if axis.rows:
+        yield from axis.rows
+    for value, settings in axis.values.items():
+        yield Row({str(axis.column): value}, dict(settings or {}))
+
+
+def texts(key: Mapping[str, Any]) -> dict[str, str]:
+    """Keys are compared as the text that stands in the claims; nothing is the empty text."""
+    return {str(column): "" if value is None else str(value) for column, value in key.items()}
+
+
+def matches(part: Key, key: Key) -> bool:
+    return all(key.get(column) == value for column, value in part.items())
+
+
+def _config(settings: Mapping[str, Any], key: Key) -> RunConfig:
+    try:
+        return from_dict(settings)
+    except LargeMarginError as error:
+        raise LargeMarginError(f"the settings of {dict(key)} are wrong: {error}") from error
+
+
+def _measures(recipe: Recipe, rows: tuple[Row, ...]) -> dict[str, Measure]:
+    chosen = dict(recipe.measures)
+    for row in rows:
+        chosen.update(row.measures)
+    return {
+        column: settings_from(each, Measure, f"measures.{column}")
+        for column, each in chosen.items()
+    }
+
+
+def _baseline(recipe: Recipe, rows: tuple[Row, ...], key: Key) -> Key | None:
+    part = recipe.baseline
+    for row in rows:
+        part = part if row.baseline is None else row.baseline
+    if part is None:
+        return None
+    other = {**key, **texts(part)}
+    return None if other == key else other
+
+
+def _check(cells: list[Cell]) -> None:
+    keys = [tuple(cell.key.items()) for cell in cells]
+    for cell in cells:
+        if keys.count(tuple(cell.key.items())) > 1:
+            raise LargeMarginError(f"the grid has {dict(cell.key)} twice.")
+        if cell.baseline is not None and tuple(cell.baseline.items()) not in keys:
+            raise LargeMarginError(
+                f"the baseline {dict(cell.baseline)} of {dict(cell.key)} is not in the grid."
+            )
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """``{"data.size": 3}`` as ``{"data": {"size": 3}}``; groups inside stay as they are.
+
+    >>> nested({"data.size": 3, "data.name": "mnist"})
+    {'data': {'size': 3, 'name': 'mnist'}}
+    """
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        *groups, last = str(name).split(".")
+        place = found
+        for group in groups:
+            place = place.setdefault(group, {})
+        merge(place, {last: nested(value) if isinstance(value, Mapping) else value})
+    return found
+
+
+def merge(settings: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Put ``more`` into ``settings``, group by group; an objective's name begins a new one."""
+    for name, value in more.items():
+        if name == "objective" and isinstance(value, Mapping) and "name" in value:
+            settings[name] = {}
+        if isinstance(value, Mapping) and isinstance(settings.get(name), dict):
+            merge(settings[name], value)
+        else:
+            settings[name] = dict(value) if isinstance(value, Mapping) else value
+
+
+def shortened(config: RunConfig, fraction: float) -> RunConfig:
+    """The same run with this share of its epochs, its milestones and warm-up moved along."""
+    if fraction == 1:
+        return config
+    optimizer = config.optimizer
+    milestones = sorted({max(1, round(each * fraction)) for each in optimizer.milestones})
+    return replace(
+        config,
+        epochs=max(1, round(config.epochs * fraction)),
+        optimizer=replace(
+            optimizer,
+            milestones=tuple(milestones),
+            warmup_epochs=optimizer.warmup_epochs * fraction,
+        ),
+    )
+
+
+def run_name(config: RunConfig) -> str:
+    """Name of the folder of a run: network, data and a hash of all that decides its result."""
+    settings = to_dict(config)
+    for name in NEUTRAL:
+        *groups, last = name.split(".")
+        place = settings
+        for group in groups:
+            place = place[group]
+        place.pop(last)
+    text = json.dumps(settings, sort_keys=True)
+    model = config.model.name.replace("/", "-")
+    return f"{model}-{config.data.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

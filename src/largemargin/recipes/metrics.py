@@ -1,0 +1,202 @@
+"""What is measured of a finished run, by name, in the units of the tables."""
+
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import largemargin as lm
+from largemargin.data import Batches, Data, Samples
+from largemargin.errors import LargeMarginError
+from largemargin.evaluating.cross_camera import CrossCamera, cross_camera
+from largemargin.evaluating.embeddings import Embeddings, embeddings_of
+from largemargin.evaluating.perturbed import perturbation_suite, perturbed_accuracy
+from largemargin.geometry import VarianceSplit, class_margin, sample_margins, variance_split
+from largemargin.measuring.input_margins import measure_input_margins
+from largemargin.robust import Perturbation
+from largemargin.training import Run
+
+ROAD = (400, 500)
+"""(H, W) for which the sizes of ROB Table 4 were made."""
+
+
+class Number(NamedTuple):
+    """A measured number; ``std`` is over draws of noise, where there are any."""
+
+    value: float
+    std: float | None = None
+
+
+class Subject:
+    """A finished run under measurement: model, images and features are read once, when needed."""
+
+    def __init__(
+        self, run: Run, load: Callable[[], Data], split: str, device: torch.device
+    ) -> None:
+        self.run, self.load, self.split, self.device = run, load, split, device
+        self._features: dict[str, Embeddings] = {}
+        self._flat: dict[str, VarianceSplit] = {}
+
+    @cached_property
+    def data(self) -> Data:
+        return self.load()
+
+    @cached_property
+    def model(self) -> nn.Module:
+        return self.run.model("best").to(self.device)
+
+    @property
+    def prototypes(self) -> Tensor:
+        weight: Tensor = self.model.head.weight  # type: ignore[union-attr, assignment]
+        return weight.detach().cpu()
+
+    @property
+    def samples(self) -> Samples:
+        return self.part(self.split)
+
+    def part(self, name: str) -> Samples:
+        samples: Samples | None = getattr(self.data, name)
+        if samples is None:
+            raise LargeMarginError(
+                f"{self.data.name} has no {name} images, but this table is measured on them."
+            )
+        return samples
+
+    def features(self, name: str) -> Embeddings:
+        if name not in self._features:
+            self._features[name] = embeddings_of(self.model, self.part(name), device=self.device)
+        return self._features[name]
+
+    @cached_property
+    def search(self) -> CrossCamera:
+        """Queries in the gallery; cameras are among the extra labels of these splits."""
+        query, gallery = self.part("query"), self.part("gallery")
+        found, among = self.features("query"), self.features("gallery")
+        return cross_camera(
+            found.features,
+            found.labels,
+            query.extra["camera"],
+            among.features,
+            among.labels,
+            gallery.extra["camera"],
+        )
+
+    def flat(self, name: str) -> VarianceSplit:
+        """Variances of the features of a split, embedded in the plane by t-SNE."""
+        if name not in self._flat:
+            found = self.features(name)
+            self._flat[name] = variance_split(in_plane(found.features), found.labels)
+        return self._flat[name]
+
+
+def in_plane(features: Tensor) -> Tensor:
+    """(N, D) to (N, 2) by t-SNE with scikit-learn's defaults and seed 0."""
+    try:
+        from sklearn.manifold import TSNE
+    except ImportError:
+        raise LargeMarginError(
+            "t-SNE needs scikit-learn. Install it: pip install 'largemargin[sklearn]'"
+        ) from None
+    perplexity = min(30.0, (len(features) - 1) / 3)
+    made = TSNE(perplexity=perplexity, random_state=0, init="pca")
+    return torch.as_tensor(made.fit_transform(features.double().numpy()))
+
+
+def accuracy(subject: Subject) -> Number:
+    scores = subject.run.result[subject.split]
+    if scores is None:
+        raise LargeMarginError(f"{subject.run.folder} has no result on {subject.split} images.")
+    return Number(100 * scores["accuracy"])
+
+
+def error(subject: Subject) -> Number:
+    return Number(100 - accuracy(subject).value)
+
+
+def noisy_accuracy(subject: Subject, *, sigma: float | str, draws: int = 10) -> Number:
+    """Accuracy under Gaussian noise; ``sigma`` in units of [0, 1] pixels, as 8/255."""
+    return _perturbed(subject, Perturbation(sigma=float(Fraction(str(sigma)))), draws)
+
+
+def perturbed(subject: Subject, *, kind: str, draws: int = 10) -> Number:
+    """Accuracy under a perturbation of ROB Table 4, scaled where images are not 400 x 500."""
+    suite = perturbation_suite("road" if subject.data.size == ROAD else "auto", subject.data.size)
+    return _perturbed(subject, suite[kind], draws)
+
+
+def _perturbed(subject: Subject, what: Perturbation, draws: int) -> Number:
+    found = perturbed_accuracy(
+        subject.model, subject.samples, {"it": what}, draws=draws, device=subject.device
+    )["it"]
+    return Number(100 * found.accuracy, 100 * found.std if len(found.runs) > 1 else None)
+
+
+def class_margin_degrees(subject: Subject) -> Number:
+    return Number(float(class_margin(subject.prototypes, degrees=True)))
+
+
+def sample_margin(subject: Subject, *, part: str = "test") -> Number:
+    """Mean cosine margin; over which images the papers take it is not always said."""
+    found = subject.features(part)
+    margins = sample_margins(found.features, subject.prototypes, found.labels, similarity="cosine")
+    return Number(float(margins.double().mean()))
+
+
+def mean_average_precision(subject: Subject) -> Number:
+    return Number(100 * subject.search.mean_average_precision)
+
+
+def rank1(subject: Subject) -> Number:
+    return Number(100 * subject.search.rank1)
+
+
+def rank5(subject: Subject) -> Number:
+    return Number(100 * subject.search.rank5)
+
+
+def plane_variance(subject: Subject, *, part: str, of: str) -> Number:
+    """Variance within or between classes, or their ratio, of features embedded by t-SNE."""
+    return Number(float(getattr(subject.flat(part), of)))
+
+
+def input_margin_ratio(subject: Subject, *, part: str = "test") -> Number:
+    """Mean over standard deviation of the linearised margins in input space (ODN-RATIO)."""
+    batches = Batches(subject.part(part), 256, device=subject.device, shuffle=False)
+    found = measure_input_margins(subject.model, batches)
+    assert found.input is not None
+    return Number(float(found.input.overall.ratio))
+
+
+def best_packing(subject: None, *, classes: int, dim: int) -> Number:
+    """Largest smallest angle between so many directions; nothing is trained."""
+    return Number(math.degrees(lm.best_packing(classes, dim).angle))
+
+
+METRICS: Mapping[str, Callable[..., Number]] = MappingProxyType(
+    {
+        "accuracy": accuracy,
+        "error": error,
+        "noisy_accuracy": noisy_accuracy,
+        "perturbed_accuracy": perturbed,
+        "class_margin_degrees": class_margin_degrees,
+        "sample_margin": sample_margin,
+        "mean_average_precision": mean_average_precision,
+        "rank1": rank1,
+        "rank5": rank5,
+        "plane_variance": plane_variance,
+        "input_margin_ratio": input_margin_ratio,
+        "best_packing": best_packing,
+    }
+)
+
+
+def measured(subject: Subject | None, metric: str, options: Mapping[str, Any]) -> Number:
+    """A metric by name."""
+    if metric not in METRICS:
+        raise LargeMarginError(f"there is no metric {metric!r}. There are {', '.join(METRICS)}.")
+    return METRICS[metric](subject, **options)

@@ -1,0 +1,104 @@
+"""The rule by which a measured number is held against a reported one. It was fixed beforehand.
+
+* **reproduced**: the mean over the runs lies within the larger of the recipe's tolerance and twice
+  its standard error, 2 s / sqrt(n), of the reported number; otherwise **better** or **worse than
+  reported**, or **differs** where neither is better.
+* **direction holds**: the difference to the baseline of the table has the reported sign. Where it
+  is smaller than twice its standard error it **is within noise**.
+* A run with fewer epochs or other settings than the paper's is never called reproduced or not:
+  only its direction is judged.
+* **not measured**: nothing was run. **failed**: a run broke off.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from largemargin.recipes.schema import Measure
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Measured numbers of the runs of one cell, one per seed."""
+
+    values: tuple[float, ...] = ()
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values) if self.values else math.nan
+
+    @property
+    def std(self) -> float:
+        """Sample standard deviation; NaN for fewer than two runs."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean; 0 where one run cannot tell."""
+        return self.std / math.sqrt(self.n) if self.n > 1 else 0.0
+
+
+def verdict(
+    measure: Measure,
+    reported: float | None,
+    measured: Sample,
+    *,
+    as_printed: bool = True,
+    baseline: tuple[float | None, Sample] | None = None,
+    failure: str = "",
+) -> str:
+    """What is to be said about a measured number.
+
+    Args:
+        measure: with direction and tolerance.
+        reported: number of the paper, if it has one.
+        measured: ours.
+        as_printed: whether the runs followed the paper's protocol to the letter.
+        baseline: reported and measured numbers of the baseline.
+        failure: why runs broke off.
+    """
+    if failure:
+        return f"failed: {failure}"
+    if not measured.n:
+        return "not measured"
+    parts = []
+    if reported is None:
+        parts.append("nothing reported")
+    elif as_printed:
+        parts.append(_closeness(measure, reported, measured))
+    else:
+        parts.append("other protocol")
+    if baseline is not None and reported is not None:
+        parts += _direction(reported, measured, *baseline)
+    return "; ".join(parts)
+
+
+def _closeness(measure: Measure, reported: float, measured: Sample) -> str:
+    gap = measured.mean - reported
+    # Reported numbers are rounded decimals, so a gap of exactly the tolerance is inside it.
+    if abs(gap) <= max(measure.tolerance, 2 * measured.error) + 1e-9:
+        return "reproduced"
+    if measure.better == "neither":
+        return "differs"
+    return (
+        "better than reported"
+        if (gap > 0) == (measure.better == "higher")
+        else ("worse than reported")
+    )
+
+
+def _direction(
+    reported: float, measured: Sample, base_reported: float | None, base: Sample
+) -> Sequence[str]:
+    if base_reported is None or not base.n or reported == base_reported:
+        return []
+    gain, noise = measured.mean - base.mean, 2 * math.hypot(measured.error, base.error)
+    if abs(gain) <= noise:
+        return ["direction is within noise"]
+    holds = (gain > 0) == (reported > base_reported) and gain != 0
+    return [f"direction {'holds' if holds else 'does not hold'}"]

@@ -1,0 +1,99 @@
+"""``largemargin reproduce`` as a user calls it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jsonargparse", reason="the command is built with it")
+
+from largemargin.cli import main
+
+PAPERS = Path(__file__).resolve().parents[2] / "papers"
+CLAIMS = "method,error\nsoftmax,50.0\nours,40.0\n"
+RECIPE = """
+title: Digits in one epoch
+claims: claims.csv
+data_needed: digits are bundled
+base:
+  data: {name: digits, fraction: 0.2}
+  epochs: 2
+  device: cpu
+  measure: false
+grid:
+  - column: method
+    values:
+      softmax: {objective.name: cross_entropy}
+      ours: {objective: {name: cosface, settings: {margin: 0.2, scale: 16.0}}}
+measures:
+  error: {metric: error, better: lower}
+baseline: {method: softmax}
+readings: [everything]
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    pytest.importorskip("sklearn", reason="digits are scikit-learn's")
+    (tmp_path / "claims.csv").write_text(CLAIMS)
+    (tmp_path / "table1.yaml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    return "table1.yaml"
+
+
+def test_a_table_is_run_printed_and_kept(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["reproduce", recipe, "--epochs-fraction", "0.5", "--only", "ours"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "Digits in one epoch\nProtocol: 0.5 of the epochs." in shown
+    assert "1 other protocol" in shown
+    assert "1 not measured" in shown
+    assert len(list((tmp_path / "runs" / "reproduce").iterdir())) == 1
+    assert (tmp_path / "measured" / "table1.json").is_file()
+    assert main(words[:-2]) == 0
+    assert "direction" in capsys.readouterr().out
+    assert len(list((tmp_path / "runs" / "reproduce").iterdir())) == 2
+
+
+def test_settings_and_paths(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["reproduce", recipe, "--no-train", "--set", "optimizer.lr=0.3", "epochs=1"]
+    assert main([*words, "--path", "mnist=there"]) == 0
+    assert "Protocol: epochs 1, optimizer.lr 0.3." in capsys.readouterr().out
+
+
+def test_listing(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", str(PAPERS / "lmd/table4.yaml"), "--list"]) == 0
+    shown = capsys.readouterr().out
+    assert "10 cells, 10 runs" in shown
+    assert "MobileNetV3, ours, 0.99    torchvision/mobilenet_v3_large" in shown
+    assert "center loss, none: quoted" in shown
+    assert "data/rscd" in shown
+    assert "Batch size (128)" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["missing.yaml"], "cannot read missing.yaml"),
+        (["table1.yaml", "--epochs-fraction", "2"], "epochs_fraction must be"),
+        (["table1.yaml", "--set", "epochs"], "NAME=VALUE is expected"),
+        (["table1.yaml", "--only", "none"], "no cell of the table matches"),
+    ],
+)
+def test_wrong_input(
+    recipe: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_failed_run_is_exit_status_1(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(recipe, "broken.yaml")
+    path = tmp_path / "broken.yaml"
+    path.write_text(path.read_text().replace("margin: 0.2", "margins: 0.2"))
+    assert main(["reproduce", "broken.yaml", "--epochs-fraction", "0.5"]) == 1
+    assert "ours failed: seed 0:" in capsys.readouterr().out
