@@ -168,7 +168,13 @@ def test_predict_without_validation_images(
         out=str(tmp_path),
     )
     folder = str(train(config, progress=False).folder)
-    assert main(["predict", folder, str(photos / "1")]) == 2
+    assert main(["predict", folder, str(photos / "1")]) == 0
+    said = capsys.readouterr()
+    assert "Nothing is flagged: " in said.err
+    assert "this run held none out" in said.err
+    assert {row["flag"] for row in csv.DictReader(said.out.splitlines())} == {""}
+    # Who asks for a rule gets it, or an error.
+    assert main(["predict", folder, str(photos / "1"), "--target", "0.9"]) == 2
     assert "this run held none out" in capsys.readouterr().err
     for threshold, flags in (("none", {""}), ("1e9", {"true"}), ("0", {"false"})):
         assert main(["predict", folder, str(photos / "1"), "--threshold", threshold]) == 0

@@ -7,6 +7,10 @@ import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from largemargin.cli.parser import CommandParser
 
 COMMANDS = (
     "list",
@@ -79,19 +83,30 @@ def _dispatch(words: list[str]) -> int:
 
 def _run(name: str, words: list[str]) -> int:
     try:
-        from largemargin.cli.parser import CommandParser
+        parser = parser_of(name)
     except ImportError as error:
         print(
             f"error: the command needs {error.name}. Install it: pip install 'largemargin[train]'",
             file=sys.stderr,
         )
         return 2
-    command = importlib.import_module(f"largemargin.cli.{name}")
+    options = parser.instantiate(parser.parse_args(words))
+    status: int = _module(name).run(options)
+    return status
+
+
+def parser_of(name: str) -> "CommandParser":
+    """The parser of a sub-command."""
+    from largemargin.cli.parser import CommandParser
+
+    command = _module(name)
     parser = CommandParser(prog=f"largemargin {name}", description=command.HELP)
     command.arguments(parser)
-    options = parser.instantiate(parser.parse_args(words))
-    status: int = command.run(options)
-    return status
+    return parser
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"largemargin.cli.{name}")
 
 
 def _interrupted(command: str) -> int:

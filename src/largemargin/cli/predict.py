@@ -17,8 +17,8 @@ DESCRIPTION = """\
 Predict the class of image files. Every image gets a row with its class, the probability, the margin
 (distance of its features to the decision boundary, or cosine for losses on angles) and a flag where
 the margin is below a threshold. The threshold is calibrated on the validation images of the run, so
-that it keeps 95 % of the right predictions, and kept in its folder. An image that cannot be read
-gives a row that says why.
+that it keeps 95 % of the right predictions, and kept in its folder; without them nothing is
+flagged. An image that cannot be read gives a row that says why.
 
 In CSV files, texts that a spreadsheet would take for a formula get an apostrophe in front."""
 
@@ -88,7 +88,7 @@ def run(options: Any) -> int:
     else:
         found.save_json(path)
     said = sys.stderr if path is None else sys.stdout
-    flagged = "" if options.threshold == "none" else f", {found.flagged} flagged"
+    flagged = "" if found.threshold is None else f", {found.flagged} flagged"
     failed = f", {found.failed} could not be read" if found.failed else ""
     where = "" if path is None else f", written to {path}"
     count = f"{len(found)} image{'' if len(found) == 1 else 's'}"
@@ -106,7 +106,14 @@ def _threshold(options: Any, asked: Asked) -> Any:
             raise LargeMarginError(
                 f"--threshold must be a number, none or auto, but {options.threshold!r} was given."
             ) from None
-    return _calibrated(options, asked)
+    try:
+        return _calibrated(options, asked)
+    except LargeMarginError as error:
+        if options.rule != "keep" or options.target is not None:
+            raise
+        # Nobody asked for this rule: predictions without flags are better than none.
+        print(f"Nothing is flagged: {error}", file=sys.stderr)
+        return None
 
 
 def _calibrated(options: Any, asked: Asked) -> Any:
