@@ -77,5 +77,8 @@ class Samples:
 
 
 def as_float(images: Tensor) -> Tensor:
-    """Bytes 0..255 as float32 in [0, 1]; float32 stays as it is."""
-    return images.float().div_(255) if images.dtype == torch.uint8 else images.float()
+    """Bytes 0..255 as float32 in [0, 1]; float32 stays as it is.
+
+    A product, because GPUs and CPUs round division by a number differently.
+    """
+    return images.float().mul_(1 / 255) if images.dtype == torch.uint8 else images.float()
