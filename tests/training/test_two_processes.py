@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from largemargin.training import ObjectiveConfig, Run, RunConfig, train, write_c
 
 SCRIPT = """
 import sys
+from pathlib import Path
 import torch
 from largemargin.training import read_config, train
 
@@ -33,7 +35,7 @@ COMMON: dict[str, Any] = {
     "data": DataConfig(fraction=0.3),
 }
 CASES = {
-    "softmax": RunConfig(**COMMON),
+    "softmax": RunConfig(trackers=("tensorboard",), **COMMON),
     "lmd": RunConfig(objective=ObjectiveConfig("discriminative", {"margin": 3.0}), **COMMON),
     "mixture": RunConfig(objective=ObjectiveConfig("lm_softmax + center"), ema=0.9, **COMMON),
 }
@@ -53,12 +55,14 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Run, Run]
     done = subprocess.run(launch, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return {
-        name: (
-            Run.open(folder / name),
-            train(config, folder=folder / f"{name}-alone", progress=False),
-        )
+        name: (Run.open(folder / name), alone(config, folder / f"{name}-alone"))
         for name, config in CASES.items()
     }
+
+
+def alone(config: RunConfig, folder: Path) -> Run:
+    """The same in this process, which must not become accelerate's."""
+    return train(replace(config, trackers=()), folder=folder, progress=False)
 
 
 @NEEDS_GLOO
@@ -74,3 +78,19 @@ def test_two_processes_train_what_one_does(pairs: dict[str, tuple[Run, Run]], na
         torch.testing.assert_close(tensor, weights[key], rtol=1e-4, atol=1e-5)
     assert two.result["test"] == pytest.approx(one.result["test"], rel=1e-4)
     assert two.result["geometry"] == pytest.approx(one.result["geometry"], rel=1e-3)
+
+
+@NEEDS_GLOO
+def test_trackers_get_the_metrics(pairs: dict[str, tuple[Run, Run]]) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = pairs["softmax"][0]
+    events = next(run.folder.rglob("events.out.tfevents*"))
+    found = EventAccumulator(str(events.parent)).Reload()
+    rows = run.metrics("epoch")
+    logged = found.Scalars("validation/accuracy")
+    assert [each.step for each in logged] == [row["step"] for row in rows]
+    assert [each.value for each in logged] == pytest.approx(
+        [row["validation"]["accuracy"] for row in rows]
+    )
+    assert found.Scalars("terms/softmax")

@@ -5,6 +5,7 @@ process without trackers needs neither, and takes the short way.
 """
 
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,7 +53,10 @@ class Processes:
         groups = optimizer.param_groups
         # Parameters of losses do not pass through the model, so nobody averages their gradients.
         self._alone = [p for group in groups for p in group["params"] if id(p) not in inside]
-        return self.accelerator.prepare_model(model), optimizer
+        with warnings.catch_warnings():
+            # accelerate knows no other name for it yet.
+            warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+            return self.accelerator.prepare_model(model), optimizer
 
     def backward(self, loss: Tensor) -> None:
         scaled = loss if self.scaler is None else self.scaler.scale(loss)
@@ -94,13 +98,15 @@ class Processes:
         """``track(values, step)``, or None without trackers."""
         if self.accelerator is None or not self.accelerator.log_with:
             return None
-        self.accelerator.project_configuration.set_directories(str(folder))
+        self.accelerator.project_configuration.logging_dir = str(folder)
         self.accelerator.init_trackers(name, config=_flat(settings))
         return lambda values, step: self.accelerator.log(values, step=step)
 
     def end(self) -> None:
-        if self.accelerator is not None and self.accelerator.log_with:
-            self.accelerator.end_training()
+        """Close the trackers. (accelerate's own way would part the processes, too.)"""
+        if self.accelerator is not None:
+            for tracker in self.accelerator.trackers:
+                tracker.finish()
 
 
 def several_processes() -> bool:
