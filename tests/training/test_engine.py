@@ -290,3 +290,4 @@ def test_bad_settings_are_explained(
         pytest.skip("there is a CUDA device here")
     with pytest.raises(LargeMarginError, match=message):
         train(config(tmp_path, **changes), data=data, progress=False)
+    assert not list(tmp_path.iterdir())  # nothing is left of a run that never began

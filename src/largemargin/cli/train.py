@@ -86,7 +86,12 @@ def _tell(config: Any, row: dict[str, Any]) -> None:
 def summary(done: Any) -> str:
     """What came out, where it lies and what to do with it."""
     result = done.result
-    lines = [f"{done.folder}"]
+    facts = done.facts
+    lines = [
+        f"{done.folder}",
+        f"{'data':<11} {facts['name']}, {len(facts['classes'])} classes",
+        f"{'licence':<11} {facts['licence']}",
+    ]
     for split in ("validation", "test"):
         numbers = result.get(split)
         if numbers:

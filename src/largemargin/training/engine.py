@@ -1,5 +1,6 @@
 """``train``: a configuration in, a finished run out; ``train_many`` several side by side."""
 
+import shutil
 import signal
 import sys
 import threading
@@ -148,12 +149,17 @@ def begin(
     place = processes.agree_on(place)
     assert place is not None
     _make_deterministic(config, stack)
-    loaded = data or processes.first_alone(lambda: load_data(config.data))
-    track = processes.start_trackers(place, config.name, to_dict(config)) if first else None
-    journal = Journal(place, writes=first, track=track)
-    trainer = Trainer(config, loaded, journal, processes=processes, on_epoch=on_epoch)
-    if first and not resume:
-        _write_facts(place, config, loaded, processes)
+    try:
+        loaded = data or processes.first_alone(lambda: load_data(config.data))
+        track = processes.start_trackers(place, config.name, to_dict(config)) if first else None
+        journal = Journal(place, writes=first, track=track)
+        trainer = Trainer(config, loaded, journal, processes=processes, on_epoch=on_epoch)
+    except Exception:
+        if first and not resume:
+            shutil.rmtree(place, ignore_errors=True)  # nothing was trained in it
+        raise
+    if first and not (place / ENVIRONMENT).is_file():
+        _write_facts(place, loaded, processes)
     if resume:
         trainer.resume()
     total = config.epochs * len(trainer.batches)
@@ -168,9 +174,11 @@ def begin(
 
 
 def _prepared(config: RunConfig, folder: Path | None, resume: bool) -> Path:
-    """The folder of the run, made or found."""
+    """The folder of the run, made with its configuration, or found."""
     if folder is None:
-        return new_folder(config)
+        folder = new_folder(config)
+        write_config(config, folder / CONFIG)
+        return folder
     if resume:
         Run.open(folder)
         remove_drafts(folder)
@@ -184,10 +192,11 @@ def _prepared(config: RunConfig, folder: Path | None, resume: bool) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LargeMarginError(f"cannot make the folder {folder}: {error.strerror}.") from error
+    write_config(config, folder / CONFIG)
     return folder
 
 
-def _write_facts(folder: Path, config: RunConfig, data: Data, processes: Processes) -> None:
+def _write_facts(folder: Path, data: Data, processes: Processes) -> None:
     write_json(
         folder / DATA,
         {
@@ -202,8 +211,6 @@ def _write_facts(folder: Path, config: RunConfig, data: Data, processes: Process
         },
     )
     write_json(folder / ENVIRONMENT, environment(processes.device, processes=processes.world))
-    # Written last: a folder with a configuration is a run.
-    write_config(config, folder / CONFIG)
 
 
 def _scores(best: dict[str, Any]) -> dict[str, float]:

@@ -76,8 +76,14 @@ class Run:
         return load_data(self.config.data)
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What data.json says: classes, size, licence, and the record of sources and modifiers."""
+        facts: dict[str, Any] = read_json(self.folder / DATA)
+        return facts
+
+    @property
     def classes(self) -> tuple[str, ...]:
-        return tuple(read_json(self.folder / DATA)["classes"])
+        return tuple(self.facts["classes"])
 
     def model(self, which: str = "best") -> nn.Module:
         """The trained network on the CPU, in evaluation mode; it takes images in [0, 1].
@@ -88,7 +94,7 @@ class Run:
         found = Checkpoints(self.folder).find(which)
         if found is None:
             raise LargeMarginError(f"{self.folder} holds no {which} checkpoint yet.")
-        config, facts = self.config, read_json(self.folder / DATA)
+        config, facts = self.config, self.facts
         with torch.random.fork_rng(devices=[]):
             model = build_model(
                 replace(config.model, weights=None),

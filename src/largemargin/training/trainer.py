@@ -179,6 +179,7 @@ class Trainer:
         """Go on from the last checkpoint; False where there is none."""
         found = self.checkpoints.find("last")
         if found is None:
+            self.journal.cut(0)  # it may have been killed just before its first checkpoint
             return False
         state = self.checkpoints.load(
             found,
