@@ -1,4 +1,4 @@
-"""Two processes that run named checks: what every test of ranks starts and reads."""
+"""Processes, two unless said, that run named checks: what every test of ranks starts and reads."""
 
 import datetime
 import importlib
@@ -15,15 +15,15 @@ NEEDS_GLOO = pytest.mark.skipif(
 )
 
 
-def run_checks(module: str, names: list[str], folder: Path) -> None:
-    """Run ``check_<name>()`` of a module on two ranks; fail with every difference they yield.
+def run_checks(module: str, names: list[str], folder: Path, *, ranks: int = 2) -> None:
+    """Run ``check_<name>()`` of a module on every rank; fail with every difference they yield.
 
     One start for all of them: importing torch twice is most of what a check costs.
     """
-    mp.spawn(_run_rank, args=(module, str(folder), names), nprocs=2, join=True)
+    mp.spawn(_run_rank, args=(ranks, module, str(folder), names), nprocs=ranks, join=True)
     failures = []
     for name in names:
-        for rank in range(2):
+        for rank in range(ranks):
             report = folder / f"{name}.{rank}"
             text = report.read_text() if report.exists() else "did not run: a check before it broke"
             if text:
@@ -40,7 +40,7 @@ def meeting_folder() -> Path:
 _folder: list[Path] = []
 
 
-def _run_rank(rank: int, module: str, folder: str, names: list[str]) -> None:
+def _run_rank(rank: int, ranks: int, module: str, folder: str, names: list[str]) -> None:
     """Run the named checks on one rank and leave what they found in ``folder``."""
     torch.set_num_threads(1)
     _folder[:] = [Path(folder)]
@@ -49,7 +49,7 @@ def _run_rank(rank: int, module: str, folder: str, names: list[str]) -> None:
         "gloo",
         init_method=f"file://{folder}/meeting",
         rank=rank,
-        world_size=2,
+        world_size=ranks,
         timeout=datetime.timedelta(seconds=120),
     )
     for name in names:

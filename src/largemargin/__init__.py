@@ -58,9 +58,12 @@ from largemargin.ops import ClassStats, class_stats, class_stats_from_logits
 from largemargin.prototypes import (
     CentroidBank,
     ClassHead,
+    MemoryEstimate,
     Packing,
+    ShardedClassHead,
     SimplexHead,
     best_packing,
+    estimate_memory,
     simplex,
 )
 
@@ -131,6 +134,7 @@ __all__ = [
     "MarginHinge",
     "MaxHinge",
     "MaxSoftplus",
+    "MemoryEstimate",
     "NormFace",
     "Objective",
     "Packing",
@@ -139,6 +143,7 @@ __all__ = [
     "Run",
     "RunConfig",
     "SampleMargin",
+    "ShardedClassHead",
     "SimplexHead",
     "SoftHinge",
     "SphereFace",
@@ -154,6 +159,7 @@ __all__ = [
     "class_stats_from_logits",
     "compare_geometry",
     "embed",
+    "estimate_memory",
     "evaluate",
     "evaluating",
     "export",

@@ -23,6 +23,7 @@ COMMANDS = (
     "reproduce",
     "predict",
     "export",
+    "plan",
 )
 """In the order a newcomer meets them."""
 

@@ -21,6 +21,7 @@ from largemargin.losses.terms import matrix_of
 from largemargin.ops import SIMILARITIES
 from largemargin.prototypes import CentroidBank, ClassHead
 from largemargin.prototypes.form import HeadForm
+from largemargin.prototypes.sharded import ShardedClassHead
 
 Terms: TypeAlias = Objective | Loss | Weighted
 Stepping: TypeAlias = Literal["automatic", "manual"]
@@ -91,6 +92,7 @@ def attach(
     check_number("accumulate", accumulate, at_least=1)
     bare, in_ddp = unwrapped(model)
     path, head = find_layer(bare, layer)
+    _refuse_class_shards(path, head)
     num_classes, dim = _size(path, head)
     objective = _objective(objective, num_classes, dim)
     named = _named_features(bare, features, objective)
@@ -119,6 +121,15 @@ def attach(
         watch=Watch() if warn else None,
         owns_head=changed is not head,
     )
+
+
+def _refuse_class_shards(path: str, head: nn.Module) -> None:
+    if isinstance(head, ShardedClassHead):
+        raise LargeMarginError(
+            f"layer {path!r} is a ShardedClassHead, whose logits would be gathered in every "
+            "forward pass, which it is there to avoid. Call the loss on the features instead: "
+            "loss(backbone(x), head, labels)."
+        )
 
 
 def _size(path: str, head: nn.Module) -> tuple[int, int]:

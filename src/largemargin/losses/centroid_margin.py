@@ -14,6 +14,7 @@ from largemargin.ops import safe_norm
 from largemargin.ops.boundary import DEGENERATE, paired_boundary_distance
 from largemargin.ops.moving import live
 from largemargin.ops.rows import promote
+from largemargin.ops.shards import refuse_sharded
 from largemargin.prototypes.centroids import NO_SOFT, CentroidBank
 from largemargin.prototypes.form import boundary_form
 from largemargin.shapes import Labels, Prototypes
@@ -25,6 +26,7 @@ EXACT_LIMIT = 2**20
 """Up to this many numbers, all pairs of prototypes are subtracted from each other directly."""
 BLOCK = 2**22
 CANDIDATES = 2
+_PAIRS = "it compares class vectors with each other."
 
 
 def centroid_margin(
@@ -76,6 +78,7 @@ def centroid_margin(
     check_setting("margin", margin, at_least=0)
     check_choice("power", power, (1, 2))
     check_choice("aggregate", aggregate, AGGREGATES)
+    refuse_sharded(prototypes, "centroid_margin", _PAIRS)
     check_inputs(
         centroids, prototypes, classes, bias=bias, soft=False, reason=NO_SOFT, validate=validate
     )
@@ -232,7 +235,9 @@ def classifier_of(
     """Weight and bias of the linear classifier whose boundaries are those of the head."""
     if bias is None and not isinstance(prototypes, Tensor):
         bias = getattr(prototypes, "bias", None)
-    return boundary_form(prototypes, matrix_of(prototypes), bias)
+    matrix = matrix_of(prototypes)
+    refuse_sharded(matrix, "the centroid margin", _PAIRS)
+    return boundary_form(prototypes, matrix, bias)
 
 
 class CentroidMargin(ClassWise):

@@ -12,6 +12,7 @@ from largemargin.losses.terms import check_setting, expect, need, of_target
 from largemargin.ops import ComputeOptions, class_stats
 from largemargin.ops.moving import live
 from largemargin.ops.rows import promote
+from largemargin.ops.shards import refuse_sharded
 from largemargin.prototypes.form import HeadForm
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
@@ -61,6 +62,7 @@ def gaussian_mixture(
         )
         normaliser: float | Tensor = 0.0
     else:
+        refuse_sharded(means, "gaussian_mixture", "its variances would have to be sharded too.")
         if log_variances.shape != means.shape:
             raise LargeMarginError(
                 f"log_variances must have the shape of means, {tuple(means.shape)}, but theirs is "

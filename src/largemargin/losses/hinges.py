@@ -21,6 +21,7 @@ from largemargin.losses.terms import (
 )
 from largemargin.ops import similarity_logits
 from largemargin.ops.rows import promote
+from largemargin.ops.shards import refuse_sharded
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 _DENSE = "it looks at every rival's logit by itself, so the (N, C) logits must exist."
@@ -50,6 +51,7 @@ def _logits(
 ) -> tuple[Tensor, Tensor]:
     """The (N, C) logits and the labels of either call form."""
     check_form(options.get("similarity", "dot"), options)
+    refuse_sharded(prototypes, name, _DENSE)
     if options.get("impl") == "chunked":
         raise LargeMarginError(
             f'{name} cannot be computed with impl="chunked": {_DENSE} Pass impl="auto".'

@@ -21,7 +21,7 @@ from largemargin.errors import (
 from largemargin.losses.margins import ldam_margins
 from largemargin.losses.rebuild import rebuilding_repr
 from largemargin.losses.scale import auto_scale
-from largemargin.losses.terms import class_vector, matrix_of, need
+from largemargin.losses.terms import class_vector, drawn_matrix, need
 from largemargin.losses.weighted import Weighted as Weighted
 from largemargin.ops import ComputeOptions
 from largemargin.ops.class_stats import IMPLS, Impl
@@ -237,7 +237,7 @@ class Loss(nn.Module):
         if isinstance(prototypes, Tensor):
             matrix = prototypes
         else:
-            matrix = matrix_of(prototypes)
+            matrix = drawn_matrix(prototypes)
             bias = getattr(prototypes, "bias", None) if bias is None and self.takes_logits else bias
             for name in ("similarity", "scale"):
                 if hasattr(prototypes, name):

@@ -11,9 +11,11 @@ from largemargin.losses.terms import matrix_of
 from largemargin.ops import normalize as normalize_rows
 from largemargin.ops import safe_norm
 from largemargin.ops.rows import promote
+from largemargin.ops.shards import refuse_sharded
 from largemargin.shapes import Prototypes
 
 _ONE_VALUE = "the penalty is one number for the whole prototype matrix, without samples."
+_ALL = "it is about all class vectors together."
 _NOT_PER_SAMPLE = {
     "weight": _ONE_VALUE,
     "sample_weight": _ONE_VALUE,
@@ -45,6 +47,7 @@ def zero_centroid(prototypes: Prototypes, *, normalize: bool = True) -> Tensor:
     """
     check_matrix("prototypes", prototypes, "(C, D)")
     check_num_classes(prototypes.shape[0])
+    refuse_sharded(prototypes, "zero_centroid", _ALL)
     rows = normalize_rows(prototypes) if normalize else promote(prototypes)
     return rows.mean(0).square().sum()
 
@@ -64,6 +67,7 @@ def super_symmetry(prototypes: Prototypes) -> Tensor:
     """
     check_matrix("prototypes", prototypes, "(C, D)")
     check_num_classes(prototypes.shape[0])
+    refuse_sharded(prototypes, "super_symmetry", _ALL)
     rows = promote(prototypes)
     num_classes = rows.shape[0]
     with torch.autocast(rows.device.type, enabled=False):

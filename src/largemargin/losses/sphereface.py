@@ -15,6 +15,7 @@ from largemargin.losses.terms import check_setting, expect, need, of_target
 from largemargin.ops import ComputeOptions, class_stats, safe_norm
 from largemargin.ops.moving import live
 from largemargin.ops.rows import EPS
+from largemargin.ops.shards import refuse_sharded
 from largemargin.prototypes.form import HeadForm
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
@@ -147,6 +148,7 @@ def lsoftmax(
         tensor([0.1269])
     """
     margin = check_integer_margin(margin, "lsoftmax")
+    refuse_sharded(prototypes, "lsoftmax", "it needs the length of each sample's class vector.")
     check_setting("annealing", annealing, at_least=0)
     stats = class_stats(features, prototypes, labels, want=("target", "rest"), **how)
     length = safe_norm(features)

@@ -1,6 +1,6 @@
 """Small pieces the per-sample functions share: statistics by call form, soft targets, margins."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -121,6 +121,12 @@ def matrix_of(prototypes: Tensor | nn.Module) -> Tensor:
             f"ClassHead), but {type(prototypes).__name__} was given."
         )
     return matrix
+
+
+def drawn_matrix(prototypes: Tensor | nn.Module) -> Tensor:
+    """:func:`matrix_of`, or what a module that samples its classes draws for one loss value."""
+    draw: Callable[[], Tensor] | None = getattr(prototypes, "draw_weight", None)
+    return matrix_of(prototypes) if draw is None else draw()
 
 
 def class_vector(name: str, values: Tensor | Sequence[float]) -> Tensor:

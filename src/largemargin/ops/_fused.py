@@ -99,8 +99,9 @@ class _TargetAndRest(torch.autograd.Function):
 
 
 def _in_place(ctx: Any, grad_target: Tensor, grad_rest: Tensor) -> tuple[Tensor | None, ...]:
-    rows, row_factor, columns, column_scale, column_factor = ctx.saved_tensors[3:8]
-    weights, mass, index, outside = ctx.saved_tensors[8:]
+    saved = ctx.saved_tensors  # read once: activation checkpointing allows no more
+    rows, row_factor, columns, column_scale, column_factor = saved[3:8]
+    weights, mass, index, outside = saved[8:]
     grad_features = grad_prototypes = None
     grad = weights * (grad_rest / mass).masked_fill_(outside, 0.0)[:, None]
     grad.scatter_(1, index, grad_target.masked_fill(outside, 0.0)[:, None]).mul_(column_scale.T)

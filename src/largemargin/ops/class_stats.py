@@ -14,8 +14,10 @@ from largemargin.errors import (
 from largemargin.ops._chunked import chunked_stats
 from largemargin.ops._dense import dense_stats
 from largemargin.ops._fused import fusable, fused_stats
+from largemargin.ops._sharded import sharded_stats
 from largemargin.ops.product import Precision, resolve_precision
 from largemargin.ops.rows import promote
+from largemargin.ops.shards import is_shared
 from largemargin.ops.similarity import SIMILARITIES, affine_form, check_scale, dense_logits
 from largemargin.shapes import Features, Labels, Logits, Prototypes
 
@@ -84,7 +86,8 @@ def class_stats(
 
     Args:
         features: (N, D).
-        prototypes: (C, D), C >= 2.
+        prototypes: (C, D), C >= 2. A DTensor cut along the classes gives the same statistics; every
+            process of its mesh has to call, each with its own samples (any number).
         labels: (N,) class indices, or (N, C) soft targets, whose values are not used here: then
             every class is taken as the target in turn.
         bias: (C,), added after the similarity.
@@ -112,6 +115,20 @@ def class_stats(
     check_inputs(
         features, prototypes, labels, bias=bias, validate=validate, check_finite=check_finite
     )
+    if is_shared(prototypes):
+        found = sharded_stats(
+            class_stats,
+            features,
+            prototypes,
+            labels,
+            bias=bias,
+            similarity=similarity,
+            scale=scale,
+            want=want,
+            precision=precision,
+            impl=impl,
+        )
+        return ClassStats(*(found.get(name) for name in ClassStats._fields))
     soft = labels.dim() == 2
     if soft and impl == "chunked":
         raise LargeMarginError(

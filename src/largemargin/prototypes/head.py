@@ -49,7 +49,7 @@ def flat_features(features: Tensor, in_features: int) -> Features:
     return features.unsqueeze(0) if features.dim() == 1 else features.flatten(0, -2)
 
 
-def _best(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def best_of(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest entries of each row, ties in favour of the lower column."""
     if k == 1:
         values, columns = scores.max(dim=1, keepdim=True)  # documented to return the first one
@@ -112,12 +112,12 @@ def top_classes(
             similarity=similarity,
             scale=scale,
         )
-        scores, classes = _best(logits, min(k, logits.shape[1]))
+        scores, classes = best_of(logits, min(k, logits.shape[1]))
         classes = classes + start
         if best is not None:
             # The running best holds lower class indices and stands to the left, so ties keep it.
             scores, classes = torch.cat((best[0], scores), 1), torch.cat((best[1], classes), 1)
-            scores, order = _best(scores, min(k, scores.shape[1]))
+            scores, order = best_of(scores, min(k, scores.shape[1]))
             classes = classes.gather(1, order)
         best = scores, classes
     assert best is not None
