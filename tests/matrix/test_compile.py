@@ -234,7 +234,7 @@ def train(model: Trainer, loss: Callable[..., Tensor], samples: int, steps: int)
     [
         (AOT, 32),
         (AOT, 6),  # fewer samples than classes: the centroids' rows are samples then
-        pytest.param("inductor", 32, marks=pytest.mark.needs_cxx),
+        pytest.param("inductor", 32, marks=[pytest.mark.needs_cxx, pytest.mark.slow]),
         pytest.param("inductor", 6, marks=[pytest.mark.needs_cxx, pytest.mark.slow]),
     ],
 )
