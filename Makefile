@@ -11,7 +11,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 .PHONY: help demo test test-all check conformance bench clean
 
 help:
-	@echo "make demo      train a small CNN on digits with four losses, print one table (< 2 minutes)"
+	@echo "make demo      train a small CNN on digits with four losses: a table, a report (< 2 minutes)"
 	@echo "make test      the fast test suite and the golden vectors (< 12 minutes on 2 cores)"
 	@echo "make test-all  every test, also the slow ones (< 80 minutes on 2 cores)"
 	@echo "make check     ruff, mypy --strict, the import-layer rule"

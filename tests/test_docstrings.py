@@ -33,6 +33,7 @@ CORE = (
     "largemargin.evaluating",
     "largemargin.training",
     "largemargin.recipes",
+    "largemargin.report",
 )
 
 

@@ -73,11 +73,21 @@ if TYPE_CHECKING:
     from largemargin.integrations.scikit_learn import LargeMarginClassifier
     from largemargin.losses import schedules
     from largemargin.measuring import Geometry, compare_geometry, embed, measure, measure_arrays
+    from largemargin.report.write import report
     from largemargin.training import Run, RunConfig, train
 
 __version__ = "0.1.0"
 
-ROOMS = ("evaluating", "export", "functional", "geometry", "measuring", "robust", "training")
+ROOMS = (
+    "evaluating",
+    "export",
+    "functional",
+    "geometry",
+    "measuring",
+    "report",
+    "robust",
+    "training",
+)
 LATER = {
     "measuring": ("Geometry", "compare_geometry", "embed", "measure", "measure_arrays"),
     "evaluating": ("Evaluation", "evaluate", "predict"),
@@ -169,6 +179,7 @@ __all__ = [
     "measure_arrays",
     "measuring",
     "predict",
+    "report",
     "robust",
     "schedules",
     "simplex",

@@ -19,6 +19,7 @@ COMMANDS = (
     "evaluate",
     "measure",
     "compare",
+    "report",
     "tune",
     "reproduce",
     "predict",

@@ -182,7 +182,22 @@ def _show(base: Any, folder: Path) -> int:
     for row in rows:
         print(f"  {row.title:<14} {row.folder}")
     print(f"\n{NEXT.format(run=rows[-1].folder)}")
+    _report(rows, folder)
     return 0
+
+
+def _report(rows: list[Row], folder: Path) -> None:
+    """One page to look at, last, so that its path is what the eye falls on."""
+    try:
+        from largemargin.report.write import report
+
+        made = report(
+            {row.title: row.folder for row in rows}, folder / "report.html", features="pca"
+        )
+    except ImportError as error:
+        print(f"\nFor a report to look at: pip install 'largemargin[report]' ({error.name})")
+    else:
+        print(f"\nReport: {made}")
 
 
 def compare_losses(base: Any, folder: Path, data: Any) -> list[Row]:

@@ -30,6 +30,7 @@ LEFT_OUT = (
     "the CUDA context and libraries (about 0.5 GiB), and what the allocator cannot reuse",
     "buffers of NCCL, and of DistributedDataParallel for the backbone",
     "losses beyond one: terms of an Objective keep their statistics side by side",
+    "temporaries for the norms of prototypes on a GPU, up to three times the weights",
 )
 
 

@@ -1,0 +1,173 @@
+"""What a section is made of: charts, tables and sentences, before they become a page or a picture.
+
+A chart is data in words of its own, so that one description gives both the interactive figure of
+the page and the static picture for a paper.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Number = float | int | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: what is shown, and what it is sorted by."""
+
+    text: str
+    value: float | str | None = None
+    strong: bool = False
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; every row has a cell for each column."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str = ""
+    key: str = ""
+    numeric: tuple[int, ...] = ()
+    """Columns of numbers, set to the right."""
+    searchable: bool = False
+    """With a search box, and headings that sort."""
+    kind: str = "table"
+
+
+@dataclass(frozen=True)
+class Points:
+    """What belongs to each point of a scatter of samples: shown when one looks at it."""
+
+    index: tuple[int, ...]
+    labels: tuple[int, ...]
+    predicted: tuple[int, ...] = ()
+    margins: tuple[float, ...] = ()
+    data: str = ""
+    """Which data the indices are of: thumbnails are kept by it."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve, set of points, or set of bars."""
+
+    name: str
+    x: Sequence[Number]
+    y: Sequence[Number]
+    z: Sequence[Number] = ()
+    form: Literal["line", "points", "bars", "steps", "box"] = "line"
+    color: int | None = 0
+    """Place in the palette; None is the neutral colour of the baseline."""
+    dash: Literal["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"] = "solid"
+    low: Sequence[Number] = ()
+    high: Sequence[Number] = ()
+    """Ends of the error bars, absolute."""
+    faint: bool = False
+    points: Points | None = None
+    """For samples: colours and symbols then follow their classes."""
+    texts: Sequence[str] = ()
+    """Words at each point of the series."""
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A matrix as colours."""
+
+    values: tuple[tuple[Number, ...], ...]
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    x: tuple[float, ...] = ()
+    y: tuple[float, ...] = ()
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure with its words. ``alt`` says in a sentence what is drawn."""
+
+    key: str
+    title: str
+    series: tuple[Series, ...] = ()
+    x: str = ""
+    y: str = ""
+    heat: Heat | None = None
+    log_y: bool = False
+    percent_y: bool = False
+    names: tuple[str, ...] = ()
+    """Words at x = 0, 1, 2, ... instead of numbers."""
+    solid: bool = False
+    """In three dimensions."""
+    equal: bool = False
+    """Both axes in one scale, without numbers: a map of samples."""
+    zero: bool = False
+    """With a line at x = 0."""
+    alt: str = ""
+    note: str = ""
+    table: Table | None = None
+    wide: bool = False
+    kind: str = "chart"
+
+    @property
+    def legend(self) -> list[tuple[int, Series]]:
+        """The series that need a name, with their places; none for a single one."""
+        named = [(at, each) for at, each in enumerate(self.series) if not each.faint]
+        return named if len(named) > 1 and not self.solid else []
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence; with a command that produces what is missing here."""
+
+    text: str
+    command: str = ""
+    kind: str = "note"
+
+
+@dataclass(frozen=True)
+class Cards:
+    """Samples as small cards with a picture."""
+
+    title: str
+    cards: tuple[dict[str, Any], ...]
+    kind: str = "cards"
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Anything else; the template knows how to show ``kind``."""
+
+    kind: str
+    content: Any = None
+
+
+Block = Chart | Table | Note | Cards | Blocks
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the report, with one sentence that says how to read it."""
+
+    key: str
+    title: str
+    reading: str
+    blocks: tuple[Block, ...] = field(default=())
+
+    @classmethod
+    def arranged(cls, key: str, title: str, reading: str, blocks: Sequence[Block]) -> "Section":
+        """Small figures first, then wide ones, tables, and sentences: no holes in the page."""
+        return cls(key, title, reading, tuple(sorted(blocks, key=_rank)))
+
+    @property
+    def charts(self) -> tuple[Chart, ...]:
+        return tuple(block for block in self.blocks if isinstance(block, Chart))
+
+
+def _rank(block: Block) -> int:
+    if isinstance(block, Chart):
+        return 2 if block.wide else 1
+    if isinstance(block, Note):
+        return 4
+    return 0 if block.kind == "chooser" else 3

@@ -1,0 +1,31 @@
+"""The sections of the report, in the order of the page."""
+
+from largemargin.report.charts import Section
+from largemargin.report.sections.features import features_section
+from largemargin.report.sections.margins import margins_section
+from largemargin.report.sections.provenance import provenance_section
+from largemargin.report.sections.robustness import robustness_section
+from largemargin.report.sections.theory import theory_section
+from largemargin.report.sections.training import training_section
+from largemargin.report.sections.verdicts import verdict_section
+from largemargin.report.sections.worst import worst_section
+from largemargin.report.subjects import Subjects
+
+
+def all_sections(subjects: Subjects) -> tuple[Section, ...]:
+    return tuple(
+        make(subjects)
+        for make in (
+            verdict_section,
+            training_section,
+            margins_section,
+            features_section,
+            worst_section,
+            robustness_section,
+            theory_section,
+            provenance_section,
+        )
+    )
+
+
+__all__ = ["all_sections"]

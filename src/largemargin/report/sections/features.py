@@ -1,0 +1,98 @@
+"""Section 4: samples in the plane, as the network sees them."""
+
+from largemargin.measuring import Embeddings
+from largemargin.report.charts import Block, Blocks, Chart, Note, Points, Section, Series, Table
+from largemargin.report.numbers import number_cell, text_cell
+from largemargin.report.subjects import Subject, Subjects
+
+READING = (
+    "Every point is a sample, coloured by its class; look at one to see it. Good is one tight "
+    "group for each class, also under noise. Distances between groups of t-SNE mean little."
+)
+
+
+def features_section(subjects: Subjects) -> Section:
+    seen = [each for each in subjects.each if each.observed and each.observed.embeddings]
+    if not seen:
+        return Section("features", "Features", READING, (_missing(subjects),))
+    blocks: list[Block] = [Blocks("chooser", subjects.classes)]
+    for each in seen:
+        assert each.observed is not None
+        assert each.observed.embeddings is not None
+        blocks += _charts(each, each.observed.embeddings)
+    blocks.append(_table(seen))
+    first = seen[0].observed
+    assert first is not None
+    assert first.embeddings is not None
+    blocks.append(Note(f"How: {'; '.join(first.embeddings.assumed)}."))
+    return Section.arranged("features", "Features", READING, blocks)
+
+
+def _missing(subjects: Subjects) -> Note:
+    runs = [each for each in subjects.each if each.run is not None]
+    reasons = [note for each in runs if each.observed for note in each.observed.notes]
+    if not runs:
+        words = "A geometry alone has no samples to place in the plane: give the report a run."
+    elif reasons:
+        words = f"Samples were not placed in the plane: {reasons[0]}"
+    else:
+        words = "Samples were not placed in the plane: the models were not looked at."
+    return Note(words, f"largemargin report {subjects.each[0].where} --features tsne")
+
+
+def _charts(subject: Subject, found: Embeddings) -> list[Block]:
+    charts: list[Block] = []
+    for layer in found.layers:
+        for condition, points in layer.points.items():
+            words = condition if condition == "clean" else f"{condition} ({found.noise})"
+            name = layer.layer if len(found.layers) > 1 else ""
+            charts.append(
+                Chart(
+                    f"features-{subject.name}-{layer.layer}-{condition}",
+                    ", ".join(filter(None, (subject.title, name, words))),
+                    (
+                        Series(
+                            subject.title,
+                            [x for x, _ in points],
+                            [y for _, y in points],
+                            form="points",
+                            points=Points(
+                                found.index,
+                                found.labels,
+                                found.predictions.get(condition, ()),
+                                found.margins.get(condition, ()),
+                                subject.data_key,
+                            ),
+                        ),
+                    ),
+                    equal=True,
+                    alt=f"{found.samples:,} samples at layer {layer.layer} in the plane by "
+                    f"{found.method}, {words}.",
+                )
+            )
+    return charts
+
+
+def _table(seen: list[Subject]) -> Table:
+    rows = []
+    for each in seen:
+        assert each.observed is not None
+        assert each.observed.embeddings is not None
+        for layer in each.observed.embeddings.layers:
+            for condition, plane in layer.variance.items():
+                rows.append(
+                    (
+                        text_cell(each.title),
+                        text_cell(layer.layer),
+                        text_cell(condition),
+                        number_cell(layer.feature_variance[condition].ratio),
+                        number_cell(plane.ratio),
+                    )
+                )
+    return Table(
+        ("model", "layer", "samples", "of the features", "in the plane"),
+        tuple(rows),
+        caption="Variance between classes / within classes: more is better separated",
+        key="variance",
+        numeric=(3, 4),
+    )

@@ -1,0 +1,182 @@
+"""Green, amber or red for what matters about a model, each by a rule that is told."""
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import Literal
+
+from largemargin.evaluating import wilson
+from largemargin.measuring.reliability import Calibration
+from largemargin.report.numbers import degrees, known, percent
+from largemargin.report.subjects import Subject
+
+Level = Literal["green", "amber", "red", "unknown"]
+
+WORDS = {"green": "good", "amber": "look closer", "red": "weak", "unknown": "not measured"}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """One quantity of one model. ``level`` is decided by ``rule`` and nothing else."""
+
+    name: str
+    level: Level
+    value: str
+    rule: str
+    detail: str = ""
+    command: str = ""
+
+    @property
+    def word(self) -> str:
+        return WORDS[self.level]
+
+
+def judge(subject: Subject, baseline: Subject | None) -> tuple[Judgement, ...]:
+    """What the report says about a model, in the order of the page."""
+    other = None if baseline is subject else baseline
+    return (
+        accuracy(subject, other),
+        class_margin(subject),
+        worst_classes(subject),
+        robustness(subject),
+        calibration(subject),
+    )
+
+
+def graded(value: float, green: float, amber: float) -> Level:
+    """Green from ``green`` on, amber from ``amber`` on, red below."""
+    return "green" if value >= green else "amber" if value >= amber else "red"
+
+
+def interval(subject: Subject) -> tuple[float, float]:
+    """Wilson's 95 % interval of the accuracy; (NaN, NaN) where it is not known."""
+    share, samples = subject.accuracy, subject.samples
+    if share is None or not samples or not known(share):
+        return math.nan, math.nan
+    return wilson(round(share * samples), samples)
+
+
+def accuracy(subject: Subject, baseline: Subject | None) -> Judgement:
+    name, value = "Accuracy", subject.accuracy
+    if value is None or not known(value):
+        return Judgement(name, "unknown", "–", "Needs test images.", command=_evaluate(subject))
+    low, high = interval(subject)
+    detail = f"95 % interval {percent(low)} to {percent(high)}" if known(low) else ""
+    if baseline is not None and baseline.accuracy is not None:
+        rule = (
+            "Against the softmax baseline: green when at least as accurate, amber when lower but "
+            "the 95 % intervals overlap, red when they do not."
+        )
+        base_low, _ = interval(baseline)
+        below = value < baseline.accuracy
+        apart = below and known(high) and known(base_low) and high < base_low
+        change = 100 * (value - baseline.accuracy)
+        detail += f"; {change:+.2f} points against the baseline"
+        level: Level = "red" if apart else "amber" if below else "green"
+        return Judgement(name, level, percent(value), rule, detail.removeprefix("; "))
+    chance = 1 / max(2, len(subject.classes))
+    rule = (
+        "Of the way from guessing to perfect: green from 90 %, amber from 50 %, red below. "
+        "With a softmax run beside it the rule is the comparison with that run."
+    )
+    level = graded((value - chance) / (1 - chance), 0.9, 0.5)
+    return Judgement(name, level, percent(value), rule, detail)
+
+
+def class_margin(subject: Subject) -> Judgement:
+    name = "Class margin"
+    rule = (
+        "Smallest angle between class vectors, as a share of the widest that is known to be "
+        "possible for so many classes in so many dimensions: green from 90 %, amber from 70 %."
+    )
+    if subject.geometry is None:
+        return Judgement(name, "unknown", "–", rule, command=measure_command(subject))
+    p = subject.geometry.prototypes
+    best = p.reachable if known(p.reachable) else p.ceiling
+    share = p.class_margin / best if best > 0 else math.nan
+    between = " and ".join(subject.class_name(label) for label in p.closest_classes)
+    detail = f"{percent(share, 0)} of {degrees(best)}; closest: {between}"
+    level = graded(share, 0.9, 0.7) if known(share) else "unknown"
+    return Judgement(name, level, degrees(p.class_margin), rule, detail)
+
+
+def worst_classes(subject: Subject) -> Judgement:
+    name = "Worst classes"
+    rule = (
+        "Points by which the worst class lies below the mean of the classes: green up to 10, amber "
+        "up to 25, red beyond."
+    )
+    ranked = ranked_classes(subject)
+    if not ranked:
+        return Judgement(name, "unknown", "–", rule, command=_evaluate(subject))
+    mean = statistics.fmean(share for share, _ in ranked)
+    worst, _label = ranked[0]
+    level = graded(-(mean - worst), -0.10, -0.25)
+    shown = ", ".join(f"{subject.class_name(c)} {percent(s)}" for s, c in ranked[:3])
+    return Judgement(name, level, percent(worst), rule, f"lowest: {shown}")
+
+
+def ranked_classes(subject: Subject) -> list[tuple[float, int]]:
+    """(accuracy, class), lowest first; classes without samples are left out."""
+    found = [(share, at) for at, share in enumerate(subject.class_accuracy) if known(share)]
+    return sorted(found)
+
+
+def robustness(subject: Subject) -> Judgement:
+    name = "Robustness"
+    rule = (
+        "Mean accuracy under all perturbations, as a share of the clean accuracy: green from 90 %, "
+        "amber from 70 %."
+    )
+    found = subject.evaluation
+    if found is None or not found.perturbed or not found.clean.accuracy:
+        return Judgement(name, "unknown", "–", rule, command=_evaluate(subject))
+    each = {key: value.accuracy for key, value in found.perturbed.items()}
+    mean = statistics.fmean(each.values())
+    hardest = min(each, key=lambda key: each[key])
+    detail = f"mean of {len(each)}; hardest: {hardest.replace('_', ' ')} {percent(each[hardest])}"
+    return Judgement(
+        name, graded(mean / found.clean.accuracy, 0.9, 0.7), percent(mean), rule, detail
+    )
+
+
+def calibration(subject: Subject) -> Judgement:
+    name = "Calibration"
+    rule = (
+        "Expected calibration error, the mean gap between confidence and accuracy: green up to "
+        "3 %, amber up to 10 %, red beyond."
+    )
+    found = calibration_of(subject)
+    if found is None:
+        return Judgement(name, "unknown", "–", rule, command=measure_command(subject))
+    error = found.expected_error
+    gap = confidence_gap(subject)
+    told = "overconfident" if gap > 0 else "underconfident"
+    detail = f"{told} by {percent(abs(gap))} on average" if known(gap) and gap else ""
+    level = graded(-error, -0.03, -0.10) if known(error) else "unknown"
+    return Judgement(name, level, percent(error), rule, detail)
+
+
+def calibration_of(subject: Subject) -> Calibration | None:
+    """The calibration that was evaluated, or else measured."""
+    if subject.evaluation is not None:
+        return subject.evaluation.clean.calibration
+    return None if subject.geometry is None else subject.geometry.calibration
+
+
+def confidence_gap(subject: Subject) -> float:
+    """Mean confidence minus accuracy."""
+    found = calibration_of(subject)
+    if found is None or not sum(found.counts):
+        return math.nan
+    bins = zip(found.counts, found.confidence, found.accuracy, strict=True)
+    return float(sum(n * (c - a) for n, c, a in bins if n)) / sum(found.counts)
+
+
+def _evaluate(subject: Subject) -> str:
+    return f"largemargin evaluate {subject.where}"
+
+
+def measure_command(subject: Subject, *options: str) -> str:
+    words = ["largemargin measure", subject.where, *options]
+    return " ".join([*words, f"--out {subject.where}/geometry.json"])

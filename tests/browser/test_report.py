@@ -1,0 +1,210 @@
+"""The report in a browser: what a person sees, sorts, searches and points at."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report.made import HOSTILE
+
+SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
+Opened = Callable[..., Any]
+
+
+@pytest.mark.parametrize("name", ["runs", "hostile", "sphere"])
+def test_no_complaint_and_no_request(name: str, opened: Opened, reports: dict[str, Path]) -> None:
+    found = opened(reports[name])
+    found.draw_all()
+    assert found.complaints == []
+    assert found.dialogs == []
+    asked = [url for url in found.requests if not url.startswith(("data:", "blob:"))]
+    assert asked == [reports[name].as_uri()]
+
+
+@pytest.mark.parametrize("width", [360, 768, 1440])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_fits_every_width(
+    width: int, scheme: str, opened: Opened, reports: dict[str, Path]
+) -> None:
+    found = opened(reports["runs"], viewport={"width": width, "height": 900}, color_scheme=scheme)
+    found.draw_all()
+    assert found.page.evaluate("document.documentElement.scrollWidth") == width
+    paper = found.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (paper == "rgb(14, 17, 22)") == (scheme == "dark")
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    path = SCREENSHOTS / f"report-{width}-{scheme}.png"
+    found.page.screenshot(path=path, full_page=True)
+    assert path.stat().st_size > 20_000
+
+
+def test_numbers_equal_the_files(opened: Opened, reports: dict[str, Path]) -> None:
+    page = opened(reports["runs"]).page
+    rows = page.locator("#table-glance tbody tr")
+    for at, name in enumerate(("softmax", "cosface")):
+        found = json.loads((reports[name] / "evaluation.json").read_text())
+        measured = json.loads((reports[name] / "geometry.json").read_text())
+        cells = rows.nth(at).locator("td")
+        assert cells.nth(0).inner_text() == f"{100 * found['clean']['accuracy']:.2f} %"
+        assert float(cells.nth(0).get_attribute("data-value")) == found["clean"]["accuracy"]
+        margin = measured["prototypes"]["class_margin"]
+        assert cells.nth(2).inner_text() == f"{margin:.2f}°"
+
+
+def column(page: Any, at: int) -> list[str]:
+    found: list[str] = page.locator(
+        f"#table-classes tbody tr > :nth-child({at + 1})"
+    ).all_inner_texts()
+    return found
+
+
+def test_sorting_by_number_and_by_text(opened: Opened, reports: dict[str, Path]) -> None:
+    page = opened(reports["runs"]).page
+    head = page.locator("#table-classes thead th").nth(5)
+    head.get_by_role("button").click()
+    values = [float(text) for text in column(page, 5)]
+    assert values == sorted(values)
+    assert head.get_attribute("aria-sort") == "ascending"
+    head.get_by_role("button").press("Enter")
+    values = [float(text) for text in column(page, 5)]
+    assert values == sorted(values, reverse=True)
+    assert len(values) == 20
+    page.locator("#table-classes thead th").nth(0).get_by_role("button").click()
+    assert column(page, 0) == ["cosface"] * 10 + ["cross_entropy (baseline)"] * 10
+
+
+def test_searching(opened: Opened, reports: dict[str, Path]) -> None:
+    page = opened(reports["runs"]).page
+    box = page.locator('input[data-searches="table-classes"]')
+    box.fill("COSFACE")
+    visible = page.locator("#table-classes tbody tr:visible")
+    assert visible.count() == 10
+    tools = page.locator(".tools").filter(has=box)
+    assert tools.locator("output").inner_text() == "10 of 20 rows"
+    box.fill("nothing like it")
+    assert visible.count() == 0
+    box.fill("")
+    assert visible.count() == 20
+
+
+def hover(found: Any, at: int = 0) -> None:
+    box = found.page.locator("#features .plot").first
+    box.scroll_into_view_if_needed()
+    point = box.locator(".points path").nth(at)
+    point.wait_for()
+    place = point.bounding_box()
+    found.page.mouse.move(place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
+    found.page.locator("#look").wait_for(state="visible")
+
+
+def test_pointing_at_a_sample_shows_it(opened: Opened, reports: dict[str, Path]) -> None:
+    found = opened(reports["runs"])
+    hover(found)
+    lines = found.page.locator("#look p").inner_text().splitlines()
+    assert lines[0].startswith("test/")
+    assert [line.split(":")[0] for line in lines[1:]] == ["label", "predicted", "logit margin"]
+    assert found.page.locator("#look img").get_attribute("src").startswith("data:image/png")
+
+
+def test_hostile_names_are_text_when_pointed_at(opened: Opened, reports: dict[str, Path]) -> None:
+    found = opened(reports["hostile"])
+    shown = set()
+    for at in range(12):
+        found.page.mouse.move(1, 1)
+        hover(found, 5 * at)
+        shown.add(found.page.locator("#look p").inner_text())
+    assert any("<" in text for text in shown)
+    assert found.page.locator("#look p *").count() == 0
+    assert found.page.locator('img[src="x"], svg[onload]').count() == 0
+    assert found.dialogs == []
+    assert found.complaints == []
+
+
+def test_hostile_names_are_text_in_figures(opened: Opened, reports: dict[str, Path]) -> None:
+    found = opened(reports["hostile"])
+    found.draw_all()
+    heat = found.page.locator('.plot[id^="angles-"]')
+    texts = heat.locator(".ytick text").all_text_contents()
+    assert len(texts) == len(HOSTILE)
+    assert texts[0].startswith("<img src=x")
+    assert heat.locator(".ytick a, .ytick b, .ytick image").count() == 0
+
+
+def test_one_choice_of_classes_for_all_figures(opened: Opened, reports: dict[str, Path]) -> None:
+    found = opened(reports["runs"])
+    found.draw_all()
+    page = found.page
+    button = page.locator('.chooser [data-class="3"]')
+    button.focus()
+    button.press("Space")
+    assert button.get_attribute("aria-pressed") == "true"
+    for box in page.locator("#features .plot").all():
+        opacity = box.evaluate("box => box.data[0].marker.opacity")
+        labels = box.evaluate("box => box.data[0].meta.labels")
+        assert {o for o, label in zip(opacity, labels, strict=True) if label == 3} == {1}
+        assert max(o for o, label in zip(opacity, labels, strict=True) if label != 3) < 0.1
+    assert page.locator(".worst li.dim").count() > 0
+    page.locator(".chooser [data-all]").click()
+    assert page.locator(".worst li.dim").count() == 0
+
+
+def test_legends_hide_curves(opened: Opened, reports: dict[str, Path]) -> None:
+    found = opened(reports["runs"])
+    found.draw_all()
+    figure = found.page.locator("figure").filter(has=found.page.locator("#margins-cosine"))
+    figure.locator(".keys button").first.click()
+    shown = found.page.locator("#margins-cosine").evaluate(
+        "box => box.data.map(each => [each.name, each.visible])"
+    )
+    hidden = {name for name, visible in shown if visible is False}
+    assert hidden == {"cross_entropy (baseline)"}
+    assert sum(visible is False for _, visible in shown) == 2  # the curve and its histogram
+
+
+def test_rules_are_reached_by_keyboard(opened: Opened, reports: dict[str, Path]) -> None:
+    page = opened(reports["runs"]).page
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    rule = page.locator(".rule").first
+    assert not rule.locator("[role=tooltip]").is_visible()
+    rule.focus()
+    assert rule.locator("[role=tooltip]").is_visible()
+
+
+def test_the_theme_can_be_switched(opened: Opened, reports: dict[str, Path]) -> None:
+    found = opened(reports["runs"], color_scheme="light")
+    found.draw_all()
+    color = "box => box.data.at(-1).line.color"
+    before = found.page.locator("#loss").evaluate(color)
+    found.page.locator("#theme").click()
+    after = found.page.locator("#loss").evaluate(color)
+    assert before != after
+    assert found.page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_readable_without_javascript(opened: Opened, reports: dict[str, Path]) -> None:
+    page = opened(reports["runs"], java_script_enabled=False).page
+    assert page.locator("#table-classes tbody tr").count() == 20
+    assert page.locator("#table-quantiles-cosine").is_visible()
+    assert not page.locator(".plot").first.is_visible()
+    assert page.locator(".judged .value").first.inner_text().endswith("%")
+
+
+def test_prints_every_figure_in_light(
+    opened: Opened, reports: dict[str, Path], tmp_path: Path
+) -> None:
+    found = opened(reports["runs"], color_scheme="dark")
+    path = tmp_path / "report.pdf"
+    found.page.pdf(path=path, format="A4", print_background=True)
+    assert path.read_bytes().startswith(b"%PDF")
+    drawn = found.page.locator(".plot .main-svg").count()
+    assert drawn >= found.page.locator(".plot").count()
+    assert found.complaints == []
+
+
+def test_downloads_are_whole(opened: Opened, reports: dict[str, Path]) -> None:
+    page = opened(reports["runs"]).page
+    with page.expect_download() as waiting:
+        page.locator('a[download="summary.json"]').click()
+    found = json.loads(Path(waiting.value.path()).read_text())
+    assert [model["name"] for model in found["models"]] == ["cross_entropy", "cosface"]

@@ -1,0 +1,122 @@
+"""Figures: curves that are right, pictures without a browser."""
+
+import math
+from pathlib import Path
+
+import pytest
+from report.made import HOSTILE, geometry
+
+from largemargin.report.charts import Chart, Heat, Points, Series
+from largemargin.report.matplotlib_form import write_pictures
+from largemargin.report.palette import DARK, LIGHT, MARKERS, SYMBOLS
+from largemargin.report.plotly_form import figure
+from largemargin.report.sections.margins import histogram
+from largemargin.report.target_curve import target_curve
+from largemargin.report.write import report
+from largemargin.training import ObjectiveConfig, RunConfig
+
+
+def luminance(color: str) -> float:
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize(
+    ("palette", "paper"), [(LIGHT, "#ffffff"), (DARK, "#171b21")], ids=["light", "dark"]
+)
+def test_colours_can_be_seen_on_their_paper(palette: tuple[str, ...], paper: str) -> None:
+    for color in palette:
+        high, low = sorted((luminance(color), luminance(paper)), reverse=True)
+        assert (high + 0.05) / (low + 0.05) >= 3, color
+
+
+def test_every_class_has_one_look() -> None:
+    assert len(LIGHT) == len(DARK) == len(SYMBOLS) == len(MARKERS) == 8
+    looks = {(c % 8, c // 8 % 8) for c in range(64)}
+    assert len(looks) == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        ("cosface", {"margin": 0.2}, lambda t: math.cos(t) - 0.2),
+        ("arcface", {"margin": 0.3}, lambda t: math.cos(t + 0.3)),
+        ("normface", {}, math.cos),
+    ],
+)
+def test_target_curves_are_the_formulas(name: str, settings: dict, expected) -> None:  # type: ignore[no-untyped-def,type-arg]
+    found = target_curve(RunConfig(objective=ObjectiveConfig(name, settings)), points=46)
+    assert found is not None
+    for degrees, value in zip(*found, strict=True):
+        if degrees <= 120:
+            assert value == pytest.approx(expected(math.radians(degrees)), abs=1e-6)
+
+
+def test_losses_without_a_target_curve_have_none() -> None:
+    assert target_curve(RunConfig()) is None
+    assert target_curve(RunConfig(objective=ObjectiveConfig("lm_softmax"))) is None
+
+
+def test_histograms_have_area_one() -> None:
+    found = geometry().margins["cosine"].overall
+    steps, curve = histogram(found, "model", 0)
+    width = found.edges[1] - found.edges[0]
+    assert sum(float(y) for y in steps.y if y is not None) * width == pytest.approx(1)
+    step = found.density_at[1] - found.density_at[0]
+    assert sum(float(y) for y in curve.y if y is not None) * step == pytest.approx(1, abs=0.02)
+
+
+def test_numbers_that_are_none_are_gaps() -> None:
+    chart = Chart("k", "t", (Series("s", [1, 2, 3], [1.0, math.nan, math.inf]),))
+    assert figure(chart)["data"][0]["y"] == [1.0, None, None]
+
+
+def test_a_name_is_no_template() -> None:
+    chart = Chart("k", "t", (Series("%{x}", [1], [1.0]),))
+    template = figure(chart)["data"][0]["hovertemplate"]
+    assert template.count("%{") == 2
+
+
+def test_error_bars_are_distances() -> None:
+    series = Series("s", [0, 1], [0.5, None], low=[0.4, None], high=[0.7, None])
+    errors = figure(Chart("k", "t", (series,)))["data"][0]["error_y"]
+    assert errors["array"] == [pytest.approx(0.2), None]
+    assert errors["arrayminus"] == [pytest.approx(0.1), None]
+
+
+CHARTS = (
+    Chart(
+        "lines", HOSTILE[8], (Series("a$b", [1, 2], [1.0, None], low=[0.5, None], high=[2, None]),)
+    ),
+    Chart("bars", "bars", (Series("a", [0, 1], [1.0, 2.0], form="bars"),), names=HOSTILE[:2]),
+    Chart("boxes", "b", (Series("a", [], [1, 2, 3, 4, 5], form="box"),), log_y=True),
+    Chart("heat", "h", heat=Heat(((None, 1.0), (1.0, None)), HOSTILE[:2], HOSTILE[:2])),
+    Chart("surface", "s", heat=Heat(((0.0, 1.0), (1.0, 0.0)), x=(0.0, 1.0), y=(0.0, 1.0))),
+    Chart(
+        "samples",
+        "s",
+        (Series("a", [0, 1], [1, 0], form="points", points=Points((0, 1), (0, 9))),),
+        equal=True,
+    ),
+    Chart(
+        "solid",
+        "s",
+        (Series("a", [0], [1], [0], form="points", texts=(HOSTILE[0],)),),
+        solid=True,
+    ),
+)
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.key)
+def test_every_kind_of_figure_is_drawn_and_is_data(chart: Chart, tmp_path: Path) -> None:
+    (path,) = write_pictures([chart], tmp_path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.name == f"{chart.key}.png"
+    assert figure(chart)["data"]
+
+
+def test_png_writes_every_figure_of_the_page(tmp_path: Path) -> None:
+    report(geometry(0, 3), tmp_path / "report.html", png=tmp_path / "figures")
+    names = {path.stem for path in (tmp_path / "figures").iterdir()}
+    assert {"margins-cosine", "cumulative", "angles-model", "sphere-model"} <= names

@@ -1,0 +1,126 @@
+"""Verdicts follow their rules, and advice what was measured."""
+
+from dataclasses import replace
+
+import pytest
+from report.made import geometry
+
+import largemargin as lm
+from largemargin.report import advice
+from largemargin.report.advice import advise, collapsed_tail
+from largemargin.report.subjects import Subject, Subjects, is_softmax
+from largemargin.report.verdict import accuracy, calibration, class_margin, graded, judge
+from largemargin.training import NoiseConfig, ObjectiveConfig, RunConfig
+
+
+def subject(**changes: object) -> Subject:
+    found = geometry()
+    parts = {k: changes.pop(k) for k in list(changes) if k in ("accuracy", "samples", "loss")}
+    prototypes = changes.pop("prototypes", {})
+    made = replace(
+        found,
+        **parts,
+        prototypes=replace(found.prototypes, **prototypes),  # type: ignore[arg-type]
+    )
+    return Subject("model", made, ("a", "b", "c"), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("share", "level"), [(0.95, "green"), (0.9, "green"), (0.89, "amber"), (0.69, "red")]
+)
+def test_class_margin_is_a_share_of_what_is_possible(share: float, level: str) -> None:
+    given = subject(prototypes={"class_margin": 100 * share, "reachable": 100.0, "ceiling": 120.0})
+    found = class_margin(given)
+    assert found.level == level
+    assert "of 100.00°" in found.detail
+
+
+def test_the_ceiling_stands_in_for_an_unknown_packing() -> None:
+    given = subject(prototypes={"class_margin": 60.0, "reachable": float("nan"), "ceiling": 120.0})
+    assert class_margin(given).level == "red"
+
+
+@pytest.mark.parametrize(
+    ("own", "level"), [(0.90, "green"), (0.91, "green"), (0.89, "amber"), (0.80, "red")]
+)
+def test_accuracy_against_the_baseline(own: float, level: str) -> None:
+    base = subject(accuracy=0.90, samples=1000)
+    assert accuracy(subject(accuracy=own, samples=1000), base).level == level
+
+
+@pytest.mark.parametrize(("own", "level"), [(0.95, "green"), (0.7, "amber"), (0.4, "red")])
+def test_accuracy_alone_is_measured_from_guessing(own: float, level: str) -> None:
+    assert accuracy(subject(accuracy=own), None).level == level
+
+
+def test_graded_at_its_borders() -> None:
+    assert [graded(v, 0.9, 0.7) for v in (0.9, 0.7, 0.6999)] == ["green", "amber", "red"]
+
+
+def test_what_was_not_measured_is_unknown_and_names_a_command() -> None:
+    bare = Subject("model", None, ("a", "b"))
+    for each in judge(bare, None):
+        assert each.level == "unknown"
+        assert each.command.startswith("largemargin ") or each.name == "Accuracy"
+
+
+def test_calibration_tells_which_way() -> None:
+    given = subject()
+    assert given.geometry is not None
+    bins = replace(
+        given.geometry.calibration,
+        expected_error=0.2,
+        counts=(10,),
+        confidence=(0.9,),
+        accuracy=(0.7,),
+    )
+    given = replace(given, geometry=replace(given.geometry, calibration=bins))
+    found = calibration(given)
+    assert found.level == "red"
+    assert "overconfident by 20.00 %" in found.detail
+    options = [each.option for each in advise(given, Subjects((given,)))]
+    assert "--objective label_smoothing" in options
+
+
+def test_a_collapsed_tail_is_found() -> None:
+    angles = ((0.0, 80.0, 85.0), (80.0, 0.0, 10.0), (85.0, 10.0, 0.0))
+    record = {"counts": {"train": {"a": 100, "b": 50, "c": 5}}}
+    given = subject(prototypes={"angles": angles}, data={"record": record})
+    assert collapsed_tail(given) == (10.0, 80.0)
+    found = advise(given, Subjects((given,)))
+    assert "tail classes have collapsed" in found[0].seen
+    assert "zero_centroid" in found[0].option
+    even = {"counts": {"train": {"a": 50, "b": 50, "c": 50}}}
+    assert collapsed_tail(replace(given, data={"record": even})) is None
+
+
+def test_advice_does_not_repeat_what_is_there() -> None:
+    config = RunConfig(objective=ObjectiveConfig("cross_entropy + 0.5*discriminative"))
+    given = subject(config=config)
+    assert given.geometry is not None
+    assert given.geometry.compactness is not None
+    wide = replace(given.geometry.compactness, ideal_ratio=3.0)
+    given = replace(given, geometry=replace(given.geometry, compactness=wide))
+    found = [each for each in advise(given, Subjects((given,))) if "wider" in each.seen]
+    assert found[0].option == ""
+    plain = replace(given, config=RunConfig())
+    found = [each for each in advise(plain, Subjects((plain,))) if "wider" in each.seen]
+    assert found[0].option == "--objective 'cross_entropy + discriminative'"
+
+
+def test_advice_names_losses_that_exist() -> None:
+    assert set(lm.LOSSES) >= advice.MARGIN_LOSSES | advice.PULLING
+
+
+@pytest.mark.parametrize(
+    ("config", "baseline"),
+    [
+        (RunConfig(), True),
+        (RunConfig(objective=ObjectiveConfig("softmax")), True),
+        (RunConfig(objective=ObjectiveConfig("cosface")), False),
+        (RunConfig(objective=ObjectiveConfig("sample_margin")), False),
+        (RunConfig(noise=NoiseConfig(use="noisy")), False),
+    ],
+)
+def test_plain_softmax_is_the_baseline(config: RunConfig, baseline: bool) -> None:
+    assert is_softmax(config) is baseline
