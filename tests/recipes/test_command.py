@@ -7,6 +7,8 @@ import pytest
 
 pytest.importorskip("jsonargparse", reason="the command is built with it")
 
+from cli.command import largemargin
+
 from largemargin.cli import main
 
 PAPERS = Path(__file__).resolve().parents[2] / "papers"
@@ -35,9 +37,13 @@ readings: [everything]
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     pytest.importorskip("sklearn", reason="digits are scikit-learn's")
-    (tmp_path / "claims.csv").write_text(CLAIMS)
-    (tmp_path / "table1.yaml").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
+    return written(tmp_path)
+
+
+def written(folder: Path) -> str:
+    (folder / "claims.csv").write_text(CLAIMS)
+    (folder / "table1.yaml").write_text(RECIPE)
     return "table1.yaml"
 
 
@@ -55,6 +61,19 @@ def test_a_table_is_run_printed_and_kept(
     assert main(words[:-2]) == 0
     assert "direction" in capsys.readouterr().out
     assert len(list((tmp_path / "runs" / "reproduce").iterdir())) == 2
+
+
+def test_as_another_process(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="digits are scikit-learn's")
+    words = ("reproduce", written(tmp_path), "--epochs-fraction", "0.5", "--only", "softmax")
+    done = largemargin(*words, folder=tmp_path)
+    assert "Digits in one epoch" in done.stdout
+    assert "reported" in done.stdout
+    assert "measured" in done.stdout
+    assert (tmp_path / "measured" / "table1.json").is_file()
+    wrong = largemargin("reproduce", "nowhere.yaml", folder=tmp_path, status=2)
+    assert "nowhere.yaml" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
 
 
 def test_settings_and_paths(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
