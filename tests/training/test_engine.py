@@ -71,6 +71,7 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path: Path, data: Data) -> No
     epochs = run.metrics("epoch")
     assert [row["epoch"] for row in epochs] == [0, 1, 2]
     assert epochs[-1]["loss"] < epochs[0]["loss"]
+    assert epochs[0]["lr"] > epochs[1]["lr"] > epochs[2]["lr"]
     assert run.metrics("gradients")[0]["norms"]["softmax"] > 0
     result = run.result
     assert result["validation"] == epochs[result["best_epoch"]]["validation"]
