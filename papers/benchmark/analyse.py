@@ -1,0 +1,31 @@
+"""Conclude from the runs in measured/: the .json files, README.md, and what lm.preset answers."""
+
+from pathlib import Path
+
+from largemargin.benchmarking import conclude, plan, read_protocol, read_records
+from largemargin.benchmarking.conclude import preset_entries
+from largemargin.benchmarking.tables import readme
+from largemargin.training.files import write_json, write_text
+from largemargin.training.presets import FILE
+
+HERE = Path(__file__).resolve().parent
+SOURCE = "papers/benchmark/measured"
+
+
+def main() -> None:
+    protocol = read_protocol(HERE / "protocol.yaml")
+    measured = HERE / "measured"
+    records = {name: read_records([measured / f"{name}.jsonl"]) for name in protocol.situations}
+    found = conclude(protocol, records)
+    for name, each in found.items():
+        if records[name]:
+            write_json(measured / f"{name}.json", each)
+    every = {key: record for each in records.values() for key, record in each.items()}
+    write_text(HERE / "README.md", readme(found, plan(protocol, every)))
+    write_json(FILE, preset_entries(protocol, found, SOURCE))
+    for each in found.values():
+        print(f"{each['situation']}: {each['verdict'] or each['status']}")
+
+
+if __name__ == "__main__":
+    main()

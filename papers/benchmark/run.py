@@ -1,0 +1,92 @@
+"""Run what is left of the benchmark. Records go to OUT, one line per run; calling it again goes on.
+
+python papers/benchmark/run.py --plan
+python papers/benchmark/run.py --situation mnist_75 --device cpu
+python papers/benchmark/run.py --situation cifar10_1 cifar10_5 --minutes 9 --device cuda
+python papers/benchmark/run.py --merge FOLDER         lines written elsewhere, into measured/
+"""
+
+import argparse
+import json
+import sys
+import warnings
+from pathlib import Path
+
+from largemargin.benchmarking import drive, plan, read_protocol, read_records
+from largemargin.benchmarking.draws import all_trials
+from largemargin.benchmarking.plan import table
+from largemargin.benchmarking.records import merge
+from largemargin.errors import LargeMarginError
+
+HERE = Path(__file__).resolve().parent
+MEASURED = HERE / "measured"
+PACKED = HERE.parents[1] / "carry"
+"""Where data sets are looked for as NAME.npz or NAME.safetensors, if nothing else is said."""
+
+
+def main() -> int:
+    options = arguments()
+    protocol = read_protocol(options.protocol)
+    known = [MEASURED]
+    if options.merge is not None:
+        for file in sorted(options.merge.rglob("*.jsonl")):
+            count = merge(file, MEASURED / file.name)
+            print(f"{file.name}: {count} new runs")
+        return 0
+    if options.trials:
+        text = json.dumps(all_trials(protocol), indent=1)
+        options.protocol.with_name("trials.json").write_text(text + "\n")
+        return 0
+    if options.plan:
+        files = [MEASURED / f"{name}.jsonl" for name in protocol.situations]
+        print(table(plan(protocol, read_records(files))))
+        return 0
+    # Loaders warn of images that CIFAR-10 has twice, once per seed.
+    warnings.filterwarnings("ignore", message="some images are in two parts")
+    done = drive(
+        protocol,
+        options.situation or list(protocol.situations),
+        out=options.out,
+        known=[] if options.out == MEASURED else known,
+        minutes=options.minutes,
+        device=options.device,
+        side_by_side=options.side_by_side,
+        paths=packed() | dict(each.split("=", 1) for each in options.data),
+        everyone=options.everyone,
+        commit_name=options.commit,
+        say=lambda line: print(line, flush=True),
+    )
+    for name, complete in done.items():
+        print(f"{name}: {'complete' if complete else 'to be continued'}")
+    return 0
+
+
+def packed() -> dict[str, str]:
+    files = [*PACKED.glob("*.npz"), *PACKED.glob("*.safetensors")]
+    return {file.stem: str(file) for file in files}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--plan", action="store_true", help="print what is left and what it costs")
+    parser.add_argument("--trials", action="store_true", help="write trials.json anew")
+    parser.add_argument("--situation", nargs="*", default=[], help="names; default all in order")
+    parser.add_argument("--minutes", type=float, help="begin no run that would end later")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--side-by-side", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=MEASURED, help="folder of the new lines")
+    parser.add_argument("--data", nargs="*", default=[], metavar="NAME=PATH", help="data sets")
+    parser.add_argument("--everyone", action="store_true", help="final runs of all methods")
+    parser.add_argument("--commit", help="of the code, where there is no git to ask")
+    parser.add_argument("--merge", type=Path, metavar="FOLDER", help="add lines written elsewhere")
+    parser.add_argument("--protocol", type=Path, default=HERE / "protocol.yaml")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except LargeMarginError as error:
+        sys.exit(f"error: {error}")

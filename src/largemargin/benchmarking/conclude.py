@@ -1,0 +1,257 @@
+"""What the runs of the benchmark allow to say, situation by situation."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from largemargin.benchmarking.halving import (
+    Records,
+    chosen_method,
+    final_jobs,
+    finalists,
+    is_complete,
+    job,
+)
+from largemargin.benchmarking.protocol import Protocol, Situation
+from largemargin.benchmarking.statistics import detectable_effect
+from largemargin.training.config_file import to_dict
+from largemargin.training.significance import holm, paired_test
+
+BESIDE = (
+    "accuracy",
+    "balanced_accuracy",
+    "worst_class_accuracy",
+    "ece",
+    "loss",
+    "recall_at_1",
+    "mean_average_precision",
+    "gaussian 16/255",
+    "occlusion",
+)
+"""Numbers of final runs whose means are reported."""
+
+WINNER, NONE, WORSE = "winner", "no winner", "worse"
+
+
+def conclude(protocol: Protocol, records: Mapping[str, Records]) -> dict[str, dict[str, Any]]:
+    """Everything the protocol promises to report, by situation.
+
+    Args:
+        protocol: what was fixed beforehand.
+        records: the runs of every situation, by their keys.
+    """
+    found = {
+        name: _situation(protocol, situation, records.get(name, {}))
+        for name, situation in protocol.situations.items()
+    }
+    # A situation that was not run counts with p = 1: leaving one out makes nothing milder.
+    tested = [each["test"]["p"] if each["test"] else 1.0 for each in found.values()]
+    for each, corrected in zip(found.values(), holm(tested), strict=True):
+        if each["test"]:
+            each["test"]["corrected"] = corrected
+            each["verdict"] = _verdict(each["test"], protocol.level)
+            each["aim_met"] = _aim_met(each)
+    return found
+
+
+def _verdict(test: Mapping[str, Any], level: float) -> str:
+    if not test["corrected"] < level:
+        return NONE
+    return WINNER if test["difference"] > 0 else WORSE
+
+
+def _aim_met(found: Mapping[str, Any]) -> bool | None:
+    if found["aim"] is None:
+        return None
+    return found["verdict"] == WINNER and found["test"]["difference"] >= found["aim"]
+
+
+def _situation(protocol: Protocol, situation: Situation, records: Records) -> dict[str, Any]:
+    complete = is_complete(protocol, situation, records)
+    tuned = finalists(protocol, situation, records)
+    found: dict[str, Any] = {
+        "situation": situation.name,
+        "title": situation.title,
+        "score": situation.score,
+        "status": "complete" if complete else "under way" if records else "not measured",
+        "runs": len(records),
+        "diverged": _count_diverged(records),
+        "baseline": situation.baseline,
+        "beside": situation.beside,
+        "chosen": chosen_method(protocol, situation, records),
+        "aim": situation.aim,
+        "aim_met": None,
+        "verdict": None,
+        "tuned": {},
+        "methods": {},
+        "test": None,
+        "reported_beside": {},
+        "where": _where(records),
+    }
+    for name, (trial, score) in (tuned or {}).items():
+        found["tuned"][name] = {
+            "trial": trial,
+            "validation": score if score > float("-inf") else None,
+            **_settings(protocol, situation, name, trial),
+        }
+    if complete:
+        _add_test(protocol, situation, records, found)
+    return found
+
+
+def _count_diverged(records: Records) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for each in records.values():
+        if each["status"] == "diverged":
+            counts[each["method"]] = counts.get(each["method"], 0) + 1
+    return counts
+
+
+def _settings(protocol: Protocol, situation: Situation, method: str, trial: int) -> dict[str, Any]:
+    run = job(protocol, situation, method, None, trial, protocol.seeds[0])
+    optimizer = to_dict(run.config.optimizer)
+    return {
+        "objective": run.config.objective.name,
+        "settings": to_dict(run.config.objective)["settings"],
+        "optimizer": {name: optimizer[name] for name in ("lr", "weight_decay", "clip_norm")},
+        "noise": to_dict(run.config.noise) if run.config.noise.use != "none" else None,
+        "reweight_at": run.reweight_at,
+    }
+
+
+def _add_test(
+    protocol: Protocol, situation: Situation, records: Records, found: dict[str, Any]
+) -> None:
+    jobs = final_jobs(protocol, situation, records, everyone=True) or []
+    runs: dict[str, list[Mapping[str, Any]]] = {}
+    for each in jobs:
+        if each.key in records:
+            runs.setdefault(each.method, []).append(records[each.key])
+    # Methods that no test is about may have some of their runs only.
+    runs = {name: each for name, each in runs.items() if len(each) == len(protocol.seeds)}
+    scores = {name: _scores(each, situation) for name, each in runs.items()}
+    for name, each in runs.items():
+        found["methods"][name] = _method(each, scores[name], runs[situation.baseline])
+    chosen, baseline = found["chosen"], situation.baseline
+    found["test"] = compared(protocol, scores[chosen], scores[baseline])
+    for one, other in ((chosen, situation.beside), (situation.beside, baseline)):
+        test = compared(protocol, scores[one], scores[other])
+        found["reported_beside"][f"{one} - {other}"] = {
+            name: test[name] for name in ("difference", "low", "high", "p")
+        }
+    if situation.score == "corrupted_mean":
+        found["dominates"] = _dominates(found["methods"][chosen], found["methods"][baseline])
+
+
+def _scores(runs: Sequence[Mapping[str, Any]], situation: Situation) -> list[float]:
+    return [situation.chance if each["score"] is None else float(each["score"]) for each in runs]
+
+
+def compared(
+    protocol: Protocol, method: Sequence[float], baseline: Sequence[float]
+) -> dict[str, Any]:
+    """The paired test of two methods, with what it could have seen."""
+    test = paired_test(method, baseline)
+    differences = [a - b for a, b in zip(method, baseline, strict=True)]
+    std = statistics.stdev(differences)
+
+    def seen(level: float) -> float:
+        return detectable_effect(std, len(differences), level=level, power=protocol.power)
+
+    return {
+        "pairs": test.pairs,
+        "differences": differences,
+        "difference": test.difference,
+        "low": test.low,
+        "high": test.high,
+        "p": test.t_test,
+        "detectable": seen(protocol.level),
+        "detectable_strictest": seen(protocol.level / len(protocol.situations)),
+    }
+
+
+def _method(
+    runs: Sequence[Mapping[str, Any]],
+    scores: Sequence[float],
+    baseline: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "scores": list(scores),
+        "mean": statistics.fmean(scores),
+        "std": statistics.stdev(scores),
+        "seconds_over_baseline": _seconds(runs) / max(1e-9, _seconds(baseline)),
+    }
+    for name in BESIDE:
+        values = [each[name] for each in runs if each.get(name) is not None]
+        if len(values) == len(runs):
+            found[name] = statistics.fmean(values)
+    for name in ("rejection_by_margin", "rejection_by_probability"):
+        curves = [each[name] for each in runs if each.get(name)]
+        if len(curves) == len(runs):
+            found[name] = {
+                key: statistics.fmean(curve[key] for curve in curves) for key in curves[0]
+            }
+    return found
+
+
+def _seconds(runs: Sequence[Mapping[str, Any]]) -> float:
+    return statistics.median(each["seconds"] for each in runs)
+
+
+def _dominates(method: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool | None:
+    """At least as good in all three accuracies, and better in one."""
+    names = ("accuracy", "gaussian 16/255", "occlusion")
+    if any(name not in each for each in (method, baseline) for name in names):
+        return None  # a run diverged
+    gaps = [method[name] - baseline[name] for name in names]
+    return min(gaps) >= 0 and max(gaps) > 0
+
+
+def _where(records: Records) -> dict[str, list[str]]:
+    return {
+        name: sorted({str(each[name]) for each in records.values() if each.get(name)})
+        for name in ("device", "torch", "commit")
+    }
+
+
+def preset_entries(
+    protocol: Protocol, found: Mapping[str, Mapping[str, Any]], source: str
+) -> dict[str, Any]:
+    """What ``lm.preset`` answers, by name; see ``largemargin.training.presets``.
+
+    Args:
+        protocol: says which situation a preset follows from.
+        found: of :func:`conclude`.
+        source: folder of the measured files, as it is shown.
+    """
+    entries = {}
+    for name, (main, *others) in protocol.presets.items():
+        each = found[main]
+        entry: dict[str, Any] = {
+            "situation": each["title"],
+            "source": f"{source}/{main}.json",
+            "status": each["verdict"] or "not measured",
+            "recommended": {"method": "softmax", "objective": "cross_entropy", "settings": {}},
+            "compared": None,
+            "others": {found[other]["title"]: _short(found[other]) for other in others},
+        }
+        if each["verdict"]:
+            method = each["chosen"] if each["verdict"] == WINNER else each["baseline"]
+            entry["recommended"] = {"method": method, **each["tuned"][method]}
+            entry["compared"] = _short(each)
+        entries[name] = entry
+    return entries
+
+
+def _short(each: Mapping[str, Any]) -> dict[str, Any] | None:
+    if not each["test"]:
+        return None
+    numbers = ("pairs", "difference", "low", "high", "corrected", "detectable")
+    return {
+        "verdict": each["verdict"],
+        "chosen": each["chosen"],
+        "baseline": each["baseline"],
+        "score": each["score"],
+        **{name: each["test"][name] for name in numbers},
+        "seconds_over_baseline": each["methods"][each["chosen"]]["seconds_over_baseline"],
+    }

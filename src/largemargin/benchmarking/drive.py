@@ -1,0 +1,181 @@
+"""``drive``: runs of the benchmark until time is up, each recorded when it ends."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from largemargin.benchmarking.assess import assess
+from largemargin.benchmarking.halving import Job, is_complete, next_jobs
+from largemargin.benchmarking.images import Images
+from largemargin.benchmarking.lanes import Outcome, outcomes
+from largemargin.benchmarking.plan import seconds_of, train_images
+from largemargin.benchmarking.protocol import Protocol, Situation
+from largemargin.benchmarking.records import append_record, read_records
+from largemargin.data import Data
+from largemargin.training.environment import commit, device_name
+from largemargin.training.runs import pick_device
+
+MEMORY = Path("/dev/shm")
+"""Where runs under way are kept if there is one: their weights are read once and thrown away."""
+
+RECENT, SAFETY = 15, 1.3
+"""The time a run will take is guessed from the last ones, with some air."""
+
+
+def drive(
+    protocol: Protocol,
+    situations: Sequence[str],
+    *,
+    out: Path,
+    known: Sequence[Path] = (),
+    minutes: float | None = None,
+    device: str = "auto",
+    side_by_side: int = 5,
+    paths: Mapping[str, str] | None = None,
+    everyone: bool = False,
+    commit_name: str | None = None,
+    say: Callable[[str], None] = print,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, bool]:
+    """Do what is left of some situations; called again it goes on.
+
+    Args:
+        protocol: what to do.
+        situations: names, in the order in which they are done.
+        out: folder of the new lines, one file for each situation.
+        known: folders with lines of earlier calls, which are only read.
+        minutes: begin no run that would end later, as far as can be guessed.
+        device: as in ``RunConfig``.
+        side_by_side: runs at a time on a GPU.
+        paths: where data lies, by name.
+        everyone: final runs of all methods, also those that no test is about.
+        commit_name: of the code, where there is no git to ask.
+        say: where a line about every run goes.
+        clock: seconds.
+
+    Returns:
+        Whether each situation is complete.
+    """
+    end = None if minutes is None else clock() + 60 * minutes
+    images = Images(paths)
+    where = {
+        "device": device_name(pick_device(device)),
+        "torch": _torch_version(),
+        "commit": commit_name or commit(),
+        "side_by_side": side_by_side,
+    }
+    done: dict[str, bool] = {}
+    for name in situations:
+        situation = protocol.situation(name)
+        files = [folder / f"{name}.jsonl" for folder in (*known, out)]
+        records = read_records(files)
+        session = _Session(protocol, situation, images, records, everyone, end, clock)
+        session.ratios.append(float(side_by_side if pick_device(device).type == "cuda" else 1))
+        base = MEMORY if MEMORY.is_dir() else None
+        with tempfile.TemporaryDirectory(prefix="largemargin-", dir=base) as scratch:
+            for outcome in outcomes(
+                session.next_job, folder=Path(scratch), device=device, side_by_side=side_by_side
+            ):
+                if outcome.facts["status"] == "failed":
+                    # Not a result: it is tried again by the next call.
+                    say(f"{outcome.job.key}: FAILED: {outcome.facts['failure']}")
+                    continue
+                record = session.judge(outcome, where)
+                append_record(files[-1], record)
+                say(line(record))
+        images.forget()
+        done[name] = is_complete(protocol, situation, records)
+    return done
+
+
+class _Session:
+    """The runs of one situation."""
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        situation: Situation,
+        images: Images,
+        records: dict[str, dict[str, Any]],
+        everyone: bool,
+        end: float | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.protocol, self.situation, self.images = protocol, situation, images
+        self.records, self.everyone = records, everyone
+        self.end, self.clock = end, clock
+        self.begun: set[str] = set()
+        self.ratios: list[float] = []
+        """How much longer runs took than was guessed; beside four others about five times."""
+
+    def next_job(self) -> tuple[Job, Data] | None:
+        waiting = next_jobs(self.protocol, self.situation, self.records, everyone=self.everyone)
+        job = next((each for each in waiting if each.key not in self.begun), None)
+        if job is None or (self.end is not None and self.clock() + self._guess(job) > self.end):
+            return None
+        task = self.images.task(self.situation, job.seed, job.split)
+        self.begun.add(job.key)
+        return job, task.data
+
+    def _guess(self, job: Job) -> float:
+        """Seconds until a run that begins now ends, with what runs beside it."""
+        recent = self.ratios[-RECENT:]
+        return SAFETY * statistics.median(recent) * self._alone(job)
+
+    def _alone(self, job: Job) -> float:
+        return seconds_of(self.situation, job, train_images(self.situation))
+
+    def judge(self, outcome: Outcome, where: Mapping[str, Any]) -> dict[str, Any]:
+        job, situation = outcome.job, self.situation
+        self.ratios.append(outcome.facts["wall_seconds"] / self._alone(job))
+        scores: dict[str, Any] = {"score": None}
+        if outcome.model is not None:
+            judged = self.images.task(situation, job.seed, job.split).judged
+            scores = assess(
+                outcome.model,
+                judged,
+                score=situation.score,
+                split=job.split,
+                precision=job.config.precision,
+            )
+        record = {
+            "key": job.key,
+            "situation": job.situation,
+            "method": job.method,
+            "stage": job.stage,
+            "trial": job.trial,
+            "seed": job.seed,
+            "judged_on": job.split,
+            "epochs": job.config.epochs,
+            "objective": asdict(job.config.objective),
+            "optimizer": {
+                name: getattr(job.config.optimizer, name)
+                for name in ("lr", "weight_decay", "clip_norm")
+            },
+            "noise": asdict(job.config.noise),
+            **outcome.facts,
+            **scores,
+            **where,
+            "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        self.records[job.key] = record
+        return record
+
+
+def line(record: Mapping[str, Any]) -> str:
+    """A run as people read it."""
+    score = record["score"]
+    said = "diverged" if record["status"] == "diverged" else "not a number"
+    if score is not None:
+        said = f"{record['judged_on']} {100 * score:.2f} %"
+    return f"{record['key']}: {said}, {record['wall_seconds']:.1f} s"
+
+
+def _torch_version() -> str:
+    import torch
+
+    return str(torch.__version__)

@@ -1,0 +1,162 @@
+"""Which runs come next: successive halving, the choice of a method, the final runs.
+
+Everything here is a function of the protocol and of the records so far, so that a benchmark that
+was interrupted anywhere goes on as if it had not been.
+"""
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from largemargin.benchmarking.draws import trials_of
+from largemargin.benchmarking.protocol import Protocol, Situation
+from largemargin.training.config import RunConfig
+from largemargin.training.search_space import with_values
+
+FINAL = "final"
+
+Records = Mapping[str, Mapping[str, Any]]
+"""What is known of every run, by its key."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run of the benchmark; ``key`` is its name in the records."""
+
+    situation: str
+    method: str
+    stage: str
+    """rung1, rung2, ... or final."""
+    trial: int
+    seed: int
+    config: RunConfig
+    reweight_at: float | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.situation}/{self.method}/{self.stage}/trial{self.trial}/seed{self.seed}"
+
+    @property
+    def split(self) -> str:
+        """What it is judged on."""
+        return "test" if self.stage == FINAL else "validation"
+
+
+def job(
+    protocol: Protocol, situation: Situation, method: str, stage: int | None, trial: int, seed: int
+) -> Job:
+    """The run of a trial in a rung (by its number), or (None) a final one."""
+    spec = protocol.methods[method]
+    config = protocol.config(situation, spec)
+    values = dict(trials_of(protocol, situation, spec)[trial])
+    level = values.pop("noise.level", None)
+    if level is not None:
+        config = replace(config, noise=replace(config.noise, level=level))
+    share = 1.0 if stage is None else protocol.rungs[stage].epochs
+    epochs = max(1, round(situation.epochs * share))
+    config = replace(
+        with_values(config, values), epochs=epochs, checkpoint_every=epochs, seed=seed, name=method
+    )
+    name = FINAL if stage is None else f"rung{stage + 1}"
+    return Job(situation.name, method, name, trial, seed, config, spec.reweight_at)
+
+
+def rung_jobs(
+    protocol: Protocol, situation: Situation, method: str, records: Records, stage: int
+) -> list[Job] | None:
+    """The runs of a rung; None while the one before is not finished."""
+    if stage == 0:
+        chosen: Sequence[int] = range(protocol.trials)
+    else:
+        before = rung_jobs(protocol, situation, method, records, stage - 1)
+        if before is None or any(each.key not in records for each in before):
+            return None
+        scores = trial_scores(before, records)
+        # The best first; of equal ones the first drawn.
+        ranked = sorted(scores, key=lambda trial: (-scores[trial], trial))
+        chosen = ranked[: protocol.rungs[stage].keep]
+    return [
+        job(protocol, situation, method, stage, trial, seed)
+        for trial in chosen
+        for seed in protocol.rung_seeds(situation, stage)
+    ]
+
+
+def trial_scores(jobs: Sequence[Job], records: Records) -> dict[int, float]:
+    """What every trial is ranked by: the mean over its seeds; a run that diverged is the worst."""
+    scores: dict[int, list[float]] = {}
+    for each in jobs:
+        score = records[each.key].get("score")
+        known = score is not None and not math.isnan(score)
+        scores.setdefault(each.trial, []).append(float(score) if known else -math.inf)
+    return {trial: statistics.fmean(each) for trial, each in scores.items()}
+
+
+def finalist(
+    protocol: Protocol, situation: Situation, method: str, records: Records
+) -> tuple[int, float] | None:
+    """The trial that is left of a method, and its validation score; None while others are."""
+    last = rung_jobs(protocol, situation, method, records, len(protocol.rungs) - 1)
+    if last is None or any(each.key not in records for each in last):
+        return None
+    ((trial, score),) = trial_scores(last, records).items()
+    return trial, score
+
+
+def finalists(
+    protocol: Protocol, situation: Situation, records: Records
+) -> dict[str, tuple[int, float]] | None:
+    """Of every method; None while one is missing."""
+    found = {name: finalist(protocol, situation, name, records) for name in situation.methods}
+    if any(each is None for each in found.values()):
+        return None
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def chosen_method(protocol: Protocol, situation: Situation, records: Records) -> str | None:
+    """The margin method with the best validation score; None while not all are tuned."""
+    found = finalists(protocol, situation, records)
+    if found is None:
+        return None
+    margins = [name for name in situation.methods if protocol.methods[name].margin]
+    return max(margins, key=lambda name: found[name][1])  # the first of equal ones
+
+
+def final_jobs(
+    protocol: Protocol, situation: Situation, records: Records, *, everyone: bool = False
+) -> list[Job] | None:
+    """The final runs, seed by seed; ``everyone`` adds the methods that no test is about."""
+    found, chosen = (
+        finalists(protocol, situation, records),
+        chosen_method(protocol, situation, records),
+    )
+    if found is None or chosen is None:
+        return None
+    registered = [situation.baseline, chosen, situation.beside]
+    others = [name for name in situation.methods if name not in registered and everyone]
+    return [
+        job(protocol, situation, name, None, found[name][0], seed)
+        for names in (registered, others)
+        for seed in protocol.seeds
+        for name in names
+    ]
+
+
+def next_jobs(
+    protocol: Protocol, situation: Situation, records: Records, *, everyone: bool = False
+) -> Iterator[Job]:
+    """All runs that could begin now and are not recorded, in their order."""
+    for stage in range(len(protocol.rungs)):
+        for method in situation.methods:
+            waiting = rung_jobs(protocol, situation, method, records, stage)
+            yield from (each for each in waiting or () if each.key not in records)
+    last = final_jobs(protocol, situation, records, everyone=everyone)
+    yield from (each for each in last or () if each.key not in records)
+
+
+def is_complete(protocol: Protocol, situation: Situation, records: Records) -> bool:
+    """Whether the registered test can be made."""
+    last = final_jobs(protocol, situation, records)
+    return last is not None and all(each.key in records for each in last)

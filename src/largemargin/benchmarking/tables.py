@@ -1,0 +1,162 @@
+"""The conclusions of the benchmark as Markdown."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from largemargin.benchmarking.plan import Cost
+
+Found = Mapping[str, Mapping[str, Any]]
+
+INTRO = """\
+# Margin methods against a tuned softmax
+
+Made by `papers/benchmark/analyse.py`; do not edit by hand. What was fixed beforehand is in
+[PROTOCOL.md](PROTOCOL.md), what happened in [LOG.md](LOG.md). `measured/` has one line for every
+run (`.jsonl`) and the conclusions of every situation (`.json`).
+
+    python papers/benchmark/run.py --plan                               what is left, its cost
+    python papers/benchmark/run.py --situation cifar10_1 --minutes 9    go on
+    python papers/benchmark/analyse.py                                  this page, the presets
+"""
+
+RULE = """\
+Differences are in points, test images, mean of 6 paired seeds, with the 95 % confidence interval.
+p is Holm-corrected over all situations. *Detectable* is the smallest true difference that the test
+would have found with probability 0.8."""
+
+VERDICTS = {
+    "winner": "**better**",
+    "no winner": "no difference shown",
+    "worse": "**worse**",
+    None: "not measured",
+}
+
+
+def readme(found: Found, costs: Sequence[Cost]) -> str:
+    """The whole page."""
+    parts = [INTRO, "## The registered tests\n", tests(found), "", RULE]
+    for each in found.values():
+        if each["tuned"] or each["methods"]:
+            parts += ["", f"## {each['title']}", "", details(each)]
+    parts += ["", "## Still to be run", "", left(found, costs)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def tests(found: Found) -> str:
+    """One line for every situation, measured or not."""
+    lines = [
+        "| situation | baseline | chosen on validation | difference | p | detectable | aim "
+        "| result |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for each in found.values():
+        test = each["test"]
+        cells = [each["title"], _baseline(each), each["chosen"] or "–"]
+        if test:
+            cells += [
+                points(test),
+                f"{test['corrected']:.3g}",
+                f"{100 * test['detectable']:.2f}",
+            ]
+        else:
+            cells += ["–", "–", "–"]
+        cells += [_aim(each), VERDICTS[each["verdict"]] if test else each["status"]]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _baseline(each: Mapping[str, Any]) -> str:
+    known = each["methods"].get(each["baseline"])
+    return each["baseline"] + (f" {100 * known['mean']:.2f}" if known else "")
+
+
+def _aim(each: Mapping[str, Any]) -> str:
+    if each["aim"] is None:
+        return "–"
+    met = {True: ", met", False: ", missed", None: ""}[each["aim_met"]]
+    return f"{100 * each['aim']:+g}{met}"
+
+
+def points(test: Mapping[str, Any]) -> str:
+    """``+1.23 [0.40, 2.06]``."""
+    low, high = 100 * test["low"], 100 * test["high"]
+    return f"{100 * test['difference']:+.2f} [{low:+.2f}, {high:+.2f}]"
+
+
+COLUMNS = {
+    "ece": ("ECE", 100, 2),
+    "worst_class_accuracy": ("worst class", 100, 2),
+    "gaussian 16/255": ("noise 16/255", 100, 2),
+    "occlusion": ("occlusion", 100, 2),
+    "recall_at_1": ("recall at 1", 100, 2),
+    "seconds_over_baseline": ("time", 1, 2),
+}
+
+
+def details(each: Mapping[str, Any]) -> str:
+    """All methods of a situation, with what no claim is made about."""
+    shown = {
+        name: column
+        for name, column in COLUMNS.items()
+        if any(name in method for method in each["methods"].values())
+    }
+    rejects = any("rejection_by_margin" in method for method in each["methods"].values())
+    head = ["method", "trial", "validation", f"test {each['score'].replace('_', ' ')}"]
+    head += [label for label, _, _ in shown.values()]
+    head += ["rejection by margin", "by probability"] if rejects else []
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for name, tuned in each["tuned"].items():
+        method = each["methods"].get(name, {})
+        validation = tuned["validation"]
+        cells = [
+            f"**{name}**" if name == each["chosen"] else name,
+            str(tuned["trial"]),
+            "diverged" if validation is None else f"{100 * validation:.2f}",
+            f"{100 * method['mean']:.2f} ± {100 * method['std']:.2f}" if method else "–",
+        ]
+        cells += [
+            f"{factor * method[key]:.{digits}f}" if key in method else "–"
+            for key, (_, factor, digits) in shown.items()
+        ]
+        if rejects:
+            cells += [
+                f"{100 * method[key]['area']:.2f}" if key in method else "–"
+                for key in ("rejection_by_margin", "rejection_by_probability")
+            ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", *_notes(each)])
+
+
+def _notes(each: Mapping[str, Any]) -> list[str]:
+    notes = [
+        f"{name}: {points(test)} points, p = {test['p']:.3g} (not corrected, no claim)."
+        for name, test in each["reported_beside"].items()
+    ]
+    if each.get("dominates") is not None:
+        does = "dominates" if each["dominates"] else "does not dominate"
+        notes.append(f"{each['chosen']} {does} {each['baseline']} in all three accuracies.")
+    if each["diverged"]:
+        counted = ", ".join(f"{name} {count}" for name, count in each["diverged"].items())
+        notes.append(f"Runs that diverged: {counted}.")
+    where = each["where"]
+    notes.append(
+        f"{each['runs']} runs on {', '.join(where['device'])}, torch {', '.join(where['torch'])}, "
+        f"commit {', '.join(where['commit']) or 'unknown'}."
+    )
+    if any("rejection_by_margin" in method for method in each["methods"].values()):
+        notes.append("Rejection: area under the risk-coverage curve in percent, smaller is better.")
+    return [f"* {note}" for note in notes]
+
+
+def left(found: Found, costs: Sequence[Cost]) -> str:
+    lines = [
+        "| situation | runs | million images | minutes on an H200, guessed |",
+        "|---|---|---|---|",
+    ]
+    for cost in costs:
+        if cost.runs:
+            lines.append(
+                f"| {found[cost.situation]['title']} | {cost.runs} | {cost.images / 1e6:.1f} | "
+                f"{cost.seconds / 60:.0f} |"
+            )
+    return "\n".join(lines) if len(lines) > 2 else "Nothing."
