@@ -1,8 +1,8 @@
 """The house's plan, checked: who may import whom, what the core may import, how long a file is.
 
-    cli -> report -> recipes -> training -> evaluating -> data | models | integrations | export
-        -> measuring -> robust | geometry -> dropin -> losses -> prototypes -> ops
-        -> shapes, errors
+    cli -> report -> recipes -> benchmarking -> training -> evaluating
+        -> data | models | integrations | export -> measuring -> robust | geometry -> dropin
+        -> losses -> prototypes | optim -> ops -> shapes, errors
 
 Each room may import only what stands to its right, anywhere in a file, also inside functions and
 under ``TYPE_CHECKING``. Rooms of one level do not import each other.
@@ -25,6 +25,7 @@ LEVELS = (
     ("cli",),
     ("report",),
     ("recipes",),
+    ("benchmarking",),
     ("training",),
     ("evaluating",),
     ("data", "models", "integrations", "export"),
@@ -32,7 +33,7 @@ LEVELS = (
     ("robust", "geometry"),
     ("dropin",),
     ("losses",),
-    ("prototypes",),
+    ("prototypes", "optim"),
     ("ops",),
     ("shapes", "errors"),
 )
@@ -45,6 +46,7 @@ APPLICATIONS = (
     "cli",
     "report",
     "recipes",
+    "benchmarking",
     "training",
     "evaluating",
     "data",
@@ -52,7 +54,17 @@ APPLICATIONS = (
     "integrations",
     "export",
 )
-TORCH_ONLY = ("dropin", "losses", "prototypes", "ops", "shapes", "errors", "geometry", "robust")
+TORCH_ONLY = (
+    "dropin",
+    "losses",
+    "prototypes",
+    "optim",
+    "ops",
+    "shapes",
+    "errors",
+    "geometry",
+    "robust",
+)
 MAX_LINES = 400
 DRAWERS = {"util", "utils", "common", "helper", "helpers", "misc"}
 
