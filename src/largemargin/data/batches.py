@@ -4,6 +4,7 @@ The number of processes, of workers and the step a run is resumed at change noth
 the draws of an epoch are made at once for all processes, and each takes its rows.
 """
 
+import signal
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -202,10 +203,29 @@ class _Loader:
             num_workers=batches.workers,
             persistent_workers=batches.workers > 0,
             pin_memory=batches.device.type == "cuda",
+            worker_init_fn=_leave_signals,
             # Its own: a loader draws a seed for its workers, and the model's draws come after it.
             generator=torch.Generator(),
         )
 
     def read(self, epoch: int, parts: list[Tensor]) -> Iterator[Tensor]:
         self.keys.batches = [[(epoch, index) for index in part.tolist()] for part in parts]
-        return iter(self.loader)
+        try:
+            yield from self.loader
+        except LargeMarginError as error:
+            # A worker's error comes with its whole traceback as text.
+            said = str(error).rpartition("LargeMarginError: ")[2].strip()
+            raise LargeMarginError(said) from error
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise LargeMarginError(
+                f"a process that reads images ended ({' '.join(str(error).split())}). Mostly there "
+                "was not enough memory: set fewer data.workers."
+            ) from error
+
+
+def _leave_signals(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; what to do about it the first one decides."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -17,8 +17,9 @@ class DataConfig:
         name: digits (bundled), cifar10, cifar100, svhn, mnist, fashion_mnist, folder, csv, arrays,
             huggingface, rscd, market1501 or dukemtmc.
         path: folder with the files of a known data set (default: data), an image folder, a CSV
-            file, a .npz or .safetensors file, or the name of a Hugging Face data set.
-        download: fetch a known data set when its files are not there.
+            file, a .npz or .safetensors file, or a folder or the name of a Hugging Face data set.
+        download: fetch a known data set when its files are not there, or a Hugging Face data set
+            by its name; nothing is ever fetched without it.
         size: side of the square images in pixels; default their own size, 224 for image files
             (unless all have one size up to 64). Image files are scaled to cover the square and
             cut in the middle; those of people (market1501, dukemtmc) are half as wide as high,

@@ -6,6 +6,8 @@ than Pillow's limit (a decompression bomb) counts as unreadable.
 """
 
 import io
+import os
+import stat
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +55,8 @@ def open_image(source: str | bytes | None) -> Any:
     try:
         if source is None:
             raise OSError("there is no image in this row")
+        if isinstance(source, str) and not stat.S_ISREG(os.stat(source).st_mode):
+            raise OSError("it is no file but a folder, a pipe or a device")
         return image_class.open(io.BytesIO(source) if isinstance(source, bytes) else source)
     except Exception as error:  # decoders raise what they like: SyntaxError, struct.error, ...
         raise UnreadableImage(reason(error)) from None
@@ -143,6 +147,8 @@ def shallow(image: Any) -> Any:
 
 
 def reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror  # without the path, which is named beside it
     text = " ".join(str(error).split())
     if type(error).__name__.startswith("DecompressionBomb"):
         return f"it has more pixels than Pillow's limit: {text}"

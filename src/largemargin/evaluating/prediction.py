@@ -11,8 +11,9 @@ from typing import IO
 from largemargin.evaluating.threshold import Threshold
 from largemargin.measuring.records import Record
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""Beginnings of cells that spreadsheets take for formulas, or skip to find one."""
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+"""Beginnings of cells that spreadsheets take for formulas, or skip to find one; some take the wide
+forms of East Asian keyboards, too."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Predictions(Record):
     """What the margins are: "distance" of the features to the nearest decision boundary, or, for
     heads that decide by angles alone, "cosine" to the predicted class minus the next one."""
     threshold: Threshold | None
+    format: int = 1
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -76,8 +78,8 @@ class Predictions(Record):
             numbers = (_number(row.probability), _number(row.margin))
             flag = "" if row.flag is None else str(row.flag).lower()
             kind = self.margin if known else ""
-            texts = (_cell(row.image), _cell(row.label or ""))
-            writer.writerow((*texts, *numbers, kind, flag, _cell(row.error or "")))
+            texts = (harmless(row.image), harmless(row.label or ""))
+            writer.writerow((*texts, *numbers, kind, flag, harmless(row.error or "")))
 
     def save_json(self, path: str | Path) -> None:
         """Write the same as JSON; :meth:`load` reads it back."""
@@ -88,7 +90,8 @@ def _number(value: float | None) -> str:
     return "" if value is None else repr(value)
 
 
-def _cell(text: str) -> str:
+def harmless(text: str) -> str:
+    """A text as a spreadsheet shows it and does not run it."""
     return f"'{text}" if text.startswith(FORMULA) else text
 
 

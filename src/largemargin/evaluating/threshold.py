@@ -39,6 +39,7 @@ class Threshold(Record):
     """Accuracy on those; NaN where all are flagged."""
     errors_found: float
     """Share of the wrong predictions that is flagged; NaN where there are none."""
+    format: int = 1
 
     def __str__(self) -> str:
         return (

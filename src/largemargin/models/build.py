@@ -10,6 +10,7 @@ from torch import nn
 
 from largemargin.errors import LargeMarginError, check_choice, check_num_classes, check_number
 from largemargin.models.alexnet import alexnet
+from largemargin.models.by_path import build_by_path
 from largemargin.models.classifier import Classifier, Normalize
 from largemargin.models.cnn13 import cnn13
 from largemargin.models.config import ModelConfig
@@ -89,6 +90,8 @@ def build_model(
     notes: list[str] = []
     if "/" in config.name:
         backbone, dim = build_outside(config, channels, size, notes)
+    elif "." in config.name:
+        backbone, dim = build_by_path(config, channels, size)
     else:
         backbone, dim = _build_own(config, channels, size)
     feature_layer = None
@@ -118,7 +121,14 @@ def _build_own(config: ModelConfig, channels: int, size: Size) -> tuple[nn.Modul
         )
     choices = _choices(config, network)
     options = _options(config, network, choices)
-    backbone, dim = network.build(channels, size, **choices, **options)
+    try:
+        backbone, dim = network.build(channels, size, **choices, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, LargeMarginError) or not options:
+            raise
+        raise LargeMarginError(
+            f"{config.name} cannot be built with the options {options}: {error}."
+        ) from error
     if config.weights is not None:
         load_backbone(backbone, config.weights, config.name)
     return backbone, dim

@@ -9,8 +9,9 @@ class ModelConfig:
     """The network. It takes images with values in [0, 1]; normalisation is its first layer.
 
     Args:
-        name: a network of this library (``largemargin list --models``), ``torchvision/NAME`` or
-            ``timm/NAME``.
+        name: a network of this library (``largemargin list --models``), ``torchvision/NAME``,
+            ``timm/NAME`` or, with ``--trust-config``, the Python path of your own, whose outputs
+            are features: ``package.module.Network``.
         feature_dim: width of an additional linear layer between the backbone and the head, whose
             outputs are the features; default none, the features are those of the backbone.
         feature_activation: what comes before that layer: relu (as in the papers) or none.

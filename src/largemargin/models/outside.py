@@ -1,6 +1,7 @@
 """Networks of torchvision and timm, without their head, for any number of channels."""
 
 import inspect
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from largemargin.models.network import Size
 from largemargin.models.weights import fit, is_file_name, read_weights, spread_channels
 
 LIBRARIES = ("torchvision", "timm")
+SOURCES = ("weights", "weights_backbone", "checkpoint_path", "cache_dir", "scriptable")
+"""Arguments of their constructors that name files or addresses, or change what is built."""
 
 
 def build_outside(
@@ -25,6 +28,7 @@ def build_outside(
             f"a network of another library is written torchvision/NAME or timm/NAME, but "
             f"{config.name!r} was given."
         )
+    _refuse_sources(config)
     if config.batch_norm is not None:
         raise LargeMarginError(
             f"{config.name} decides itself about batch norm, but batch_norm={config.batch_norm} "
@@ -33,7 +37,17 @@ def build_outside(
         )
     made = _torchvision if library == "torchvision" else _timm
     backbone = made(name, config, channels, notes)
-    return backbone, _width(backbone, config.name, channels, size)
+    return backbone, width_of(backbone, config.name, channels, size)
+
+
+def _refuse_sources(config: ModelConfig) -> None:
+    """Options change the network; where weights come from is said by ``weights`` alone."""
+    for name in config.options:
+        if name in SOURCES or name.startswith("pretrained"):
+            raise LargeMarginError(
+                f"model.options holds {name!r}, which would load weights past the checks. Give a "
+                ".safetensors file as model.weights instead."
+            )
 
 
 def _torchvision(name: str, config: ModelConfig, channels: int, notes: list[str]) -> nn.Module:
@@ -117,7 +131,14 @@ def _fetch_torchvision(name: str, weights: str) -> tuple[dict[str, Tensor], str]
     entry = sets[wanted]
     file = entry.url.rsplit("/", 1)[-1]
     try:
-        state: dict[str, Tensor] = entry.get_state_dict(progress=False, check_hash=True)
+        state: dict[str, Tensor] = entry.get_state_dict(
+            progress=False, check_hash=True, weights_only=True
+        )
+    except UnpicklingError as error:
+        raise LargeMarginError(
+            f"{torch.hub.get_dir()}/checkpoints/{file} holds more than weights, and reading it "
+            "could run code. It is not the published file: delete it, and fetch it again."
+        ) from error
     except (OSError, RuntimeError) as error:
         place = f"{torch.hub.get_dir()}/checkpoints/{file}"
         raise LargeMarginError(
@@ -236,7 +257,7 @@ def _change_first(
     notes.append(f"{text}.")
 
 
-def _width(backbone: nn.Module, name: str, channels: int, size: Size) -> int:
+def width_of(backbone: nn.Module, name: str, channels: int, size: Size) -> int:
     """How many features the backbone gives; one image tells, and whether it is large enough."""
     training = backbone.training
     backbone.eval()

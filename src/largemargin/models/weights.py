@@ -53,7 +53,10 @@ def read_weights(path: str) -> dict[str, Tensor]:
     try:
         state: dict[str, Tensor] = load_file(path)
     except SafetensorError as error:
-        raise LargeMarginError(f"{path} is not a safetensors file, or damaged: {error}") from error
+        raise LargeMarginError(
+            f"{path} is not a safetensors file, or damaged: {error}. Files of torch.save and other "
+            "pickles are refused, whatever they are called: reading one can run any code."
+        ) from error
     inner = {
         key.removeprefix(PREFIX): value for key, value in state.items() if key.startswith(PREFIX)
     }

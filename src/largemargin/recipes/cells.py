@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
@@ -23,6 +24,7 @@ NEUTRAL = (
     "graph",
     "checkpoint_every",
     "gradients_every",
+    "geometry_samples",
     "max_bad_steps",
     "data.path",
     "data.download",
@@ -44,6 +46,7 @@ class Cell:
         baseline: key of the cell it is compared with, if any.
         train: False where nothing is trained.
         runs: how many, with different seeds.
+        seeds: of its runs, where they are chosen.
     """
 
     key: Key
@@ -52,6 +55,7 @@ class Cell:
     baseline: Key | None = None
     train: bool = True
     runs: int = 1
+    seeds: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -147,6 +151,28 @@ def _check(cells: list[Cell]) -> None:
             raise LargeMarginError(
                 f"the baseline {dict(cell.baseline)} of {dict(cell.key)} is not in the grid."
             )
+
+
+def chosen_of(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
+    """Cells by patterns of their names (``CIFAR10, *, 20``) or columns (``train_percent=20``)."""
+    if not only:
+        return list(cells)
+    chosen = [each for each in cells if any(_fits(each, one) for one in only)]
+    if not chosen:
+        listed = "; ".join(each.name for each in cells[:8])
+        columns = ", ".join(dict.fromkeys(column for each in cells for column in each.key))
+        raise LargeMarginError(
+            f"no cell of the table matches {', '.join(only)}. Columns: {columns}. Cells: {listed}"
+            + ("; ..." if len(cells) > 8 else ".")
+        )
+    return chosen
+
+
+def _fits(cell: Cell, pattern: str) -> bool:
+    parts = [part.partition("=") for part in pattern.split(",")]
+    if all(name.strip() in cell.key and equals for name, equals, _ in parts):
+        return all(fnmatchcase(cell.key[name.strip()], value.strip()) for name, _, value in parts)
+    return fnmatchcase(cell.name, pattern)
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Measured numbers of a cell, kept in the folders of its runs and beside the recipe."""
 
-import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,24 +9,29 @@ import torch
 
 from largemargin.data import Data
 from largemargin.errors import LargeMarginError
+from largemargin.recipes.cells import NEUTRAL
 from largemargin.recipes.metrics import Number, Subject, measured
+from largemargin.recipes.records import finite
 from largemargin.recipes.schema import Measure, Recipe
-from largemargin.training import Run, to_dict
+from largemargin.training import Run, RunConfig, to_dict
 from largemargin.training.files import read_json, write_json
 from largemargin.training.runs import ENVIRONMENT
 
 KEPT = "reproduce.json"
 """In the folder of a run: its numbers, so that they are measured once."""
 
+Wanted = dict[str, tuple[str, Mapping[str, Any]]]
+"""Metric and options by label."""
+
 
 class Measurements:
     """The metrics of one cell and their values by seed."""
 
     def __init__(self) -> None:
-        self.wanted: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        self.wanted: Wanted = {}
         self.found: dict[str, dict[int | None, Number]] = {}
         self.runs: list[dict[str, Any]] = []
-        self.failure = ""
+        self.failures: dict[int | None, str] = {}
 
     def add(self, metric: str, options: Mapping[str, Any]) -> None:
         self.wanted[label(metric, options)] = (metric, options)
@@ -36,10 +41,31 @@ class Measurements:
         new.wanted = dict(self.wanted)
         return new
 
+    @property
+    def failure(self) -> str:
+        return "; ".join(
+            f"seed {seed}: {why}" if seed is not None else why
+            for seed, why in self.failures.items()
+        )
+
+    def take(self, run: Mapping[str, Any]) -> None:
+        """A run as it is written: its numbers and where they come from."""
+        seed = run["seed"]
+        self.runs = sorted(
+            [*(each for each in self.runs if each["seed"] != seed), dict(run)],
+            key=lambda each: -1 if each["seed"] is None else each["seed"],
+        )
+        self.failures.pop(seed, None)
+        if run.get("failure"):
+            self.failures[seed] = run["failure"]
+        for name, (value, std) in run["numbers"].items():
+            number = Number(math.nan if value is None else value, std)
+            self.found.setdefault(name, {})[seed] = number
+
     def values(self, measure: Measure) -> dict[int | None, float]:
         """By seed; the seed of what is not trained is None."""
         found = self.found.get(label(measure.metric, measure.options), {})
-        return {seed: number.value for seed, number in found.items()}
+        return {seed: number.value for seed, number in sorted(found.items(), key=str)}
 
     def draws_std(self, measure: Measure) -> float | None:
         found = self.found.get(label(measure.metric, measure.options), {})
@@ -52,85 +78,146 @@ def label(metric: str, options: Mapping[str, Any]) -> str:
 
 
 def measure_run(
-    into: Measurements,
-    run: Run | None,
-    load: Callable[[], Data],
-    split: str,
-    device: torch.device | None,
-    *,
-    seed: int | None,
-) -> Measurements:
-    """Measure what is wanted of a run and not yet known of it; ``load`` gives its data."""
-    if run is None or device is None:
-        for name, (metric, options) in into.wanted.items():
-            into.found.setdefault(name, {})[seed] = measured(None, metric, options)
-        return into
+    run: Run, wanted: Wanted, load: Callable[[], Data], split: str, device: torch.device
+) -> dict[str, list[float | None]]:
+    """What is wanted of a run, as value and deviation over draws; known numbers are not repeated.
+
+    Args:
+        run: finished.
+        wanted: metrics by label.
+        load: gives the data of the run.
+        split: images that are evaluated.
+        device: to evaluate on.
+    """
     file = run.folder / KEPT
     kept: dict[str, Any] = read_json(file) if file.is_file() else {}
     subject = Subject(run, load, split, device)
-    for name, (metric, options) in into.wanted.items():
+    found = {}
+    for name, (metric, options) in wanted.items():
         entry = f"{split}: {name}"
         if entry not in kept:
             kept[entry] = list(measured(subject, metric, options))
-            write_json(file, kept)
-        into.found.setdefault(name, {})[seed] = Number(*kept[entry])
-    into.runs.append(_about(run, seed))
-    return into
+            write_json(file, finite(kept))
+        found[name] = kept[entry]
+    return found
 
 
-def _about(run: Run, seed: int | None) -> dict[str, Any]:
-    """Where the numbers of a run come from."""
+def computed(wanted: Wanted) -> dict[str, Any]:
+    """The numbers of a cell that trains nothing, as those of a run."""
+    numbers = {
+        name: list(measured(None, metric, options)) for name, (metric, options) in wanted.items()
+    }
+    return {"seed": None, "status": "finished", "numbers": numbers}
+
+
+def about(run: Run, config: RunConfig, numbers: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    """A finished run as it is written: its numbers and where they come from.
+
+    Args:
+        run: finished.
+        config: its settings, wherever its images lie.
+        numbers: from :func:`measure_run`.
+        more: further facts, or better ones than the run's folder has.
+    """
     file = run.folder / ENVIRONMENT
     environment: dict[str, Any] = read_json(file) if file.is_file() else {}
     return {
-        "seed": seed,
+        "seed": config.seed,
         "run": run.folder.name,
+        "status": "finished",
+        "numbers": dict(numbers),
         "seconds": run.result.get("seconds"),
+        "images_per_s": run.result.get("images_per_s"),
         "epochs": run.result.get("epochs"),
         "device": environment.get("device"),
         "commit": environment.get("commit"),
         "torch": environment.get("torch"),
-        "settings": to_dict(run.config),
+        **{name: value for name, value in more.items() if value is not None},
+        **curves_of(run),
+        "settings": settings_of(config),
     }
 
 
-def write_measured(
-    recipe_path: Path, recipe: Recipe, protocol: str, found: Mapping[str, Measurements]
-) -> Path:
-    """Put the numbers into ``measured/<table>.json`` beside the recipe, by protocol and cell.
-
-    Cells measured before and not this time stay; so do other protocols.
-    """
-    path = recipe_path.parent / "measured" / f"{recipe_path.stem}.json"
-    before = _read(path)
-    cells = before.get("protocols", {}).get(protocol, {})
-    for name, each in found.items():
-        if not each.found and not each.failure:
-            continue
-        cells[name] = {
-            "numbers": {
-                metric: {
-                    "values": [number.value for number in numbers.values()],
-                    "draws_std": [number.std for number in numbers.values()],
-                }
-                for metric, numbers in each.found.items()
-            },
-            "runs": each.runs,
-            **({"failure": each.failure} if each.failure else {}),
-        }
-    if not cells:
-        return path
-    path.parent.mkdir(exist_ok=True)
-    protocols = {**before.get("protocols", {}), protocol: cells}
-    write_json(path, {"title": recipe.title, "protocols": protocols})
-    return path
+CURVES = ("softmax_bias", "class_margin_degrees", "mean_cosine_margin")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def curves_of(run: Run) -> dict[str, Any]:
+    """What the run measured of its geometry after every epoch, if it did (LMS Figure 3)."""
+    rows = [row["geometry"] for row in run.metrics("epoch") if row.get("geometry")]
+    if not rows:
+        return {}
+    curves = {name: [_rounded(row.get(name)) for row in rows] for name in CURVES}
+    return {"curves": {"of": rows[0]["split"], "samples": rows[0]["samples"], **curves}}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.5g}")
+
+
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """All that decides the result of a run; where and how fast it was made is left out."""
+    settings = to_dict(config)
+    for name in NEUTRAL:
+        *groups, last = name.split(".")
+        place = settings
+        for group in groups:
+            place = place[group]
+        place.pop(last)
+    return settings
+
+
+def measured_file(recipe_path: Path) -> Path:
+    return recipe_path.parent / "measured" / f"{recipe_path.stem}.json"
+
+
+def read_measured(recipe_path: Path) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Runs by protocol and cell, as ``measured/<table>.json`` has them; nothing without it."""
+    path = measured_file(recipe_path)
     if not path.is_file():
         return {}
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise LargeMarginError(f"{path} is damaged ({error}). Move it away.") from error
-    return found
+        protocols = read_json(path)["protocols"]
+        return {
+            protocol: {name: cell["runs"] for name, cell in cells.items()}
+            for protocol, cells in protocols.items()
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise LargeMarginError(f"{path} is damaged ({error!r}). Move it away.") from error
+
+
+def write_measured(
+    recipe_path: Path,
+    recipe: Recipe,
+    protocol: str,
+    runs: Mapping[str, Sequence[Mapping[str, Any]]],
+    reported: Mapping[str, Mapping[str, float | None]],
+) -> Path:
+    """Put runs into ``measured/<table>.json`` beside the recipe, by protocol and cell.
+
+    What was measured before stays: runs with other seeds, and numbers of the same run that were
+    not measured this time.
+    """
+    path = measured_file(recipe_path)
+    before = read_measured(recipe_path)
+    cells = before.get(protocol, {})
+    for name, new in runs.items():
+        merged = {each["seed"]: each for each in cells.get(name, [])}
+        for each in new:
+            known = merged.get(each["seed"], {})
+            same = known.get("run") == each.get("run")
+            numbers = {**(known.get("numbers", {}) if same else {}), **each["numbers"]}
+            merged[each["seed"]] = {**each, "numbers": numbers}
+        if merged:
+            cells[name] = [merged[seed] for seed in sorted(merged, key=str)]
+    if not cells:
+        return path
+    path.parent.mkdir(exist_ok=True)
+    protocols = {
+        which: {
+            name: {"reported": dict(reported.get(name, {})), "runs": each}
+            for name, each in found.items()
+        }
+        for which, found in {**before, protocol: cells}.items()
+    }
+    write_json(path, finite({"title": recipe.title, "protocols": protocols}))
+    return path

@@ -16,7 +16,14 @@ from largemargin.errors import LargeMarginError
 from largemargin.evaluating.cross_camera import CrossCamera, cross_camera
 from largemargin.evaluating.embeddings import Embeddings, embeddings_of
 from largemargin.evaluating.perturbed import perturbation_suite, perturbed_accuracy
-from largemargin.geometry import VarianceSplit, class_margin, sample_margins, variance_split
+from largemargin.geometry import (
+    VarianceSplit,
+    class_margin,
+    low_curvature_mask,
+    sample_margins,
+    variance_split,
+)
+from largemargin.measuring.curvature import Curvature, CurvatureSettings, measure_curvature
 from largemargin.measuring.input_margins import measure_input_margins
 from largemargin.robust import Perturbation
 from largemargin.training import Run
@@ -85,6 +92,12 @@ class Subject:
             among.labels,
             gallery.extra["camera"],
         )
+
+    @cached_property
+    def curvature(self) -> Curvature:
+        """Input-loss curvature of the evaluated images, with noise of 0.06 beside it (ROB 7.3)."""
+        batches = Batches(self.samples, 500, device=self.device, shuffle=False)
+        return measure_curvature(self.model, batches, CurvatureSettings(precision="high"))
 
     def flat(self, name: str) -> VarianceSplit:
         """Variances of the features of a split, embedded in the plane by t-SNE."""
@@ -172,6 +185,24 @@ def input_margin_ratio(subject: Subject, *, part: str = "test") -> Number:
     return Number(float(found.input.overall.ratio))
 
 
+def curvature(subject: Subject, *, of: str, share: float = 0.9) -> Number:
+    """Of the samples of lowest curvature: its mean, or a quantile as "0.5" (ROB Figure 10)."""
+    values = torch.tensor(subject.curvature.values, dtype=torch.float64)
+    low = values[low_curvature_mask(values, share)]
+    return Number(float(low.mean() if of == "mean" else low.quantile(float(of))))
+
+
+def curvature_correlation(subject: Subject, *, noise: str) -> Number:
+    """Of the number of noisy copies that are right with the mean curvature (ROB Figure 9)."""
+    return Number(subject.curvature.robustness[noise].correlation)
+
+
+def low_curvature_accuracy(subject: Subject, *, noise: str, share: float) -> Number:
+    """Accuracy under noise on the samples of lowest curvature (ROB Figure 8)."""
+    found = subject.curvature.robustness[noise]
+    return Number(100 * found.weak[found.shares.index(share)])
+
+
 def best_packing(subject: None, *, classes: int, dim: int) -> Number:
     """Largest smallest angle between so many directions; nothing is trained."""
     return Number(math.degrees(lm.best_packing(classes, dim).angle))
@@ -190,6 +221,9 @@ METRICS: Mapping[str, Callable[..., Number]] = MappingProxyType(
         "rank5": rank5,
         "plane_variance": plane_variance,
         "input_margin_ratio": input_margin_ratio,
+        "curvature": curvature,
+        "curvature_correlation": curvature_correlation,
+        "low_curvature_accuracy": low_curvature_accuracy,
         "best_packing": best_packing,
     }
 )

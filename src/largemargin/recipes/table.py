@@ -69,13 +69,12 @@ def summary(lines: Sequence[Line]) -> dict[str, int]:
 
 
 def _cells(line: Line) -> tuple[str, ...]:
-    places = _places(line.reported)
     key = ", ".join(value for value in line.key.values() if value)
     return (
         key,
         line.column,
-        _with_std(line.reported, line.reported_std, places, line.unit),
-        _with_std(_mean(line.measured), _spread(line), places, line.unit),
+        text_of(line.reported, line.reported_std, line),
+        text_of(_mean(line.measured), spread_of(line), line),
         str(line.measured.n) if line.measured.n else "",
         line.verdict,
     )
@@ -85,7 +84,7 @@ def _mean(sample: Sample) -> float | None:
     return sample.mean if sample.n else None
 
 
-def _spread(line: Line) -> float | None:
+def spread_of(line: Line) -> float | None:
     """Over runs; over draws of noise where there is one run."""
     return line.measured.std if line.measured.n > 1 else line.draws_std
 
@@ -97,13 +96,15 @@ def _places(value: float | None) -> int:
     return max(2, len(text.partition(".")[2])) if "e" not in text else 4
 
 
-def _with_std(value: float | None, std: float | None, places: int, unit: str) -> str:
+def text_of(value: float | None, std: float | None, line: Line, *, sign: bool = False) -> str:
+    """A number of a line with its deviation and unit, with the digits of the reported one."""
     if value is None:
         return "-"
-    text = f"{value:.{places}f}"
+    places = _places(line.reported)
+    text = f"{value:+.{places}f}" if sign else f"{value:.{places}f}"
     if std is not None and not math.isnan(std):
         text += f" ± {std:.{places}f}"
-    return f"{text} {unit}".rstrip()
+    return f"{text} {line.unit}".rstrip()
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:

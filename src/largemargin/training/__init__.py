@@ -9,6 +9,7 @@ from largemargin.training.config import (
 from largemargin.training.config_file import from_dict, read_config, to_dict, write_config
 from largemargin.training.engine import Interrupted, train
 from largemargin.training.many import train_many
+from largemargin.training.presets import Preset, preset
 from largemargin.training.runs import Run
 
 __all__ = [
@@ -16,9 +17,11 @@ __all__ = [
     "NoiseConfig",
     "ObjectiveConfig",
     "OptimizerConfig",
+    "Preset",
     "Run",
     "RunConfig",
     "from_dict",
+    "preset",
     "read_config",
     "to_dict",
     "train",

@@ -1,12 +1,18 @@
 """Checkpoints of a run: safetensors and JSON, whole or not there, checked when they are read.
 
 checkpoints/epoch-0007/model/            what `largemargin.export.save` writes: model and criterion
-checkpoints/epoch-0007/rest.safetensors  optimizer, averaged weights
+checkpoints/epoch-0007/rest.safetensors  optimizer, averaged weights, random numbers
 checkpoints/epoch-0007/state.json        counters, results so far, checksums of all files
+checkpoints/step-00001234/               the same in the middle of an epoch, for a run asked to stop
 checkpoints/best-0005/                   the same for the best model, which only predicts
 checkpoints/last.json, best.json         which of the folders is meant
+
+Replacing last.json is the one moment that counts. Everything before it is written beside what is
+there, and nothing is deleted until after it; its state names the best checkpoint that goes with it,
+so a run killed at any moment finds both as they belong together.
 """
 
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,8 +33,12 @@ from largemargin.training.files import (
     remove_drafts,
     write_json,
 )
+from largemargin.training.versions import CHECKPOINT, check_version, stamp
 
 FOLDER, MODEL, REST, STATE = "checkpoints", "model", "rest.safetensors", "state.json"
+KINDS = ("epoch", "step", "best")
+NAME = re.compile(rf"({'|'.join(KINDS)})-\d+")
+RANDOM = "random."
 
 
 class Checkpoints:
@@ -48,15 +58,35 @@ class Checkpoints:
         average: Average | None,
         config: dict[str, Any],
         classes: Sequence[str],
+        random: dict[str, Tensor] | None = None,
+        best: str | None = None,
     ) -> None:
-        """Write everything needed to go on, and make it the last checkpoint."""
+        """Write everything needed to go on, and make it the last checkpoint.
+
+        Args:
+            name: of its folder.
+            state: counters and results, ready for JSON.
+            model: with its weights.
+            criterion: with its state.
+            optimizer: with its state.
+            average: averaged weights, or None.
+            config: of the run.
+            classes: names of the classes.
+            random: states of generators, in the middle of an epoch.
+            best: name of the checkpoint :meth:`write_best` wrote that goes with it; default the
+                one that is pointed at already.
+        """
 
         def fill(draft: Path) -> None:
             export.save(draft / MODEL, model, criterion, config=config, class_names=classes)
-            write_tensors(draft / REST, _rest(optimizer, average))
+            write_tensors(draft / REST, _rest(optimizer, average) | _prefixed(random or {}))
 
-        self._write(name, state, fill)
+        best = best or self._named("best")
+        self._write(name, {**state, "best_checkpoint": best}, fill)
         self._point("last", name)
+        if best is not None:
+            self._point("best", best)
+        self._forget({name, best})
 
     def write_best(
         self,
@@ -67,52 +97,65 @@ class Checkpoints:
         config: dict[str, Any],
         classes: Sequence[str],
     ) -> None:
-        """Write a model that predicts, and make it the best one."""
+        """Write a model that predicts; :meth:`write_last` makes it the best one."""
 
         def fill(draft: Path) -> None:
             export.save(draft / MODEL, model, config=config, class_names=classes)
 
         self._write(name, state, fill)
-        self._point("best", name)
 
     def _write(self, name: str, state: dict[str, Any], fill: Callable[[Path], None]) -> None:
         self.folder.mkdir(exist_ok=True)
         remove_drafts(self.folder)
         target = self.folder / name
-        if target.exists():
-            shutil.rmtree(target)
         with drafted_folder(target) as draft:
             fill(draft)
             files = sorted(path for path in draft.rglob("*") if path.is_file())
             sums = {path.relative_to(draft).as_posix(): checksum(path) for path in files}
-            write_json(draft / STATE, {**state, "files": sums})
+            write_json(draft / STATE, {**stamp(CHECKPOINT), **state, "files": sums})
+            if target.exists():  # of a run that was killed before it became the last one
+                shutil.rmtree(target)
 
     def _point(self, which: str, name: str) -> None:
-        """Make ``name`` the last or best one, then forget what nothing points at."""
         write_json(self.folder / f"{which}.json", {"checkpoint": name})
-        kept = {self._named("last"), self._named("best")}
-        for path in (*self.folder.glob("epoch-*"), *self.folder.glob("best-*")):
-            if path.name not in kept:
-                shutil.rmtree(path, ignore_errors=True)
+
+    def _forget(self, kept: set[str | None]) -> None:
+        """Delete the checkpoints that nothing points at any more."""
+        for kind in KINDS:
+            for path in self.folder.glob(f"{kind}-*"):
+                if path.name not in kept:
+                    shutil.rmtree(path, ignore_errors=True)
 
     def _named(self, which: str) -> str | None:
         pointer = self.folder / f"{which}.json"
-        return str(read_json(pointer)["checkpoint"]) if pointer.exists() else None
+        if not pointer.exists():
+            return None
+        read = read_json(pointer)
+        name = read.get("checkpoint") if isinstance(read, dict) else None
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise LargeMarginError(
+                f"{pointer} is damaged: it must name a folder beside it, as epoch-0007, but it "
+                f"holds {read!r}."
+            )
+        return name
 
     def find(self, which: str) -> Path | None:
         """The folder of the "last" or "best" checkpoint, its files checked; None without one."""
         name = self._named(which)
-        if name is None:
-            return None
+        return None if name is None else self.checked(name)
+
+    def checked(self, name: str) -> Path:
+        """The folder of this checkpoint, if its files are what was written."""
         folder = self.folder / name
         state = read_json(folder / STATE)
+        check_version(state, CHECKPOINT, folder)
         for file, expected in state["files"].items():
             path = folder / file
             if not path.is_file() or checksum(path) != expected:
                 raise LargeMarginError(
                     f"the checkpoint {folder} is damaged: {file} is "
-                    f"{'not what was written' if path.is_file() else 'missing'}. Remove "
-                    f"{self.folder} to begin again, or point {which}.json at another checkpoint."
+                    f"{'not what was written' if path.is_file() else 'missing'}. Copy the folder "
+                    f"again if it is a copy, or remove {self.folder} to begin again."
                 )
         return folder
 
@@ -125,14 +168,19 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         average: Average | None,
     ) -> dict[str, Any]:
-        """Put everything back as it was; returns the state."""
+        """Put everything back as it was; returns the state, with ``random`` tensors in it."""
         state: dict[str, Any] = read_json(folder / STATE)
+        best = state.get("best_checkpoint")
+        if best is not None and self._named("best") != best:
+            self._point("best", best)  # killed just after last.json was replaced
         export.load(folder / MODEL, model, criterion=criterion)
         rest = read_tensors(folder / REST)
         _restore_optimizer(optimizer, rest)
         if average is not None:
             average.model.load_state_dict(_averaged(rest), strict=False)
-        return state
+        mark = RANDOM
+        random = {name[len(mark) :]: each for name, each in rest.items() if name.startswith(mark)}
+        return {**state, "random": random}
 
 
 def model_weights(folder: Path, model: nn.Module) -> nn.Module:
@@ -148,6 +196,10 @@ def model_weights(folder: Path, model: nn.Module) -> nn.Module:
 def _averaged(rest: dict[str, Tensor]) -> dict[str, Tensor]:
     mark = "average."
     return {name[len(mark) :]: tensor for name, tensor in rest.items() if name.startswith(mark)}
+
+
+def _prefixed(random: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{RANDOM}{name}": each for name, each in random.items()}
 
 
 def _rest(optimizer: torch.optim.Optimizer, average: Average | None) -> dict[str, Tensor]:

@@ -57,6 +57,7 @@ class Comparison(Record):
     images: int
     seeds: tuple[int, ...]
     methods: tuple[MethodResult, ...]
+    format: int = 1
 
     def __str__(self) -> str:
         from largemargin.training.comparison_table import table

@@ -101,10 +101,16 @@ class RunConfig:
         select: what "best" means on the validation images; without them the last epoch is taken.
         gradients_every: measure gradient norms of the loss terms and their conflicts every so many
             steps (0: never); each time costs one backward pass to the features per term.
+        geometry_samples: images on which margins, dispersion and class vectors are measured after
+            every epoch, validation images or else training images (0: never).
         checkpoint_every: epochs between checkpoints.
         max_bad_steps: non-finite steps in a row that are skipped before the run stops.
         measure: measure the geometry of the best model on the test images at the end.
-        deterministic: bit-equal repetitions, where the device can.
+        deterministic: bit-equal repetitions on the same machine, torch and number of threads. Free
+            on a CPU; on a GPU some operations get slower, and a network with one that has no
+            deterministic form is refused.
+        timeout: seconds for which processes that train together wait for each other (also while
+            the first one reads the data) before the run ends with an error.
         trackers: names known to accelerate (tensorboard, wandb, ...), beside metrics.jsonl.
         out: folder of all runs.
     """
@@ -126,9 +132,11 @@ class RunConfig:
     patience: int | None = None
     select: Literal["accuracy", "balanced_accuracy", "loss"] = "accuracy"
     gradients_every: int = 50
+    geometry_samples: int = 500
     checkpoint_every: int = 1
     max_bad_steps: int = 20
     measure: bool = True
     deterministic: bool = False
+    timeout: float = 1800.0
     trackers: tuple[str, ...] = ()
     out: str = "runs"

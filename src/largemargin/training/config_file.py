@@ -9,8 +9,11 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from largemargin.errors import LargeMarginError
 from largemargin.training.config import RunConfig
+from largemargin.training.versions import CONFIG, KEY, VERSIONS, check_version
 
 Settings = TypeVar("Settings")
+STAMP = (KEY, "largemargin")
+"""What a file may hold beside its settings."""
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -31,10 +34,15 @@ def _plain(value: Any) -> Any:
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
     """The run that ``values`` describe; what they leave out has its default.
 
+    ``format_version`` may stand beside the settings: files of a newer version are refused.
+
     Example:
         >>> from_dict({"epochs": 3, "data": {"name": "mnist"}}).data.name
         'mnist'
     """
+    if isinstance(values, Mapping):
+        check_version(values, CONFIG, "the configuration")
+        values = {name: each for name, each in values.items() if name not in STAMP}
     return settings_from(values, RunConfig)
 
 
@@ -95,8 +103,24 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
     if origin is dict:
         if not isinstance(value, Mapping):
             raise LargeMarginError(f"{place} must be a group of settings, but {value!r} was given.")
+        _refuse_class_paths(value, place)
         return dict(value)
     return _scalar(value, hint, place)
+
+
+def _refuse_class_paths(value: Any, place: str) -> None:
+    """Free settings are values too: nothing in them is imported or built."""
+    if isinstance(value, Mapping):
+        if "class_path" in value:
+            raise LargeMarginError(
+                f"{place} holds class_path {value['class_path']!r}. Settings are values, and "
+                "building a class that a file names would run code."
+            )
+        for name, each in value.items():
+            _refuse_class_paths(each, _joined(place, name))
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            _refuse_class_paths(each, f"{place}[{index}]")
 
 
 def _scalar(value: Any, kind: Any, place: str) -> Any:
@@ -125,9 +149,18 @@ def read_config(path: str | Path) -> RunConfig:
     return from_dict(read_yaml(path))
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    import yaml
+def yaml_reader() -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise LargeMarginError(
+            "runs keep their settings as YAML. Install PyYAML: pip install 'largemargin[train]'"
+        ) from None
+    return yaml
 
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    yaml = yaml_reader()
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -145,9 +178,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 def write_config(config: Any, path: str | Path) -> None:
     """Write a configuration as YAML, with every value, also the defaults."""
-    import yaml
-
     from largemargin.training.files import write_text
 
-    text = yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+    yaml = yaml_reader()
+    values = {KEY: VERSIONS[CONFIG], **to_dict(config)}
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     write_text(Path(path), text)

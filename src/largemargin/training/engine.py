@@ -1,5 +1,6 @@
 """``train``: a configuration in, a finished run out; ``train_many`` several side by side."""
 
+import math
 import shutil
 import signal
 import sys
@@ -15,10 +16,13 @@ import torch
 import largemargin as lm
 from largemargin.data import Data, load_data
 from largemargin.errors import LargeMarginError, check_number
+from largemargin.training import versions
 from largemargin.training.checkpoints import Checkpoints, model_weights
 from largemargin.training.config import RunConfig
 from largemargin.training.config_file import to_dict, write_config
+from largemargin.training.determinism import DETERMINISTIC, make_deterministic
 from largemargin.training.environment import environment
+from largemargin.training.failures import Place, explained
 from largemargin.training.files import remove_drafts, write_json
 from largemargin.training.journal import Journal
 from largemargin.training.processes import Processes, several_processes
@@ -28,6 +32,7 @@ from largemargin.training.runs import (
     DATA,
     ENVIRONMENT,
     GEOMETRY,
+    LOCK,
     RESULT,
     Run,
     locked,
@@ -35,6 +40,12 @@ from largemargin.training.runs import (
     pick_device,
 )
 from largemargin.training.trainer import Trainer
+from largemargin.training.versions import stamp
+
+AGREE_EVERY = 10
+"""Steps between which several processes ask each other whether one was told to stop."""
+ASKED_ONCE = 1.0
+"""Seconds within which signals are one request."""
 
 
 class Interrupted(LargeMarginError):
@@ -69,15 +80,16 @@ def train(
         ['accuracy', 'balanced_accuracy', 'ece', 'loss']
     """
     check_config(config)
-    with ExitStack() as stack:
+    place = Place()
+    with explained(place, timeout=config.timeout), ExitStack() as stack:
         stack.enter_context(own_stream(pick_device(config.device)))
-        session = begin(config, folder, resume, data, progress, on_epoch, stack)
+        session = begin(config, folder, resume, data, progress, on_epoch, stack, place)
         if isinstance(session, Run):
             return session
-        with _asked_to_stop(session.trainer):
+        with _asked_to_stop(session):
             for _ in session.trainer.steps():
                 session.pause_if_asked()
-        return session.finish()
+            return session.finish()
 
 
 class Session:
@@ -88,17 +100,26 @@ class Session:
         self.trainer = trainer
         self.processes = processes
         self.folder = trainer.journal.folder
-        self.started = time.perf_counter()
+        self.training = True
 
     def pause_if_asked(self) -> None:
-        if self.trainer.stop_requested:
+        """Write a checkpoint and stop, if somebody asked any of the processes to."""
+        trainer = self.trainer
+        if self.processes.several and trainer.done % AGREE_EVERY:
+            return  # asking the others takes time
+        if self.processes.any(trainer.stop_requested):
+            trainer.pause()
             raise Interrupted(
-                f"stopped after step {self.trainer.done}; up to the last checkpoint nothing is "
-                f"lost. Continue: largemargin train --resume {self.folder}"
+                f"stopped after step {trainer.done}, with a checkpoint. Continue: {self.command}"
             )
+
+    @property
+    def command(self) -> str:
+        return f"largemargin train --resume {self.folder}"
 
     def finish(self) -> Run:
         """Evaluate the best model on the test images, measure its geometry, write the result."""
+        self.training = False
         trainer, folder = self.trainer, self.folder
         trainer.progress.close()
         best = Checkpoints(folder).find("best")
@@ -111,7 +132,7 @@ class Session:
             "best_epoch": None if trainer.best is None else trainer.best["epoch"],
             "validation": None if trainer.best is None else _scores(trainer.best),
             "test": trainer.scores.test(trainer.evaluated()),
-            "notes": list(trainer.bare.notes),
+            "notes": _notes(self.config, trainer),
         }
         if self.config.measure:
             geometry = trainer.scores.geometry(trainer.evaluated())
@@ -121,7 +142,7 @@ class Session:
         result["seconds"] = trainer.seconds
         result["images_per_s"] = trainer.images_per_s()
         if self.processes.rank == 0:
-            write_json(folder / RESULT, result)
+            write_json(folder / RESULT, {**stamp(versions.RESULT), **result})
         self.processes.wait()
         self.processes.end()
         return Run(folder)
@@ -135,71 +156,100 @@ def begin(
     progress: bool,
     on_epoch: Callable[[dict[str, Any]], None] | None,
     stack: ExitStack,
+    place: Place | None = None,
 ) -> "Session | Run":
     processes = Processes(config)
     first = processes.rank == 0
-    place = Path(folder) if folder is not None else None
-    if resume and place is None:
+    place = place or Place()
+    given = Path(folder) if folder is not None else None
+    if resume and given is None:
         raise LargeMarginError("resume needs the folder of the run to continue.")
-    if resume and place is not None and Run(place).finished:
-        return Run(place)
+    if resume and given is not None and Run(given).finished:
+        return Run(given)
     if first:
-        place = _prepared(config, place, resume)
-        stack.enter_context(locked(place))
-    place = processes.agree_on(place)
-    assert place is not None
-    _make_deterministic(config, stack)
+        given = _prepared(config, given, resume, stack)
+    home = processes.agree_on(given)
+    assert home is not None
+    place.folder = home
+    make_deterministic(config, stack)
     try:
-        loaded = data or processes.first_alone(lambda: load_data(config.data))
-        track = processes.start_trackers(place, config.name, to_dict(config)) if first else None
-        journal = Journal(place, writes=first, track=track)
-        trainer = Trainer(config, loaded, journal, processes=processes, on_epoch=on_epoch)
-    except Exception:
         if first and not resume:
-            shutil.rmtree(place, ignore_errors=True)  # nothing was trained in it
+            write_config(config, home / CONFIG)
+        loaded = data or processes.first_alone(lambda: load_data(config.data))
+        track = processes.start_trackers(home, config.name, to_dict(config)) if first else None
+        journal = Journal(home, writes=first, track=track)
+        trainer = Trainer(config, loaded, journal, processes=processes, on_epoch=on_epoch)
+    except BaseException:
+        if first and not resume:
+            shutil.rmtree(home, ignore_errors=True)  # nothing was trained in it
         raise
-    if first and not (place / ENVIRONMENT).is_file():
-        _write_facts(place, loaded, processes)
     if resume:
+        check_same_data(home, loaded)
         trainer.resume()
+    if first and not (home / ENVIRONMENT).is_file():
+        _write_facts(home, loaded, processes)
     total = config.epochs * len(trainer.batches)
     trainer.progress = Progress(
         total, done=trainer.done, name=config.name, shown=progress and first
     )
     stack.callback(trainer.progress.close)
     if progress and first:
-        for note in trainer.bare.notes:
+        for note in _notes(config, trainer):
             print(f"{config.name}: {note}", file=sys.stderr)
     return Session(config, trainer, processes)
 
 
-def _prepared(config: RunConfig, folder: Path | None, resume: bool) -> Path:
-    """The folder of the run, made with its configuration, or found."""
-    if folder is None:
-        folder = new_folder(config)
-        write_config(config, folder / CONFIG)
-        return folder
-    if resume:
+def _prepared(config: RunConfig, folder: Path | None, resume: bool, stack: ExitStack) -> Path:
+    """The folder of the run, made or found, and locked before anything is written into it."""
+    if resume and folder is not None:
         Run.open(folder)
+        stack.enter_context(locked(folder))
         remove_drafts(folder)
         return folder
-    if folder.exists() and any(folder.iterdir()):
+    if folder is None:
+        folder = new_folder(config)
+    else:
+        _refuse_used(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LargeMarginError(f"cannot make the folder {folder}: {error.strerror}.") from error
+    stack.enter_context(locked(folder))
+    _refuse_used(folder)  # by a run that began in between
+    return folder
+
+
+def _refuse_used(folder: Path) -> None:
+    if folder.exists() and any(each.name != LOCK for each in folder.iterdir()):
         raise LargeMarginError(
             f"{folder} exists already and is not empty. Choose another folder, or continue the run "
             "in it with resume."
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LargeMarginError(f"cannot make the folder {folder}: {error.strerror}.") from error
-    write_config(config, folder / CONFIG)
-    return folder
+
+
+def check_same_data(folder: Path, data: Data) -> None:
+    """A run goes on with the images it began with: others would give another result in silence."""
+    if not (folder / DATA).is_file():
+        return
+    record = Run(folder).facts.get("record") or {}
+    before, now = record.get("digests", {}), data.record.get("digests", {})
+    changed = [name for name in before if before[name] != now.get(name)]
+    if changed:
+        raise LargeMarginError(
+            f"the data is not what {folder} began with: {', '.join(changed)} has other images or "
+            "labels now. Put the old ones back, or start a new run."
+        )
+
+
+def _notes(config: RunConfig, trainer: Trainer) -> list[str]:
+    return [*trainer.bare.notes, *([DETERMINISTIC] if config.deterministic else [])]
 
 
 def _write_facts(folder: Path, data: Data, processes: Processes) -> None:
     write_json(
         folder / DATA,
         {
+            **stamp(versions.RESULT),
             "name": data.name,
             "classes": list(data.classes),
             "channels": data.channels,
@@ -231,16 +281,15 @@ def check_config(config: RunConfig) -> None:
     check_number("batch_size", config.batch_size, at_least=2)
     check_number("checkpoint_every", config.checkpoint_every, at_least=1)
     check_number("gradients_every", config.gradients_every, at_least=0)
+    check_number("geometry_samples", config.geometry_samples, at_least=0)
     check_number("max_bad_steps", config.max_bad_steps, at_least=0)
     check_number("noise.level", config.noise.level, at_least=0)
-
-
-def _make_deterministic(config: RunConfig, stack: ExitStack) -> None:
-    """Bit-equal repetitions; put back when the run ends."""
-    if config.deterministic:
-        before = torch.are_deterministic_algorithms_enabled()
-        torch.use_deterministic_algorithms(True)
-        stack.callback(torch.use_deterministic_algorithms, before)
+    check_number("timeout", config.timeout, above=0)
+    if not config.name or config.name in (".", "..") or set(config.name) & set("/\\\0"):
+        raise LargeMarginError(
+            f"name must be a name, not a path: it becomes part of the run's folder, but "
+            f"{config.name!r} was given. Choose where runs lie with out."
+        )
 
 
 def own_stream(device: torch.device) -> AbstractContextManager[None]:
@@ -251,15 +300,22 @@ def own_stream(device: torch.device) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _asked_to_stop(trainer: Trainer) -> Iterator[None]:
+def _asked_to_stop(session: Session) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the run after the step that is under way."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    trainer, asked = session.trainer, [math.inf]
 
     def stop(number: int, frame: object) -> None:
-        if trainer.stop_requested and number == signal.SIGINT:
-            raise KeyboardInterrupt  # asked twice: now
+        if not session.training:
+            raise Interrupted(
+                f"training is done, its result is not written yet. Continue: {session.command}"
+            )
+        # Asked twice: now. Launchers pass on what the terminal has sent to everybody already.
+        if number == signal.SIGINT and time.monotonic() - asked[0] > ASKED_ONCE:
+            raise KeyboardInterrupt(session.command)
+        asked[0] = min(asked[0], time.monotonic())
         trainer.stop_requested = True
 
     before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}

@@ -24,6 +24,7 @@ def write_text(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(draft, path)
+        to_disk(path.parent)
     finally:
         draft.unlink(missing_ok=True)
 
@@ -48,10 +49,26 @@ def drafted_folder(path: Path) -> Iterator[Path]:
     draft.mkdir(parents=True)
     try:
         yield draft
+        # Names must not reach the disk before what they name: a power cut may come in between.
+        for each in sorted(draft.rglob("*"), reverse=True):
+            to_disk(each)
+        to_disk(draft)
         os.replace(draft, path)
+        to_disk(path.parent)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+
+
+def to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    if path.is_dir() and os.name == "nt":  # folders cannot be opened there
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def remove_drafts(folder: Path) -> None:

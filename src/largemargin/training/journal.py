@@ -8,7 +8,7 @@ from typing import Any
 
 from largemargin.dropin import Criterion
 from largemargin.training.files import write_text
-from largemargin.training.runs import METRICS
+from largemargin.training.runs import METRICS, whole_rows
 from largemargin.training.sums import Seen
 
 
@@ -72,14 +72,12 @@ class Journal:
         """Forget rows after this step: they will be written again."""
         if not self.writes or not self.path.is_file():
             return
-        kept = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:  # the last line, cut short by a crash
-                break
-            if row["step"] < step or (row["step"] == step and row["kind"] == "epoch"):
-                kept.append(line + "\n")
+        # Gradients are measured in the step that is under way, everything else after one.
+        kept = [
+            line + "\n"
+            for row, line in zip(*whole_rows(self.path), strict=True)
+            if row["step"] < step or (row["step"] == step > 0 and row["kind"] != "gradients")
+        ]
         write_text(self.path, "".join(kept))
 
 

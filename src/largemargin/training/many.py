@@ -1,7 +1,10 @@
-"""``train_many``: several runs in one process, side by side on a GPU."""
+"""Several runs in one process, side by side on a GPU: ``train_many``, and ``as_they_end``."""
 
-from collections.abc import Iterator, Sequence
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,6 +14,34 @@ from largemargin.errors import LargeMarginError, check_number
 from largemargin.training.config import RunConfig
 from largemargin.training.engine import Session, begin, check_config
 from largemargin.training.runs import Run, pick_device
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be made.
+
+    Args:
+        config: of the run.
+        folder: of the run; default a new one.
+        resume: go on where the run in ``folder`` stopped.
+        data: gives the images when the run begins; default ``load_data(config.data)``.
+    """
+
+    config: RunConfig
+    folder: str | Path | None = None
+    resume: bool = False
+    data: Callable[[], Data] | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that came to its end: with a run, or with the error that broke it off."""
+
+    job: Job
+    run: Run | None
+    error: Exception | None
+    seconds: float
+    """From its beginning, with the time that others took beside it."""
 
 
 def train_many(
@@ -26,7 +57,7 @@ def train_many(
 
     Small networks leave much of a GPU idle; steps of several runs, each on its own CUDA stream,
     fill it. Every run gets the numbers it would get alone. On the CPU they run one after the other.
-    Data with the same settings is loaded once.
+    Data with the same settings is loaded once. The first error ends all.
 
     Args:
         configs: the runs.
@@ -44,59 +75,125 @@ def train_many(
         )
     for config in configs:
         check_config(config)
-    on_gpu = all(pick_device(config.device).type == "cuda" for config in configs)
     loaded: dict[str, Data] = {}
+
+    def load(config: RunConfig) -> Data:
+        key = repr(config.data)
+        if key not in loaded:
+            loaded[key] = load_data(config.data)
+        return loaded[key]
+
+    jobs = [
+        Job(
+            config,
+            None if folders is None else folders[index],
+            resume,
+            lambda config=config: data or load(config),  # type: ignore[misc]
+        )
+        for index, config in enumerate(configs)
+    ]
     finished: dict[int, Run] = {}
-    waiting = list(enumerate(configs))
-    lanes: list[_Lane] = []
+    for ended in as_they_end(jobs, side_by_side=side_by_side, progress=progress):
+        if ended.run is None:
+            assert ended.error is not None
+            raise ended.error
+        finished[id(ended.job)] = ended.run
+    return [finished[id(job)] for job in jobs]
+
+
+def as_they_end(
+    jobs: Iterable[Job],
+    *,
+    side_by_side: int = 3,
+    progress: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Ended]:
+    """Train side by side and hand out each run when it ends; one that fails ends alone.
+
+    Args:
+        jobs: asked for the next one whenever a place is free, so that it can look at the clock.
+        side_by_side: how many at a time on a GPU; on the CPU there is one.
+        progress: show a progress bar for every run.
+        stop: asked before every round of steps; where it says so nothing more is done. Runs under
+            way can be resumed from their last checkpoint.
+    """
+    waiting, lanes, more = iter(jobs), list[_Lane](), True
     try:
-        while waiting or lanes:
-            while waiting and len(lanes) < (side_by_side if on_gpu else 1):
-                index, config = waiting.pop(0)
-                key = repr(config.data)
-                if data is None and key not in loaded:
-                    loaded[key] = load_data(config.data)
-                folder = None if folders is None else folders[index]
-                lane = _Lane(index, on_gpu)
-                lanes.append(lane)
-                lane.begin(config, folder, resume, data or loaded[key], progress)
+        while not stop():
+            while more and len(lanes) < (side_by_side if _on_gpu(lanes) else 1):
+                job = next(waiting, None)
+                more = job is not None
+                if job is None or stop():
+                    break
+                lanes.append(_Lane(job))
+                lanes[-1].begin(progress)
+            if not lanes:
+                return
             for lane in list(lanes):
-                run = lane.advance()
-                if run is not None:
-                    finished[lane.index] = run
-                    lane.close()
-                    lanes.remove(lane)
+                if lane.advance():
+                    continue
+                lanes.remove(lane)
+                lane.close()
+                yield Ended(lane.job, lane.run, lane.error, time.perf_counter() - lane.started)
     finally:
         for lane in lanes:
             lane.close()
-    return [finished[index] for index in range(len(configs))]
+
+
+def _on_gpu(lanes: "Sequence[_Lane]") -> bool:
+    return all(lane.stream is not None for lane in lanes)
 
 
 class _Lane:
     """A run under way, on a CUDA stream of its own."""
 
-    def __init__(self, index: int, on_gpu: bool) -> None:
-        self.index = index
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        on_gpu = pick_device(job.config.device).type == "cuda"
         self.stream = torch.cuda.Stream() if on_gpu else None  # type: ignore[no-untyped-call]
         self.stack = ExitStack()
-        self.session: Session | Run | None = None
+        self.session: Session | None = None
         self.steps: Iterator[None] = iter(())
+        self.run: Run | None = None
+        self.error: Exception | None = None
+        self.started = time.perf_counter()
 
-    def begin(
-        self, config: RunConfig, folder: str | Path | None, resume: bool, data: Data, progress: bool
-    ) -> None:
-        with torch.cuda.stream(self.stream):
-            self.session = begin(config, folder, resume, data, progress, None, self.stack)
-            if isinstance(self.session, Session):
-                self.steps = self.session.trainer.steps()
+    def begin(self, progress: bool) -> None:
+        """Build the run; what fails here is known at the first :meth:`advance`."""
+        job = self.job
+        try:
+            check_config(job.config)
+            data = load_data(job.config.data) if job.data is None else job.data()
+            with torch.cuda.stream(self.stream):
+                session = begin(
+                    job.config, job.folder, job.resume, data, progress, None, self.stack
+                )
+        except Exception as error:
+            self.error = error
+            return
+        if isinstance(session, Run):
+            self.run = session
+            return
+        self.session = session
+        self.steps = session.trainer.steps()
 
-    def advance(self) -> Run | None:
-        """One step; the run when there is no other."""
-        with torch.cuda.stream(self.stream):
-            if next(self.steps, "end") != "end":
-                return None
-            assert self.session is not None
-            return self.session if isinstance(self.session, Run) else self.session.finish()
+    def advance(self) -> bool:
+        """One step; False when there is no other."""
+        if self.session is None:
+            return False
+        try:
+            with torch.cuda.stream(self.stream):
+                if next(self.steps, "end") != "end":
+                    return True
+                self.run = self.session.finish()
+        except Exception as error:
+            self.error = error
+        return False
 
     def close(self) -> None:
         self.stack.close()
+        self.steps = iter(())
+        self.session = None
+        if self.stream is not None:
+            self.stream.synchronize()
+            gc.collect()  # models, optimizers and graphs refer to each other

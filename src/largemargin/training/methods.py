@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from largemargin.errors import LargeMarginError
 from largemargin.training.config import ObjectiveConfig, RunConfig
-from largemargin.training.config_file import settings_from, to_dict
+from largemargin.training.config_file import settings_from, to_dict, yaml_reader
 from largemargin.training.objective import SOFTMAX, parse_objective
 
 BASELINE = "cross_entropy"
@@ -96,8 +96,7 @@ def read_methods(given: str | Sequence[Any]) -> tuple[Method, ...]:
 def _split(text: str) -> list[Any]:
     """Names between commas; what looks like YAML is read as YAML."""
     if text.lstrip().startswith(("[", "{")):
-        import yaml
-
+        yaml = yaml_reader()
         try:
             loaded = yaml.safe_load(text)
         except yaml.YAMLError as error:

@@ -7,6 +7,7 @@ process without trackers needs neither, and takes the short way.
 import os
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,6 +85,22 @@ class Processes:
         if self.several:
             self.accelerator.wait_for_everyone()
 
+    def any(self, asked: bool) -> bool:
+        """Whether one of the processes says so; all of them have to ask at the same step."""
+        if not self.several:
+            return asked
+        said = torch.tensor(float(asked), device=self.device)
+        torch.distributed.all_reduce(said, torch.distributed.ReduceOp.MAX)
+        return bool(said)
+
+    def of_all(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of every process, as ``0.name``, ``1.name`` and so on."""
+        found: list[Any] = [tensors]
+        if self.several:
+            found = [None] * self.world
+            torch.distributed.all_gather_object(found, tensors)
+        return {f"{rank}.{name}": t for rank, each in enumerate(found) for name, t in each.items()}
+
     def agree_on(self, folder: Path | None) -> Path | None:
         """The first process's folder, for all."""
         if not self.several:
@@ -116,7 +133,11 @@ def several_processes() -> bool:
 
 def _accelerator(config: RunConfig) -> Any:
     try:
-        from accelerate import Accelerator, DistributedDataParallelKwargs
+        from accelerate import (
+            Accelerator,
+            DistributedDataParallelKwargs,
+            InitProcessGroupKwargs,
+        )
     except ImportError:
         raise LargeMarginError(
             "several processes and trackers need accelerate. Install it: "
@@ -124,13 +145,14 @@ def _accelerator(config: RunConfig) -> Any:
         ) from None
     # A clean and a noisy pass before one backward pass: buffers may not change in between.
     several = DistributedDataParallelKwargs(broadcast_buffers=False)
+    waiting = InitProcessGroupKwargs(timeout=timedelta(seconds=config.timeout))
     try:
         return Accelerator(
             cpu=config.device == "cpu" or not torch.cuda.is_available(),
             device_placement=False,
             log_with=list(config.trackers) or None,
             project_dir=config.out,
-            kwargs_handlers=[several],
+            kwargs_handlers=[several, waiting],
         )
     except ValueError as error:
         raise LargeMarginError(

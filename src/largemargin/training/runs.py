@@ -16,13 +16,16 @@ from largemargin.data import Data, load_data
 from largemargin.errors import LargeMarginError
 from largemargin.measuring import Geometry
 from largemargin.models import build_model
+from largemargin.training import versions
 from largemargin.training.checkpoints import Checkpoints, model_weights
 from largemargin.training.config import RunConfig
 from largemargin.training.config_file import from_dict, read_yaml
 from largemargin.training.files import read_json
+from largemargin.training.versions import check_version
 
 CONFIG, RESULT, METRICS = "config.yaml", "result.json", "metrics.jsonl"
 ENVIRONMENT, DATA, GEOMETRY = "environment.json", "data.json", "geometry.json"
+LOCK = "lock"
 
 
 class Run:
@@ -61,6 +64,7 @@ class Run:
                 f"{self.folder}"
             )
         result: dict[str, Any] = read_json(self.folder / RESULT)
+        check_version(result, versions.RESULT, self.folder / RESULT)
         return result
 
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
@@ -68,7 +72,7 @@ class Run:
         path = self.folder / METRICS
         if not path.is_file():
             return []
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = whole_rows(path)[0]
         return [row for row in rows if kind is None or row["kind"] == kind]
 
     def data(self) -> Data:
@@ -79,6 +83,7 @@ class Run:
     def facts(self) -> dict[str, Any]:
         """What data.json says: classes, size, licence, and the record of sources and modifiers."""
         facts: dict[str, Any] = read_json(self.folder / DATA)
+        check_version(facts, versions.RESULT, self.folder / DATA)
         return facts
 
     @property
@@ -112,6 +117,21 @@ class Run:
         return Geometry.load(path) if path.is_file() else None
 
 
+def whole_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of a metrics file and their lines, up to one that a crash cut short."""
+    rows: list[dict[str, Any]] = []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    for line in lines[:-1]:  # a whole line ends with a line break
+        try:
+            row = json.loads(line)
+        except ValueError:
+            break
+        if not isinstance(row, dict) or not {"kind", "step"} <= row.keys():
+            break
+        rows.append(row)
+    return rows, lines[: len(rows)]
+
+
 def new_folder(config: RunConfig) -> Path:
     """Make ``out/<time>-<name>``; a second run in the same second gets another name."""
     base = Path(config.out)
@@ -138,11 +158,11 @@ def locked(folder: Path) -> Iterator[None]:
     except ImportError:  # no such locks on this system
         yield
         return
-    handle = os.open(folder / "lock", os.O_CREAT | os.O_RDWR)
+    handle = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o666)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise LargeMarginError(
                 f"another process is training in {folder}. Wait for it, or choose another folder."
             ) from None

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from largemargin.data.randomness import seed_for
 
@@ -14,6 +15,15 @@ def seed_all(*parts: int | str) -> None:
     seed = seed_for(*parts)
     torch.manual_seed(seed)
     random.seed(seed)
+
+
+def python_state() -> Tensor:
+    """The state of Python's generator as numbers."""
+    return torch.tensor(random.getstate()[1], dtype=torch.int64)
+
+
+def set_python_state(state: Tensor) -> None:
+    random.setstate((3, tuple(state.tolist()), None))
 
 
 class Stream:
@@ -29,6 +39,22 @@ class Stream:
             torch.cuda.init()  # type: ignore[no-untyped-call]
             self._generator = torch.cuda.default_generators[index]
             self._state = self._generator.clone_state()
+
+    def states(self) -> dict[str, Tensor]:
+        """Where all generators of the run are, for the middle of an epoch."""
+        found = {"torch": torch.get_rng_state(), "python": python_state()}
+        if self._generator is not None:
+            with self():
+                found["device"] = self._generator.get_state()
+        return found
+
+    def restore(self, states: dict[str, Tensor]) -> None:
+        """Put the generators where :meth:`states` found them."""
+        torch.set_rng_state(states["torch"])
+        set_python_state(states["python"])
+        if self._generator is not None and "device" in states:
+            with self():
+                self._generator.set_state(states["device"])
 
     @contextmanager
     def __call__(self) -> Iterator[None]:

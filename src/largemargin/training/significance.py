@@ -52,7 +52,12 @@ def paired_test(method: Sequence[float], baseline: Sequence[float]) -> PairedTes
     if max(differences) - min(differences) < 1e-12:
         p = 1.0 if abs(mean) < 1e-12 else min(1.0, 2 * 0.5**count)
         return PairedTest(count, mean, mean, mean, p, None)
-    from scipy import stats
+    try:
+        from scipy import stats
+    except ImportError:
+        raise LargeMarginError(
+            "tests of significance need scipy. Install it: pip install 'largemargin[train]'"
+        ) from None
 
     found = stats.ttest_1samp(differences, 0.0)
     interval = found.confidence_interval(0.95)

@@ -1,7 +1,7 @@
 """What the steps of an epoch add up to, without asking the device after every step."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -121,6 +121,27 @@ class Sums:
             self._sums.zero_()
             self._bad.zero_()
             self._sums[1].copy_(row)
+
+    def state(self) -> dict[str, Any]:
+        """The sums as plain values, to go on with in the middle of an epoch."""
+        seen = asdict(self.read())
+        row = self._row if self.on_host else int(self._sums[1]) if self.names else 0
+        return {**seen, "row": row}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state` gave."""
+        names = list(state["terms"])
+        self._images, self._row = state["images"], state["row"]
+        if names:
+            self._begin(names)
+        self.seen = Seen(**{key: value for key, value in state.items() if key != "row"})
+        if self.on_host or not names:
+            return
+        seen = self.seen
+        counts = [seen.bad_terms.get(name, 0) for name in names]
+        sums = [seen.steps, self._row, seen.loss, seen.gradient_norm, *seen.terms.values()]
+        self._sums.copy_(torch.tensor(sums, dtype=torch.float64))
+        self._bad.copy_(torch.tensor([seen.bad_in_a_row, seen.bad, *counts], dtype=torch.float64))
 
 
 def _add_to(sums: Tensor, bad: Tensor, values: list[Tensor], finite: Tensor) -> None:

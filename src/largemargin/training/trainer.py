@@ -18,10 +18,12 @@ from largemargin.training.averaging import Average
 from largemargin.training.checkpoints import Checkpoints
 from largemargin.training.config import RunConfig
 from largemargin.training.config_file import to_dict
+from largemargin.training.epoch_geometry import EpochGeometry
 from largemargin.training.graph import GraphStep
 from largemargin.training.journal import Journal
 from largemargin.training.objective import needs_of, objective_of
 from largemargin.training.optimizing import LearningRate, make_optimizer
+from largemargin.training.paused import Paused, paused_in, place_of
 from largemargin.training.processes import Processes
 from largemargin.training.progress import Progress
 from largemargin.training.scores import Scores, autocast
@@ -118,9 +120,11 @@ class Trainer:
         self.graph = GraphStep(self.step, self.batches) if self.graphs else None
         self.snapshot = Snapshot(self.bare, self.criterion)
         self.scores = Scores(config, data, self.processes)
+        self.geometry = EpochGeometry(config, data, self.processes)
         self.checkpoints = Checkpoints(self.journal.folder)
         self.epoch, self.done = 0, 0
-        self.epoch_seconds = 0.0
+        self.paused: Paused | None = None
+        self.in_epoch, self.epoch_started, self.epoch_seconds = 0, 0.0, 0.0
         self.best: dict[str, Any] | None = None
         self.best_model = deepcopy(self.bare) if self.data.validation else self.bare
         self.best_is_new = False
@@ -191,6 +195,9 @@ class Trainer:
         self.epoch, self.done = state["epoch"], state["steps"]
         self.best, self.waited = state["best"], state["waited"]
         self.seconds = state["seconds"]
+        if self.processes.scaler is not None and state.get("scaler"):
+            self.processes.scaler.load_state_dict(state["scaler"])
+        self.paused = paused_in(state, self.processes)
         self.snapshot.keep()
         self.journal.cut(self.done)
         return True
@@ -211,11 +218,18 @@ class Trainer:
             # Random numbers depend on the epoch alone, so a resumed run draws the same.
             seed_all(self.config.seed, self.epoch, self.processes.rank)
         self.sums.clear()
+        first = 0
+        if self.paused is not None:
+            first, started = self.paused.steps, started - self.paused.seconds
+            self.paused.put_back(self.random, self.sums)
+            self.journal.bad_steps = self.sums.read().bad
+            self.paused = None
+        self.epoch_started = started
         work = partial(self._graph_steps, self.graph) if self.graph else self._plain_steps
-        for number, images in enumerate(work()):
+        for number, images in enumerate(work(first), first):
             self.criterion.step()
             self.sums.count(images * self._world)
-            self.done += 1
+            self.done, self.in_epoch = self.done + 1, number + 1
             if (number + 1) % LOOK_EVERY == 0 or number + 1 == len(self.batches):
                 self._look()
             self.progress.step(images * self._world)
@@ -223,16 +237,16 @@ class Trainer:
         self.seconds += time.perf_counter() - started
         self.epoch_seconds = time.perf_counter() - started
 
-    def _plain_steps(self) -> Iterator[int]:
-        for batch in self.batches.epoch(self.epoch):
+    def _plain_steps(self, first: int) -> Iterator[int]:
+        for batch in self.batches.epoch(self.epoch, first):
             self.rate.set(self.optimizer, self.done)
             with self.random():
                 self._one(batch.images, batch.labels)
             yield len(batch.labels)
 
-    def _graph_steps(self, graph: GraphStep) -> Iterator[int]:
+    def _graph_steps(self, graph: GraphStep, first: int) -> Iterator[int]:
         graph.begin(self.epoch)
-        for number in range(len(self.batches)):
+        for number in range(first, len(self.batches)):
             self.rate.set(self.optimizer, self.done)
             with self.random():
                 if self._measures_gradients():
@@ -285,6 +299,7 @@ class Trainer:
             "lr": self.rate.at(self.done - 1),
             **self.sums.read().row(),
             "validation": self._validate(),
+            "geometry": self.geometry.measured(self.evaluated()),
             "seconds": self.epoch_seconds,
             "images_per_s": self.sums.read().images / max(1e-9, self.epoch_seconds),
         }
@@ -328,34 +343,54 @@ class Trainer:
         self.best_model.load_state_dict(self.evaluated().state_dict())
         self.best_is_new = True
 
+    def pause(self) -> None:
+        """Write a checkpoint in the middle of an epoch, from which the run goes on as it would."""
+        seconds = time.perf_counter() - self.epoch_started
+        place = place_of(self.in_epoch, seconds, self.sums, self.processes)
+        random = self.processes.of_all(self.random.states())
+        if self.processes.rank == 0:
+            self._write_checkpoint(f"step-{self.done:08d}", place, random)
+        self.processes.wait()
+
     def _checkpoint(self, last: bool) -> None:
         if self.processes.rank == 0:
-            self._write_checkpoint(last)
+            self._write_checkpoint(f"epoch-{self.epoch:04d}", last=last)
         self.best_is_new = False
         self.processes.wait()
 
-    def _write_checkpoint(self, last: bool) -> None:
+    def _write_checkpoint(
+        self,
+        name: str,
+        place: dict[str, Any] | None = None,
+        random: dict[str, torch.Tensor] | None = None,
+        last: bool = False,
+    ) -> None:
         facts: dict[str, Any] = {"config": to_dict(self.config), "classes": self.data.classes}
+        scaler = self.processes.scaler
         state = {
             "epoch": self.epoch,
             "steps": self.done,
             "best": self.best,
             "waited": self.waited,
             "seconds": self.seconds,
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "paused": place,
         }
+        best = None
         if self.best_is_new or (last and self.best is None):
             epoch = self.epoch if self.best is None else self.best["epoch"] + 1
             model = self.evaluated() if self.best is None else self.best_model
-            self.checkpoints.write_best(
-                f"best-{epoch:04d}", {"best": self.best}, model=model, **facts
-            )
-        # Written after the best one, which it may refer to.
+            best = f"best-{epoch:04d}"
+            self.checkpoints.write_best(best, {"best": self.best}, model=model, **facts)
+        # Written after the best one, which it refers to.
         self.checkpoints.write_last(
-            f"epoch-{self.epoch:04d}",
+            name,
             state,
             model=self.bare,
             criterion=self.criterion,
             optimizer=self.optimizer,
             average=self.average,
+            random=random,
+            best=best,
             **facts,
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from largemargin.evaluating.prediction import harmless
 from largemargin.training.config import RunConfig
 from largemargin.training.files import write_text
 
@@ -60,13 +61,20 @@ def write_csv(path: Path, tuning: Tuning) -> None:
     names = list(dict.fromkeys(name for trial in tuning.trials for name in trial.settings))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["trial", "state", f"validation_{tuning.select}", "epochs", "seconds", *names])
+    heads = ["trial", "state", f"validation_{tuning.select}", "epochs", "seconds"]
+    writer.writerow([*heads, *map(harmless, names)])
     for trial in tuning.trials:
-        settings = ["" if trial.settings.get(n) is None else trial.settings[n] for n in names]
+        settings = [_cell(trial.settings.get(name)) for name in names]
         value = "" if trial.value is None else trial.value
         seconds = f"{trial.seconds:.2f}"
         writer.writerow([trial.number, trial.state, value, trial.epochs, seconds, *settings])
     write_text(path, text.getvalue())
+
+
+def _cell(value: Any) -> Any:
+    if value is None or isinstance(value, int | float):
+        return "" if value is None else value
+    return harmless(str(value))
 
 
 def summary(tuning: Tuning) -> str:

@@ -53,8 +53,12 @@ def given_file(config: DataConfig) -> Path:
 
 
 def read_npz(path: Path) -> tuple[dict[str, Any], list[str] | None]:
-    import numpy as np
-
+    try:
+        import numpy as np
+    except ImportError:
+        raise LargeMarginError(
+            f"{path.name} needs NumPy. Install it: pip install 'largemargin[train]'"
+        ) from None
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     names = arrays.pop("classes", None)
@@ -66,7 +70,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Any], list[str] | None]:
         from safetensors import safe_open
     except ImportError:
         raise LargeMarginError(
-            f"{path.name} needs safetensors. Install it: pip install safetensors"
+            f"{path.name} needs safetensors. Install it: pip install 'largemargin[train]'"
         ) from None
     with safe_open(str(path), framework="np") as file:
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

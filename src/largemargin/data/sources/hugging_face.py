@@ -78,6 +78,16 @@ def load(config: DataConfig) -> dict[str, Any]:
             "data 'huggingface' needs path: the name of a data set on the hub, or a folder."
         )
     folder = Path(config.path).expanduser()
+    if not folder.is_dir() and not config.download:
+        raise LargeMarginError(
+            f"path must be a folder with a Hugging Face data set, but there is none at "
+            f"{config.path}. To fetch the data set of that name from the hub, set download: true."
+        )
+    if any(folder.glob(f"{folder.name}.py")):
+        raise LargeMarginError(
+            f"{folder} holds {folder.name}.py, a program that loads the data. It is not run: load "
+            "the data with it yourself, write it with save_to_disk, and set path to that folder."
+        )
     saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
     try:
         if saved:

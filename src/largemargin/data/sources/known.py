@@ -77,7 +77,7 @@ def read(config: DataConfig) -> Source:
     known = KNOWN[config.name]
     folder = folder_of(config, known)
     build = getattr(torchvision_datasets(), known.title)
-    unpack = any((folder / name).is_file() for name in known.archives)
+    unpack = not config.download and any(is_whole(folder / name, build) for name in known.archives)
 
     def opened(split: str) -> Any:
         part = {"split": split} if config.name == "svhn" else {"train": split == "train"}
@@ -94,6 +94,24 @@ def read(config: DataConfig) -> Source:
         licence=known.licence,
         statistics=known.statistics,
     )
+
+
+def is_whole(archive: Path, kind: Any) -> bool:
+    """Whether an archive is there and is the published one.
+
+    Any other is not opened: torchvision would fetch it anew without being asked to, and what an
+    archive of a stranger unpacks to is up to the stranger.
+    """
+    if not archive.is_file():
+        return False
+    from torchvision.datasets.utils import check_integrity
+
+    if not check_integrity(archive, kind.tgz_md5):
+        raise LargeMarginError(
+            f"{archive} is not the published archive: its checksum is another. Fetch it again, or "
+            "delete it and set download: true."
+        )
+    return True
 
 
 def folder_of(config: DataConfig, known: Known) -> Path:

@@ -5,6 +5,7 @@ They are looked for in the folder itself and where torchvision keeps them, in ``
 """
 
 import gzip
+import math
 import zlib
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from largemargin.data.sources.known import (
 from largemargin.data.sources.source import Source, in_memory
 from largemargin.errors import LargeMarginError
 
+LARGEST = 2**28
+"""Bytes of the largest file that is read: MNIST's training images are a sixth of it."""
 PREFIX = {"train": "train", "test": "t10k"}
 PLACE = (
     "train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz and "
@@ -101,16 +104,17 @@ def read_split(split: str, paths: dict[str, Path]) -> Samples:
 
 def read_idx(path: Path, axes: int) -> Tensor:
     """Bytes of an idx file: 0, 0, 8 (bytes), number of axes, lengths of them, values."""
+    start = 4 + 4 * axes
     try:
-        content = path.read_bytes()
-        content = gzip.decompress(content) if path.suffix == ".gz" else content
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            head = file.read(start)
+            lengths = [int.from_bytes(head[i : i + 4]) for i in range(4, start, 4)]
+            # One byte more than there should be, and no more: a few bytes may unpack to any size.
+            values = file.read(min(math.prod(lengths), LARGEST) + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise LargeMarginError(f"{path} cannot be read: {error}. Fetch it again.") from None
-    start = 4 + 4 * axes
-    lengths = [int.from_bytes(content[i : i + 4]) for i in range(4, start, 4)]
-    whole = start + int(torch.tensor(lengths).prod())
-    if content[:4] != bytes((0, 0, 8, axes)) or len(content) != whole:
+    if head[:4] != bytes((0, 0, 8, axes)) or len(values) != math.prod(lengths):
         raise LargeMarginError(
             f"{path} is no idx file of {axes} axes of bytes, or not a whole one. Fetch it again."
         )
-    return torch.frombuffer(bytearray(content[start:]), dtype=torch.uint8).reshape(lengths)
+    return torch.frombuffer(bytearray(values), dtype=torch.uint8).reshape(lengths)

@@ -3,6 +3,7 @@
 import os
 import unicodedata
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from largemargin.data.config import DataConfig
@@ -26,37 +27,69 @@ def given_folder(config: DataConfig, layout: str) -> Path:
 
 def folders(folder: Path) -> list[Path]:
     """Visible folders in a folder, by name."""
-    found = [each for each in folder.iterdir() if not hidden(each.name) and each.is_dir()]
+    with listing(folder) as entries:
+        found = [Path(each.path) for each in entries if not hidden(each.name) and is_folder(each)]
     return sorted(found, key=lambda each: name_of(each))
 
 
 def images(folder: Path) -> tuple[list[Path], int]:
     """Image files below a folder, by name, and the number of other files.
 
-    Links to folders are followed, but never back into a folder they lie in.
+    Links to folders are followed, but no folder is entered twice, by whatever way it is reached.
+    Pipes and devices count as other files: reading them may never end.
     """
     found: list[Path] = []
     others = 0
-    for path in _files(folder, ()):
-        if path.suffix.lower() in EXTENSIONS and not hidden(path.name):
+    for path, is_file in _files(folder, set()):
+        if is_file and path.suffix.lower() in EXTENSIONS and not hidden(path.name):
             found.append(path)
         else:
             others += 1
     return sorted(found, key=os.fspath), others
 
 
-def _files(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
+def _files(folder: Path, entered: set[tuple[int, int]]) -> Iterator[tuple[Path, bool]]:
+    """Everything that is no folder, and whether it is a file; a link that leads nowhere is one."""
     status = folder.stat()
     here = (status.st_dev, status.st_ino)
-    if here in above:
+    if here in entered:
         return
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda each: each.name):
-            if entry.is_dir():
-                if not hidden(entry.name):
-                    yield from _files(Path(entry.path), (*above, here))
-            else:
-                yield Path(entry.path)
+    entered.add(here)
+    with listing(folder) as entries:
+        inside = sorted(entries, key=lambda each: each.name)
+    for entry in inside:
+        if not is_folder(entry):
+            yield Path(entry.path), is_file(entry)
+        elif not hidden(entry.name):
+            yield from _files(Path(entry.path), entered)
+
+
+@contextmanager
+def listing(folder: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
+    """``os.scandir``, with an error that names the folder it cannot look into."""
+    try:
+        with os.scandir(folder) as entries:
+            yield entries
+    except OSError as error:
+        raise LargeMarginError(
+            f"the folder {folder} cannot be read: {error.strerror or error}. Allow this user to "
+            "read it, or take it out of the data."
+        ) from error
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def is_file(entry: os.DirEntry[str]) -> bool:
+    """Whether reading it will end; links to nothing are reported when they are read."""
+    try:
+        return entry.is_file() or (entry.is_symlink() and not os.path.exists(entry.path))
+    except OSError:
+        return True
 
 
 def hidden(name: str) -> bool:

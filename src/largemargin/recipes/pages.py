@@ -1,0 +1,143 @@
+"""Records into ``measured/``, and the tables there that people read."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from largemargin.errors import LargeMarginError
+from largemargin.recipes.claims import read_claims
+from largemargin.recipes.lines import measurements_of, reported_by_cell, table_of
+from largemargin.recipes.measured import (
+    Measurements,
+    computed,
+    read_measured,
+    write_measured,
+)
+from largemargin.recipes.records import read_records
+from largemargin.recipes.reproduce import read_cells
+from largemargin.recipes.schema import read_recipe
+from largemargin.recipes.table import Line, Table, spread_of, text_of
+from largemargin.training.files import write_text
+
+PAGE = "README.md"
+
+
+def take_records(file: Path, folder: Path) -> int:
+    """Put the runs of a file of records into ``measured/`` of all tables they belong to.
+
+    Args:
+        file: that :func:`largemargin.recipes.work.work_off` wrote.
+        folder: of the queue, from which recipes are named.
+
+    Returns:
+        How many runs there were.
+    """
+    if not file.is_file():
+        raise LargeMarginError(f"there is no file {file}.")
+    records = read_records([file])
+    found: dict[tuple[str, str], dict[str, list[Mapping[str, Any]]]] = {}
+    for record in records:
+        run = {name: value for name, value in record.items() if name != "places"}
+        for place in record["places"]:
+            table = found.setdefault((place["recipe"], place["protocol"]), {})
+            table.setdefault(place["cell"], []).append(run)
+    for (name, protocol), runs in found.items():
+        path = folder / name
+        recipe = read_recipe(path)
+        cells = read_cells(path, recipe)
+        claims = read_claims(recipe, path.parent / recipe.claims, cells)
+        unknown = runs.keys() - {cell.name for cell in cells}
+        if unknown:
+            raise LargeMarginError(f"{path} has no cell {sorted(unknown)[0]!r}, but {file} has.")
+        needed = measurements_of(claims, recipe)
+        for cell in cells:
+            if not cell.train:
+                runs[cell.name] = [computed(needed[cell.name].wanted)]
+        write_measured(path, recipe, protocol, runs, reported_by_cell(claims))
+    return len(records)
+
+
+def measured_tables(path: Path) -> list[Table]:
+    """The tables of a recipe that were measured, one for every protocol."""
+    stored = read_measured(path)
+    if not stored:
+        return []
+    recipe = read_recipe(path)
+    cells = read_cells(path, recipe)
+    claims = read_claims(recipe, path.parent / recipe.claims, cells)
+    needed = measurements_of(claims, recipe)
+    tables = []
+    for protocol, runs in stored.items():
+        found = {cell.name: needed.get(cell.name, Measurements()).copy() for cell in cells}
+        for name, each in runs.items():
+            for run in each:
+                if name in found:
+                    found[name].take(run)
+        tables.append(table_of(recipe, protocol, claims, found))
+    return tables
+
+
+def write_pages(folder: Path) -> list[Path]:
+    """A page ``measured/README.md`` for every paper of which something was measured."""
+    pages = []
+    for paper in sorted(each for each in folder.iterdir() if (each / "measured").is_dir()):
+        recipes = [path for path in sorted(paper.glob("*.yaml")) if read_measured(path)]
+        if not recipes:
+            continue
+        parts = [f"# {paper.name}: measured", "", INTRODUCTION]
+        for path in recipes:
+            for table in measured_tables(path):
+                parts += ["", *_section(path, table)]
+        page = paper / "measured" / PAGE
+        write_text(page, "\n".join(parts) + "\n")
+        pages.append(page)
+    return pages
+
+
+INTRODUCTION = """\
+Written by `python papers/measure.py tables` from the JSON files beside this page, which hold the
+settings, seed, seconds, device and commit of every run. ± is the standard deviation over runs (over
+draws of noise where there is one run). Verdicts follow the rule of [papers](../../README.md).
+Numbers that were not measured are not listed."""
+
+
+def _section(path: Path, table: Table) -> list[str]:
+    lines = [line for line in table.lines if line.measured.n or line.verdict.startswith("failed")]
+    runs = [run for each in read_measured(path)[table.protocol].values() for run in each]
+    return [
+        f"## {table.title}",
+        "",
+        f"Recipe: [{path.name}](../{path.name}). Protocol: {table.protocol}.",
+        f"{_made(runs)}",
+        "",
+        "| | | reported | measured | difference | runs | verdict |",
+        "|---|---|---|---|---|---|---|",
+        *(_row(line) for line in lines),
+        "",
+        f"{len(table.lines) - len(lines)} of {len(table.lines)} numbers not measured here.",
+    ]
+
+
+def _made(runs: list[dict[str, Any]]) -> str:
+    trained = [run for run in runs if run["seed"] is not None]
+    if not trained:
+        return "Nothing was trained."
+    seconds = sum(run.get("seconds") or 0 for run in trained)
+    devices = sorted({str(run.get("device")) for run in trained})
+    commits = sorted({str(run.get("commit")) for run in trained})
+    versions = sorted({str(run.get("torch")) for run in trained})
+    return (
+        f"{len(trained)} runs, {seconds:,.0f} s of training side by side on {', '.join(devices)}, "
+        f"torch {', '.join(versions)}, commit {', '.join(commits)}."
+    )
+
+
+def _row(line: Line) -> str:
+    key = ", ".join(value for value in line.key.values() if value)
+    reported = text_of(line.reported, line.reported_std, line)
+    measured = text_of(line.measured.mean, spread_of(line), line) if line.measured.n else "-"
+    difference = "-"
+    if line.reported is not None and line.measured.n:
+        difference = text_of(line.measured.mean - line.reported, None, line, sign=True)
+    cells = (key, line.column, reported, measured, difference, str(line.measured.n), line.verdict)
+    return "| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |"
