@@ -9,7 +9,7 @@ from largemargin.training.files import write_json, write_text
 from largemargin.training.presets import FILE
 
 HERE = Path(__file__).resolve().parent
-SOURCE = "papers/benchmark/measured"
+SOURCE = "papers/benchmark"
 
 
 def main() -> None:

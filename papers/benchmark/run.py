@@ -8,6 +8,7 @@ python papers/benchmark/run.py --merge FOLDER         lines written elsewhere, i
 
 import argparse
 import json
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -41,6 +42,8 @@ def main() -> int:
         files = [MEASURED / f"{name}.jsonl" for name in protocol.situations]
         print(table(plan(protocol, read_records(files))))
         return 0
+    # An exception, so that runs under way are cleared away.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     # Loaders warn of images that CIFAR-10 has twice, once per seed.
     warnings.filterwarnings("ignore", message="some images are in two parts")
     done = drive(
@@ -51,7 +54,7 @@ def main() -> int:
         minutes=options.minutes,
         device=options.device,
         side_by_side=options.side_by_side,
-        paths=packed() | dict(each.split("=", 1) for each in options.data),
+        paths=packed() | dict(options.data),
         everyone=options.everyone,
         commit_name=options.commit,
         say=lambda line: print(line, flush=True),
@@ -66,6 +69,13 @@ def packed() -> dict[str, str]:
     return {file.stem: str(file) for file in files}
 
 
+def named_path(text: str) -> tuple[str, str]:
+    name, sign, path = text.partition("=")
+    if not sign:
+        raise argparse.ArgumentTypeError(f"{text} should be NAME=PATH, as cifar10=cifar10.npz")
+    return name, path
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -77,7 +87,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--side-by-side", type=int, default=5)
     parser.add_argument("--out", type=Path, default=MEASURED, help="folder of the new lines")
-    parser.add_argument("--data", nargs="*", default=[], metavar="NAME=PATH", help="data sets")
+    parser.add_argument(
+        "--data", nargs="*", default=[], type=named_path, metavar="NAME=PATH", help="data sets"
+    )
     parser.add_argument("--everyone", action="store_true", help="final runs of all methods")
     parser.add_argument("--commit", help="of the code, where there is no git to ask")
     parser.add_argument("--merge", type=Path, metavar="FOLDER", help="add lines written elsewhere")

@@ -23,9 +23,10 @@ import largemargin as lm
 from largemargin.ops import SIMILARITIES, class_stats
 from largemargin.ops.class_stats import STATISTICS
 from largemargin.ops.shards import ClassSample, class_range
+from largemargin.optim import HeadSGD, RowwiseAdam
 from largemargin.prototypes.form import HeadView
-from largemargin.prototypes.head import top_classes
 from largemargin.prototypes.sharded import ShardedClassHead
+from largemargin.prototypes.top import top_classes
 
 D = 4
 COUNTS = (3, 5, 9, 14)
@@ -286,6 +287,14 @@ class Model(nn.Module):
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=0.01),
     "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.05),
+    "rowwise_adam": lambda groups: RowwiseAdam(groups, lr=0.05, weight_decay=0.01),
+    "head_sgd": lambda groups: HeadSGD(groups, lr=0.1, moment_dtype=None),
+}
+MOMENTS = {
+    "sgd": "momentum_buffer",
+    "adamw": "exp_avg",
+    "rowwise_adam": "first",
+    "head_sgd": "momentum",
 }
 
 
@@ -344,8 +353,7 @@ def check_optimizer() -> Iterator[str]:
         train(model, optimizer, range(4), whole=False)
         yield from differences_of(model, reference(kind, 4), kind)
         state = optimizer.state[model.head.weight]
-        name = "momentum_buffer" if kind == "sgd" else "exp_avg"
-        held = tuple(state[name].to_local().shape)
+        held = tuple(state[MOMENTS[kind]].to_local().shape)
         yield from differs("state held", held, (len(model.head.local_classes), D))
 
 

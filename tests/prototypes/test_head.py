@@ -13,7 +13,8 @@ from torch.testing import assert_close
 
 from largemargin.errors import LargeMarginError
 from largemargin.ops import SIMILARITIES
-from largemargin.prototypes.head import ClassHead, top_classes
+from largemargin.prototypes.head import ClassHead
+from largemargin.prototypes.top import top_classes
 
 similarities = pytest.mark.parametrize("similarity", SIMILARITIES)
 biases = pytest.mark.parametrize("bias", [True, False])
@@ -140,7 +141,7 @@ def test_classes_with_bias_minus_infinity_come_last():
 
 def test_predict_never_holds_all_logits(monkeypatch):
     widths = []
-    from largemargin.prototypes import head as module
+    from largemargin.prototypes import top as module
 
     def spy(features, prototypes, **how):
         widths.append(prototypes.shape[0])

@@ -6,8 +6,9 @@ from torch.profiler import ProfilerActivity, profile
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
+from largemargin.optim import HeadSGD, RowwiseAdam
 from largemargin.prototypes import ShardedClassHead, estimate_memory, most_classes
-from largemargin.prototypes.planning import OPTIMIZERS
+from largemargin.prototypes.planning import HEAD_OPTIMIZERS, OPTIMIZERS
 
 STEP = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1),
@@ -96,14 +97,22 @@ def test_it_knows_what_optimizers_keep(name: str) -> None:
     assert 0.99 * plan.step <= allocated(optimizer.step) <= 1.01 * plan.step
 
 
+@pytest.mark.parametrize("name", HEAD_OPTIMIZERS)
+def test_it_knows_what_head_optimizers_keep(name: str) -> None:
+    weight = torch.nn.Parameter(torch.randn(500, 400))
+    weight.grad = torch.randn(500, 400)
+    optimizer = {"rowwise_adam": RowwiseAdam, "head_sgd": HeadSGD}[name]([weight])
+    optimizer.step()
+    plan = estimate_memory(1, 500, 400, optimizer=name)
+    held = sum(state.nbytes for key, state in optimizer.state[weight].items() if key != "step")
+    assert plan.optimizer_state == held
+    assert plan.step == 0
+
+
 @pytest.mark.gpu
-@pytest.mark.xfail(
-    strict=False,
-    reason="norms of prototypes need temporaries of their size on a GPU, not planned for: "
-    "measured 1816 MB against 1640 planned (dense), 707 against 410 (chunked)",
-)
 @pytest.mark.parametrize("impl", ["dense", "chunked"])
 def test_it_bounds_a_training_step_on_a_gpu(impl: str) -> None:
+    before = torch.cuda.memory_allocated()  # what other tests left
     head = ShardedClassHead(256, 100_000, similarity="cosine", device="cuda")
     optimizer = torch.optim.SGD(head.param_groups(lr=0.1), momentum=0.9)
     x = torch.randn(512, 256, device="cuda", requires_grad=True)
@@ -115,7 +124,7 @@ def test_it_bounds_a_training_step_on_a_gpu(impl: str) -> None:
         lm.Kobayashi(impl=impl)(x, head, labels).backward()
         optimizer.step()
     plan = estimate_memory(512, 100_000, 256, impl=impl)
-    assert torch.cuda.max_memory_allocated() <= plan.total + 64 * 2**20
+    assert torch.cuda.max_memory_allocated() - before <= plan.total + 64 * 2**20
 
 
 def test_the_most_classes_that_fit() -> None:

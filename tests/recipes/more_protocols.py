@@ -163,7 +163,9 @@ RECIPES: dict[str, tuple[Callable[[Key], Expected], int, int]] = {
     "lmd/table2": (those.lmd_table2, 30, 30),
     "lmd/table3": (those.lmd_table3, 20, 20),
     "lmd/table4": (those.lmd_table4, 10, 11),
+    "lmd/figure1": (those.lmd_figure1, 30, 30),
     "robust/table1": (those.robust_small("cifar10", 0.06), 5, 30),
+    "robust/figures8to10": (those.robust_small("cifar10", 0.06), 5, 80),
     "robust/table2": (those.robust_small("svhn", 0.15), 5, 30),
     "robust/table3": (those.robust_road, 5, 25),
     "robust/table4": (those.robust_road, 5, 30),
@@ -172,6 +174,7 @@ RECIPES: dict[str, tuple[Callable[[Key], Expected], int, int]] = {
     "ltlm/table2": (those.ltlm_table2, 72, 72),
     "ltlm/table3": (those.ltlm_table3, 26, 26),
     "ltlm/figure_tammes": (those.ltlm_tammes, 5, 5),
+    "ltlm/figure_free": (those.ltlm_tammes, 5, 5),
     "kobayashi/table1": (kobayashi_table1, 27, 27),
     "kobayashi/table2": (kobayashi_table2, 7, 7),
     "kobayashi/table3": (kobayashi_table3, 40, 40),
@@ -182,3 +185,5 @@ RECIPES: dict[str, tuple[Callable[[Key], Expected], int, int]] = {
     "odn/text": (odn_text, 20, 18),
 }
 """By recipe: the protocol of a cell, the number of cells, the number of rows of the claims."""
+UNPRINTED = {"lmd/figure1", "robust/figures8to10"}
+"""Figures that print no numbers."""

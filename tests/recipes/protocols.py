@@ -74,6 +74,7 @@ def steps(*milestones: int, factor: float) -> dict[str, Any]:
 NGUYEN = sgd(1e-3, 0.9, True, 5e-4, **steps(60, 120, 160, factor=1 / 5)) | {
     "data.augment": "crop_flip",
     "model.name": "resnet18",
+    "model.options": {"initial": "torch"},
     "epochs": 200,
 }
 SETS = {"CIFAR10": "cifar10", "SVHN": "svhn"}
@@ -104,6 +105,11 @@ def lmd_table2(key: Key) -> Expected:
 def lmd_table3(key: Key) -> Expected:
     ours = key["method"] == "ours"
     return Expected(lmd(key), with_discriminative(margin=6.0) if ours else SOFTMAX)
+
+
+def lmd_figure1(key: Key) -> Expected:
+    alpha, beta = {"margin": (0, 1), "compactness": (1, 0), "both": (1, 1)}[key["terms"]]
+    return Expected(lmd(key), with_discriminative(margin=1.5, alpha=alpha, beta=beta))
 
 
 def lmd_table4(key: Key) -> Expected:

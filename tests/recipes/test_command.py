@@ -50,8 +50,8 @@ def written(folder: Path) -> str:
 def test_a_table_is_run_printed_and_kept(
     recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["reproduce", recipe, "--epochs-fraction", "0.5", "--only", "ours"]
-    assert main(words) == 0
+    words = ["reproduce", recipe, "--epochs-fraction", "0.5", "--only", "method=ours"]
+    assert main([*words, "--seeds", "1"]) == 0
     shown = capsys.readouterr().out
     assert "Digits in one epoch\nProtocol: 0.5 of the epochs." in shown
     assert "1 other protocol" in shown
@@ -99,6 +99,7 @@ def test_listing(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
         (["table1.yaml", "--epochs-fraction", "2"], "epochs_fraction must be"),
         (["table1.yaml", "--set", "epochs"], "NAME=VALUE is expected"),
         (["table1.yaml", "--only", "none"], "no cell of the table matches"),
+        (["table1.yaml", "--seeds", "0,one"], "--seeds must be a number or a list"),
     ],
 )
 def test_wrong_input(

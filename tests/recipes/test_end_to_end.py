@@ -81,13 +81,13 @@ def check(table: Table, name: str, tmp_path: Path, measured: int) -> None:
     assert "of the epochs" in table.protocol
     for line in found:
         computed = line.key.get("method", "").startswith("optimum")
-        assert line.verdict.split(";")[0] == ("reproduced" if computed else "other protocol")
+        expected = "other protocol" if line.reported is not None else "nothing reported"
+        assert line.verdict.split(";")[0] == ("reproduced" if computed else expected)
     written = tmp_path / "papers" / f"{Path(name).parent}" / "measured" / f"{Path(name).name}.json"
     cells = json.loads(written.read_text())["protocols"][table.protocol]
-    trained = [cell for cell in cells.values() if cell["runs"]]
+    trained = [each for cell in cells.values() for each in cell["runs"] if "run" in each]
     assert trained
-    for cell in trained:
-        (about,) = cell["runs"]
+    for about in trained:
         assert about["epochs"] == 1
         assert about["seconds"] > 0
         assert about["device"].startswith("cpu")

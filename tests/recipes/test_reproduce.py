@@ -8,7 +8,7 @@ import pytest
 from largemargin import LargeMarginError
 from largemargin.data import Data
 from largemargin.recipes import read_recipe, reproduce
-from largemargin.recipes.cells import merge, nested, run_name, shortened
+from largemargin.recipes.cells import cells_of, chosen_of, merge, nested, run_name, shortened
 from largemargin.recipes.schema import Measure
 from largemargin.recipes.verdicts import Sample, verdict
 from largemargin.training import Interrupted, OptimizerConfig, Run, RunConfig, write_config
@@ -118,11 +118,55 @@ def test_runs_are_made_once_and_numbers_are_kept(recipe: Path, tmp_path: Path) -
     assert by_key(table)["ours", "1"].measured.n == 3
     kept = json.loads((tmp_path / "measured" / "table1.json").read_text())
     cell = kept["protocols"]["as printed"]["ours, 1"]
-    assert cell["numbers"]["error"]["values"] == pytest.approx([8.11, 8.09, 8.11])
-    assert [about["seed"] for about in cell["runs"]] == [0, 1, 2]
+    assert [each["seed"] for each in cell["runs"]] == [0, 1, 2]
+    errors = [each["numbers"]["error"][0] for each in cell["runs"]]
+    assert errors == pytest.approx([8.11, 8.09, 8.11])
+    assert cell["reported"] == {"error": 8.0}
     about = cell["runs"][0]
     assert (about["device"], about["commit"], about["seconds"]) == ("paper", "abc", 1.5)
     assert about["settings"]["objective"]["settings"] == {"margin": 0.2}
+
+
+def test_what_was_measured_needs_no_runs(recipe: Path, tmp_path: Path) -> None:
+    """Numbers beside the recipe are enough for its table, and are not made again."""
+    only = {"only": ["method=ours,size=1"], "progress": False}
+    reproduce(recipe, folder=tmp_path / "runs", trainer=Trainer(), seeds=[4, 2], **only)
+    table = reproduce(recipe, folder=tmp_path / "new", train_missing=False, progress=False)
+    assert by_key(table)["ours", "1"].measured.values == pytest.approx((8.11, 8.11))
+    again = Trainer()
+    reproduce(recipe, folder=tmp_path / "new", trainer=again, seeds=[2, 3], **only)
+    assert again.trained == [("cosface", 16, 3)]
+    kept = json.loads((tmp_path / "measured" / "table1.json").read_text())
+    runs = kept["protocols"]["as printed"]["ours, 1"]["runs"]
+    assert [each["seed"] for each in runs] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("only", "names"),
+    [
+        (["size=1"], ["softmax, 1", "ours, 1"]),
+        (["method=o*, size=2"], ["ours, 2"]),
+        (["softmax, *"], ["softmax, 1", "softmax, 2"]),
+        (["size=1,method=ours", "softmax, 2"], ["softmax, 2", "ours, 1"]),
+    ],
+)
+def test_cells_are_chosen_by_column_or_name(
+    recipe: Path, only: list[str], names: list[str]
+) -> None:
+    cells = cells_of(read_recipe(recipe))
+    assert [each.name for each in chosen_of(cells, only)] == names
+
+
+def test_the_precision_is_named_but_no_departure(recipe: Path, tmp_path: Path) -> None:
+    table = reproduce(
+        recipe,
+        folder=tmp_path / "runs",
+        trainer=Trainer(),
+        overrides={"precision": "bf16"},
+        progress=False,
+    )
+    assert table.protocol == "as printed, precision bf16"
+    assert by_key(table)["ours", "1"].verdict == "reproduced; direction holds"
 
 
 def test_a_shorter_run_is_never_called_reproduced(recipe: Path, tmp_path: Path) -> None:
@@ -240,7 +284,8 @@ def test_bad_arguments_are_refused(recipe: Path, tmp_path: Path) -> None:
     for options, message in (
         ({"epochs_fraction": 0.0}, "epochs_fraction"),
         ({"seeds": 0}, "seeds"),
-        ({"only": ["nothing"]}, "no cell of the table matches nothing. Cells: softmax, 1;"),
+        ({"seeds": [-1]}, "every seed"),
+        ({"only": ["nothing"]}, "matches nothing. Columns: method, size. Cells: softmax, 1;"),
         ({"overrides": {"epoch": 3}}, "epoch is no setting"),
     ):
         with pytest.raises(LargeMarginError, match=message):

@@ -13,6 +13,7 @@ from largemargin.losses.terms import check_setting, matrix_of
 from largemargin.ops import safe_norm
 from largemargin.ops.boundary import DEGENERATE, paired_boundary_distance
 from largemargin.ops.moving import live
+from largemargin.ops.rivals import Centroids, nearest_two
 from largemargin.ops.rows import promote
 from largemargin.ops.shards import refuse_sharded
 from largemargin.prototypes.centroids import NO_SOFT, CentroidBank
@@ -88,7 +89,7 @@ def centroid_margin(
         own = classes.long().clamp(0, weight.shape[0] - 1)
         if aggregate == "max":
             with torch.no_grad():
-                rival = _nearest_rival(points, weight, own, bias)
+                rival = nearest_rival(points, weight, own, bias)
             hinge = F.relu(margin + _pair_distance(points, weight, own, rival, bias))
             values = hinge if power == 1 else hinge.square()
         else:
@@ -148,29 +149,7 @@ def _noise(sizes: Tensor) -> Tensor:
     return (8 * torch.finfo(sizes.dtype).eps * sizes).clamp_min(DEGENERATE**2)
 
 
-def _search_distances(
-    points: Tensor,
-    mine: Tensor,
-    own_logit: Tensor,
-    own_size: Tensor,
-    block: Tensor,
-    block_bias: Tensor | None,
-    block_size: Tensor,
-) -> Tensor:
-    """:func:`_gram_distances` to a block of rivals without gradient, with few (K, C) buffers."""
-    sizes = own_size + block_size
-    square = torch.addmm(sizes, mine, block.T, alpha=-2)
-    if block_bias is None:
-        gap = points @ block.T
-    else:
-        gap = torch.addmm(block_bias, points, block.T)
-    # 1 where there is a boundary, 0 where not: masks are slower than arithmetic.
-    apart = (square - _noise(sizes)).clamp_min_(0).sign_()
-    gap.sub_(own_logit).mul_(apart)
-    return gap.div_(square.clamp_min_(DEGENERATE**2).sqrt_())
-
-
-def _nearest_rival(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | None) -> Tensor:
+def nearest_rival(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | None) -> Tensor:
     """argmax over i != c of the signed distance (K,)."""
     num_classes = weight.shape[0]
     if own.shape[0] * weight.numel() <= EXACT_LIMIT:
@@ -179,32 +158,21 @@ def _nearest_rival(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | N
         return distance.scatter(1, own[:, None], -torch.inf).argmax(1)
     # Subtracting the mean row changes no difference of rows but shortens them, which keeps the
     # rounding error of the Gram matrix small; the logits' common shift is the same for all.
-    centred = weight - weight.mean(0)
-    sizes = torch.linalg.vector_norm(centred, dim=1).square()
-    mine, own_size = centred.index_select(0, own), sizes.index_select(0, own)[:, None]
+    middle = weight.mean(0)
+    mine = weight.index_select(0, own) - middle
     own_logit = (points * mine).sum(1, keepdim=True)
     if bias is not None:
         own_logit += bias.index_select(0, own)[:, None]
+    own_size = torch.linalg.vector_norm(mine, dim=1, keepdim=True).square()
+    given = Centroids(points, -2 * mine, own_size, own_logit, own)
     size = max(256, BLOCK // max(own.shape[0], 1))
     scores, indices = [], []
     for start in range(0, num_classes, size):
-        stop = min(start + size, num_classes)
-        distance = _search_distances(
-            points,
-            mine,
-            own_logit,
-            own_size,
-            centred[start:stop],
-            None if bias is None else bias[start:stop],
-            sizes[start:stop],
-        )
-        inside = (own >= start) & (own < stop)
-        column = (own - start).clamp(0, stop - start - 1)[:, None]
-        kept = distance.gather(1, column)
-        distance.scatter_(1, column, kept.masked_fill(inside[:, None], -torch.inf))
-        best = distance.topk(min(CANDIDATES, stop - start), dim=1)
-        scores.append(best.values)
-        indices.append(best.indices + start)
+        block = slice(start, min(start + size, num_classes))
+        near = None if bias is None else bias[block]
+        best, index = nearest_two(given, weight[block] - middle, near, start)
+        scores.append(best)
+        indices.append(index)
     candidates = indices[0]
     if len(indices) > 1:
         score = torch.cat(scores, 1)

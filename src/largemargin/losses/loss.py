@@ -77,7 +77,7 @@ class Loss(nn.Module):
         sync: under torch.distributed, in training mode, sum numerator and denominator over the
             processes with gradient, so that ragged or weighted batches give exactly the mean over
             the joined batch. With equal batches and no weights DDP's averaging does that already.
-        impl: how the class statistics are computed: "auto", "dense" or "chunked".
+        impl: how the class statistics are computed: "auto", "dense", "chunked" or "triton".
         precision: of the matrix products: "highest", "tf32", "bf16" or None.
         validate: check label values; None means in eager mode on the CPU only.
         check_finite: raise on NaN or infinite inputs.
@@ -133,7 +133,7 @@ class Loss(nn.Module):
         self._refuse("label_smoothing", label_smoothing > 0)
         self._refuse("ignore_index", ignore_index not in (-100, None))
         self._refuse("reduction", reduction != "mean")
-        self._refuse("chunked", impl == "chunked")
+        self._refuse("chunked", impl in ("chunked", "triton"))
         self.register_buffer("weight", None if weight is None else class_vector("weight", weight))
         self.ignore_index = ignore_index
         self.label_smoothing = label_smoothing

@@ -39,15 +39,15 @@ def auto_scale(
     down: the rivals' gradient, of size (1-p) s, never fades. With a much larger one it fades before
     the classes are apart. Both ends are why 64, made for 100,000 identities, fails on ten classes.
 
-    ==============================  ===================================
-    loss                            :math:`\psi(0)`
-    ==============================  ===================================
+    ===============================  ===================================
+    loss                             :math:`\psi(0)`
+    ===============================  ===================================
     NormFace, LM-Softmax, A-Softmax  1
-    CosFace, LDAM                   :math:`1 - m`
-    ArcFace                         :math:`\cos m`
-    unified margin                  :math:`\cos m_2 - m_3`
-    GM-Softmax                      :math:`\alpha_2 + \beta_2`
-    ==============================  ===================================
+    CosFace, LDAM                    :math:`1 - m`
+    ArcFace                          :math:`\cos m`
+    unified margin                   :math:`\cos m_2 - m_3`
+    GM-Softmax                       :math:`\alpha_2 + \beta_2`
+    ===============================  ===================================
 
     With a margin per class the widest counts: every class reaches at least p. LM-Softmax has no
     target in its denominator; p is then what its head predicts. GM-Softmax has two lines for the

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from largemargin.errors import check_choice
 from largemargin.models.network import Size, convolution, he_initialised, pooled
 
 
@@ -30,9 +31,16 @@ class Block(nn.Module):
 
 
 def resnet(
-    channels: int, size: Size, *, blocks: Sequence[int], width: int = 64
+    channels: int, size: Size, *, blocks: Sequence[int], width: int = 64, initial: str = "he"
 ) -> tuple[nn.Module, int]:
-    """Four groups of blocks with 1, 2, 4, 8 times ``width`` channels, mean over positions."""
+    """Four groups of blocks with 1, 2, 4, 8 times ``width`` channels, mean over positions.
+
+    ``initial``: weights of the convolutions as in He et al. ("he"), or as torch draws them
+    ("torch"), with a sixth of the variance. Batch norm takes the factor out again, but a step of the
+    same learning rate turns smaller weights further: with learning rates that are too small, as
+    some papers have them, networks that begin with smaller weights get much better.
+    """
+    check_choice("initial", initial, ("he", "torch"))
     layers: list[nn.Module] = [*convolution(channels, width)]
     before = width
     for group, count in enumerate(blocks):
@@ -40,7 +48,8 @@ def resnet(
         for index in range(count):
             layers.append(Block(before, after, 2 if group and not index else 1))
             before = after
-    return he_initialised(nn.Sequential(*layers, *pooled(before))), before
+    network = nn.Sequential(*layers, *pooled(before))
+    return he_initialised(network) if initial == "he" else network, before
 
 
 resnet18 = partial(resnet, blocks=(2, 2, 2, 2))

@@ -13,14 +13,22 @@ from largemargin.ops.similarity import AffineForm
 
 BLOCK_ELEMENTS = 2**20
 """Logits held at a time: 4 MiB in float32, about what the caches of a core hold."""
+GPU_BLOCK_ELEMENTS = 2**25
+"""The same on a GPU, which needs more at a time to be busy: 128 MiB."""
 MIN_BLOCK = 256
 """Classes per block at least: narrower products would waste the matrix units."""
+
+
+def block_size(num_samples: int, num_classes: int, device: str) -> int:
+    """Classes of a block."""
+    logits = BLOCK_ELEMENTS if device == "cpu" else GPU_BLOCK_ELEMENTS
+    return min(num_classes, max(MIN_BLOCK, logits // max(num_samples, 1)))
 
 
 def chunked_stats(form: AffineForm, labels: Tensor, want: tuple[str, ...]) -> Stats:
     """The statistics of ``dense_stats(dense_logits(form), labels, want)`` for hard labels."""
     num_samples, num_classes = form.rows.shape[0], form.columns.shape[0]
-    block = min(num_classes, max(MIN_BLOCK, BLOCK_ELEMENTS // max(num_samples, 1)))
+    block = block_size(num_samples, num_classes, form.rows.device.type)
     flags = tuple(name in want for name in ("target", "rival", "rest", "spread", "mean"))
     outputs = _ChunkedStats.apply(
         form.rows,
@@ -159,7 +167,11 @@ def _backward(ctx: Any, grads: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
     needs_rows, needs_columns, needs_bias = ctx.needs_input_grad[:3]
     num_classes = columns.shape[0]
     grad_rows = torch.zeros_like(rows) if needs_rows else None
-    grad_columns = torch.empty_like(columns) if needs_columns else None
+    # Compiled, the parts are put together at the end, each written to its place; a matrix that is
+    # filled part by part would be copied as a whole for every part.
+    compiling = torch.compiler.is_compiling()
+    grad_columns = torch.empty_like(columns) if needs_columns and not compiling else None
+    parts: list[Tensor] = []
     grad_bias = torch.empty_like(bias) if needs_bias else None
     for start in range(0, num_classes, block):
         stop = min(start + block, num_classes)
@@ -191,17 +203,22 @@ def _backward(ctx: Any, grads: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
         if want_rival:
             position, inside = _position(rival_index, start, stop)
             grad.scatter_add_(1, position, torch.where(inside, grad_rival[:, None], 0))
+        if grad_bias is not None:
+            grad_bias[start:stop] = grad.sum(0)
+        if precision == "bf16":
+            grad = grad.to(torch.bfloat16)  # once, for both products
         if grad_rows is not None:
             grad_rows += multiply(grad, block_columns, precision)
-        if grad_columns is not None:
-            part = multiply(grad.T, rows, precision)
+        if needs_columns:
+            part = multiply(grad.T, rows, precision).to(columns.dtype)
             if factor is not None:
                 along = (part * block_columns).sum(1, keepdim=True)
                 part = part.addcmul_(block_columns, along, value=-1).mul_(factor)
-            grad_columns[start:stop] = part
-        if grad_bias is not None:
-            grad_bias[start:stop] = grad.sum(0)
-    return grad_rows, grad_columns, grad_bias
+            if grad_columns is None:
+                parts.append(part)
+            else:
+                grad_columns[start:stop] = part
+    return grad_rows, torch.cat(parts) if parts else grad_columns, grad_bias
 
 
 class _Once(torch.autograd.Function):

@@ -15,6 +15,7 @@ from largemargin.ops._chunked import chunked_stats
 from largemargin.ops._dense import dense_stats
 from largemargin.ops._fused import fusable, fused_stats
 from largemargin.ops._sharded import sharded_stats
+from largemargin.ops._tile_ops import missing, tile_stats
 from largemargin.ops.product import Precision, resolve_precision
 from largemargin.ops.rows import promote
 from largemargin.ops.shards import is_shared
@@ -22,9 +23,9 @@ from largemargin.ops.similarity import SIMILARITIES, affine_form, check_scale, d
 from largemargin.shapes import Features, Labels, Logits, Prototypes
 
 Statistic: TypeAlias = Literal["target", "rival", "rest", "spread", "mean"]
-Impl: TypeAlias = Literal["auto", "dense", "chunked"]
+Impl: TypeAlias = Literal["auto", "dense", "chunked", "triton"]
 STATISTICS: tuple[Statistic, ...] = ("target", "rival", "rest", "spread", "mean")
-IMPLS: tuple[Impl, ...] = ("auto", "dense", "chunked")
+IMPLS: tuple[Impl, ...] = ("auto", "dense", "chunked", "triton")
 
 DENSE_LIMIT = 2**22
 """``impl="auto"`` keeps the N x C logits (twice differentiable) up to this many of them."""
@@ -96,8 +97,9 @@ def class_stats(
         want: the statistics to compute.
         impl: "dense" keeps the (N, C) logits and is twice differentiable; "chunked" goes over the
             classes in blocks, saves no (N, C) buffer and recomputes them in the backward pass;
-            "auto" takes the first up to 4 million logits and for soft targets. It never changes
-            the result.
+            "triton" does so in fused kernels, on a GPU. "auto" takes "dense" up to 4 million logits
+            and for soft targets, else "triton" on a GPU where products are bfloat16, else
+            "chunked". It never changes the result beyond rounding.
         precision: of the matrix products: "highest", "tf32", "bf16", or None for that of the
             inputs (bfloat16 under autocast). Statistics are float32 or float64.
         validate: check label values. None: only in eager mode on the CPU.
@@ -130,26 +132,51 @@ def class_stats(
         )
         return ClassStats(*(found.get(name) for name in ClassStats._fields))
     soft = labels.dim() == 2
-    if soft and impl == "chunked":
+    if soft and impl in ("chunked", "triton"):
         raise LargeMarginError(
-            'impl="chunked" was asked for with soft targets, which are an (N, C) matrix '
+            f'impl="{impl}" was asked for with soft targets, which are an (N, C) matrix '
             'themselves. Pass impl="auto" or "dense", or hard labels.'
         )
     resolved = resolve_precision(precision, features, prototypes)
-    small = features.shape[0] * prototypes.shape[0] <= DENSE_LIMIT
-    dense = impl == "dense" or (impl == "auto" and (soft or small))
+    if impl == "auto":
+        impl = _choose(features, prototypes, soft, resolved)
+    elif impl == "triton":
+        _check_triton(features, prototypes)
     with torch.autocast(features.device.type, enabled=False):
-        fused = dense and fusable(labels, bias, similarity, want)
+        fused = impl == "dense" and fusable(labels, bias, similarity, want)
         if fused and not isinstance(scale, Tensor):
             return ClassStats(
                 *fused_stats(features, prototypes, labels, scale=scale, precision=resolved)
             )
         form = affine_form(
-            features, prototypes, bias=bias, similarity=similarity, scale=scale, precision=resolved
+            features,
+            prototypes,
+            bias=bias,
+            similarity=similarity,
+            scale=scale,
+            precision=resolved,
+            keep_columns=impl == "triton",
         )
-        if dense:
+        if impl == "dense":
             return ClassStats(*dense_stats(dense_logits(form), labels, want))
-        return ClassStats(*chunked_stats(form, labels, want))
+        kernel = tile_stats if impl == "triton" else chunked_stats
+        return ClassStats(*kernel(form, labels, want))
+
+
+def _choose(features: Tensor, prototypes: Tensor, soft: bool, precision: str | None) -> Impl:
+    if soft or features.shape[0] * prototypes.shape[0] <= DENSE_LIMIT:
+        return "dense"
+    fast = features.is_cuda and precision == "bf16" and missing(features, prototypes) is None
+    return "triton" if fast else "chunked"
+
+
+def _check_triton(features: Tensor, prototypes: Tensor) -> None:
+    reason = missing(features, prototypes)
+    if reason is not None:
+        raise LargeMarginError(
+            f'impl="triton" was asked for, but {reason}. Pass impl="auto", which takes the kernels '
+            'where they run, or "chunked", which saves as much memory.'
+        )
 
 
 def class_stats_from_logits(

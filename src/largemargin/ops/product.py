@@ -57,11 +57,12 @@ def multiply(a: Tensor, b: Tensor, precision: str | None) -> Tensor:
     if precision is None:
         return a @ b
     if precision == "bf16":
+        dtype = torch.promote_types(a.dtype, torch.float32)
         low_a, low_b = a.to(torch.bfloat16), b.to(torch.bfloat16)
         if a.device.type == "cuda":
             exact: Tensor = torch.mm(low_a, low_b, out_dtype=torch.float32)
-            return exact.to(a.dtype)
-        return low_a.to(a.dtype) @ low_b.to(a.dtype)
+            return exact.to(dtype)
+        return low_a.to(dtype) @ low_b.to(dtype)
     if a.dtype == torch.float32:
         product: Tensor = _matmul_fp32(a, b, precision == "tf32")
         return product

@@ -11,6 +11,10 @@ EPS = 1e-12
 SQUARABLE = (1e-15, 1e15)
 """Norms whose squares, and those of the entries that matter, are ordinary float32 numbers."""
 
+BLOCK_NUMBERS = 2**22
+"""Numbers of a large matrix worked on at a time, where an operation copies what it reads: 16 MiB
+in float32, which the caches of a GPU hold."""
+
 
 def promote(x: Tensor) -> Tensor:
     """Half precision becomes float32: no norm, exponential or angle is computed below it (N1)."""
@@ -32,6 +36,33 @@ def _eager_norm(x: Tensor) -> Tensor:
     return norm
 
 
+def _rows_per_block(x: Tensor) -> int | None:
+    """Rows of a matrix to work on at a time; None where all at once is right.
+
+    Compiled code keeps no copies anyway, and transforms see a matrix as one value.
+    """
+    if x.dim() != 2 or x.numel() <= BLOCK_NUMBERS or not plain_eager():
+        return None
+    return max(1, BLOCK_NUMBERS // x.shape[1]) if x.shape[0] > 1 else None
+
+
+def _scaled_norm(x: Tensor, dim: int) -> Tensor:
+    """Norms with their dimension kept, by way of the largest entries: no square overflows.
+
+    For accelerators, which have slow float64 or none.
+    """
+    step = _rows_per_block(x) if dim in (-1, x.dim() - 1) else None
+    if step is not None:
+        norm = x.new_empty(x.shape[0], 1)
+        for start in range(0, x.shape[0], step):
+            norm[start : start + step] = _scaled_norm(x[start : start + step], -1)
+        return norm
+    largest: Tensor = torch.linalg.vector_norm(x, torch.inf, dim=dim, keepdim=True)
+    largest = largest.clamp_min(torch.finfo(x.dtype).tiny)
+    scaled: Tensor = torch.linalg.vector_norm(x / largest, dim=dim, keepdim=True)
+    return largest * scaled
+
+
 def _norm(x: Tensor, dim: int, keepdim: bool) -> Tensor:
     """Norms of float32 rows of size 1e30 or 1e-20 survive: no square leaves its range."""
     if x.device.type == "cpu":
@@ -39,11 +70,20 @@ def _norm(x: Tensor, dim: int, keepdim: bool) -> Tensor:
             return _eager_norm(x).unsqueeze(-1) if keepdim else _eager_norm(x)
         norm: Tensor = torch.linalg.vector_norm(x, dim=dim, keepdim=keepdim, dtype=torch.float64)
         return norm.to(x.dtype)
-    # Accelerators have slow float64 or none: divide by the largest entry first.
-    largest = x.abs().amax(dim, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
-    scaled: Tensor = torch.linalg.vector_norm(x / largest, dim=dim, keepdim=True)
-    norm = largest * scaled
+    norm = _scaled_norm(x, dim)
     return norm if keepdim else norm.squeeze(dim)
+
+
+def row_products(a: Tensor, b: Tensor) -> Tensor:
+    """Inner products of the rows of two matrices, (N, 1), without a third matrix of their size."""
+    step = None if torch.is_grad_enabled() else _rows_per_block(a)
+    if step is None:
+        return (a * b).sum(-1, keepdim=True)
+    products = torch.empty(a.shape[0], 1, dtype=a.dtype, device=a.device)
+    for start in range(0, a.shape[0], step):
+        block = slice(start, start + step)
+        products[block] = (a[block] * b[block]).sum(-1, keepdim=True)
+    return products
 
 
 def inverse_norms(x: Tensor) -> Tensor:
@@ -77,7 +117,10 @@ class _SafeNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_norm: Tensor, grad_inverse: Tensor) -> tuple[Tensor, None]:
         x, inverse = ctx.saved_tensors
-        return (grad_norm - grad_inverse * inverse * inverse) * (x * inverse), None
+        factor = grad_norm - grad_inverse * inverse * inverse
+        if torch.is_grad_enabled() or not plain_eager():
+            return factor * (x * inverse), None
+        return (x * inverse).mul_(factor), None  # one array of the size of x, not two
 
 
 def safe_norm(x: Tensor, dim: int = -1, *, keepdim: bool = False) -> Tensor:
@@ -112,7 +155,7 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, grad_unit: Tensor, grad_inverse: Tensor) -> Tensor:
         unit, inverse = ctx.saved_tensors
         factor = gradient_factor(inverse)
-        along = (grad_unit * unit).sum(-1, keepdim=True) + grad_inverse * factor
+        along = row_products(grad_unit, unit) + grad_inverse * factor
         tangential = torch.addcmul(grad_unit, along, unit, value=-1)
         # In place where nothing is recorded: these matrices are as large as the prototypes.
         return tangential * factor if torch.is_grad_enabled() else tangential.mul_(factor)

@@ -43,15 +43,22 @@ def affine_form(
     similarity: str,
     scale: float | Tensor,
     precision: str | None,
+    keep_columns: bool = False,
 ) -> AffineForm:
-    """Bring ``scale * (similarity + bias)`` into affine form; call it with autocast disabled."""
-    rows, columns = in_one_dtype(features, prototypes)
+    """Bring ``scale * (similarity + bias)`` into affine form; call it with autocast disabled.
+
+    ``keep_columns`` leaves the prototypes in their dtype: no wide copy of a half precision matrix.
+    """
+    if keep_columns:
+        rows, columns = promote(features), prototypes
+    else:
+        rows, columns = in_one_dtype(features, prototypes)
     column_bias = None if bias is None else scale * bias.to(rows.dtype)
     row_bias = None
     if similarity == "cosine":
         rows = normalize(rows)
     elif similarity == "euclidean":
-        half_square = -0.5 * scale * columns.square().sum(1)
+        half_square = -0.5 * scale * promote(columns).square().sum(1)
         column_bias = half_square if column_bias is None else column_bias + half_square
         row_bias = -0.5 * scale * rows.square().sum(1)
     if not (isinstance(scale, float | int) and scale == 1):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_num_classes, check_number
 from largemargin.ops import similarity_logits
-from largemargin.prototypes.head import Prediction, flat_features, top_classes
+from largemargin.prototypes.top import Prediction, flat_features, top_classes
 from largemargin.shapes import Logits, Prototypes
 
 
@@ -145,7 +145,7 @@ class SimplexHead(nn.Module):
 
     def predict(self, features: Tensor, k: int = 1, *, chunk_size: int | None = None) -> Prediction:
         """The k best classes and their logits, each (..., k); see
-        :func:`largemargin.prototypes.head.top_classes`."""
+        :func:`largemargin.prototypes.top.top_classes`."""
         best = top_classes(
             flat_features(features, self.in_features),
             self.simplex,

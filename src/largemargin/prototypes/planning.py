@@ -21,6 +21,9 @@ OPTIMIZERS: dict[str, tuple[int, int]] = {
 """Arrays of the parameters' size that torch's optimizers keep, and make for a step (unfused, with
 weight decay)."""
 
+HEAD_OPTIMIZERS: dict[str, tuple[int, int]] = {"rowwise_adam": (2, 4), "head_sgd": (2, 0)}
+"""Bytes that ``largemargin.optim`` keeps for each number, in bfloat16, and for each row."""
+
 PLANNED_IMPLS = ("auto", "dense", "chunked")
 WIDE = 4
 """Bytes of a float32 number, in which statistics and their factors are held."""
@@ -30,7 +33,6 @@ LEFT_OUT = (
     "the CUDA context and libraries (about 0.5 GiB), and what the allocator cannot reuse",
     "buffers of NCCL, and of DistributedDataParallel for the backbone",
     "losses beyond one: terms of an Objective keep their statistics side by side",
-    "temporaries for the norms of prototypes on a GPU, up to three times the weights",
 )
 
 
@@ -122,7 +124,8 @@ def estimate_memory(
 
     ==================  =========================================================================
     weights, gradients  :math:`C_R D` each, in ``dtype``
-    optimizer state     a multiple of it: 0 ("sgd"), 1 ("sgd_momentum"), 2 ("adamw"), ...
+    optimizer state     a multiple of it: 0 ("sgd"), 1 ("sgd_momentum"), 2 ("adamw"), ...; 2 bytes
+                        a number for "rowwise_adam" and "head_sgd"
     features            4 n D float32
     workspace           "chunked", blocks of B classes: 4 n B + 3 B D; "dense":
                         :math:`6\,n\,C_R + C_R D`; half precision prototypes: :math:`2\,C_R D`
@@ -140,7 +143,8 @@ def estimate_memory(
         num_classes: C.
         dim: D.
         world_size: R, processes that share the classes, one GPU each.
-        optimizer: "sgd", "sgd_momentum", "adagrad", "rmsprop", "adam" or "adamw".
+        optimizer: "sgd", "sgd_momentum", "adagrad", "rmsprop", "adam" or "adamw" of torch;
+            "rowwise_adam" or "head_sgd" of ``largemargin.optim`` with its moment in bfloat16.
         fused: whether the optimizer is made with ``fused=True``.
         dtype: of the class vectors.
         impl: of the statistics; "auto" decides as ``class_stats`` does.
@@ -155,7 +159,7 @@ def estimate_memory(
     check_num_classes(num_classes)
     check_number("dim", dim, at_least=1)
     check_number("world_size", world_size, at_least=1)
-    check_choice("optimizer", optimizer, OPTIMIZERS)
+    check_choice("optimizer", optimizer, (*OPTIMIZERS, *HEAD_OPTIMIZERS))
     check_choice("impl", impl, PLANNED_IMPLS)
     check_number("sample_rate", sample_rate, above=0, at_most=1)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
@@ -168,8 +172,9 @@ def estimate_memory(
     seen = min(local, int(sample_rate * local) + gathered) if sample_rate < 1 else local
     if impl == "auto":
         impl = "dense" if gathered * seen <= DENSE_LIMIT else "chunked"
-    kept, temporary = OPTIMIZERS[optimizer]
     size = local * dim * dtype.itemsize
+    kept, temporary = OPTIMIZERS.get(optimizer, (0, 0))
+    a_number, a_row = HEAD_OPTIMIZERS.get(optimizer, (0, 0))
     return MemoryEstimate(
         num_samples=num_samples,
         num_classes=num_classes,
@@ -182,7 +187,7 @@ def estimate_memory(
         local_classes=local,
         weights=size,
         gradients=size,
-        optimizer_state=kept * size,
+        optimizer_state=kept * size + local * (a_number * dim + a_row),
         features=4 * gathered * dim * max(WIDE, dtype.itemsize),
         workspace=_workspace(gathered, seen, local, dim, dtype, impl, sample_rate < 1),
         step=0 if fused else temporary * size,

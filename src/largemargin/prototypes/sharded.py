@@ -20,7 +20,8 @@ from largemargin.ops.shards import (
     shard_of,
 )
 from largemargin.prototypes.centroids import recomputing
-from largemargin.prototypes.head import ClassHead, Prediction, best_of, flat_features, top_classes
+from largemargin.prototypes.head import ClassHead
+from largemargin.prototypes.top import Prediction, best_of, flat_features, top_classes
 from largemargin.shapes import Logits
 
 DeviceMesh: TypeAlias = Any
@@ -223,7 +224,14 @@ class ShardedClassHead(ClassHead):
         return logits.reshape(*features.shape[:-1], self.num_classes)
 
     @torch.no_grad()
-    def predict(self, features: Tensor, k: int = 1, *, chunk_size: int | None = None) -> Prediction:
+    def predict(
+        self,
+        features: Tensor,
+        k: int = 1,
+        *,
+        chunk_size: int | None = None,
+        precision: str | None = None,
+    ) -> Prediction:
         """The k best classes of this process's samples and their logits, best first.
 
         Each process ranks its own classes for all samples, and the best of the best are taken:
@@ -248,6 +256,7 @@ class ShardedClassHead(ClassHead):
                 scale=self.scale,
                 k=here,
                 chunk_size=chunk_size,
+                precision=precision,
             )
             found, classes = found.to(best.scores.dtype), classes
             found[:, :here], classes[:, :here] = best.scores, best.classes + shard.offset

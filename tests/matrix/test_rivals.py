@@ -1,0 +1,79 @@
+"""The search for the nearest boundary, in blocks and on a GPU: what a direct search finds."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from largemargin.losses import centroid_margin
+from largemargin.losses.centroid_margin import nearest_rival
+from largemargin.ops.boundary import paired_boundary_distance
+
+module = sys.modules[centroid_margin.__module__]
+
+
+def problem(device: str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """More classes than two blocks, some of them twice, their mean far from the origin."""
+    generator = torch.Generator().manual_seed(0)
+    weight = 30 + torch.randn(700, 64, generator=generator)
+    weight[600:620] = weight[:20]
+    points = 2 * torch.randn(24, 64, generator=generator)
+    own = torch.randperm(700, generator=generator)[:24]
+    own[:3] = torch.tensor([0, 599, 610])
+    bias = torch.randn(700, generator=generator)
+    return points.to(device), weight.to(device), own.to(device), bias.to(device)
+
+
+def compare(device: str) -> None:
+    for with_bias in (True, False):
+        points, weight, own, bias = problem(device)
+        assert points.shape[0] * weight.numel() > module.EXACT_LIMIT  # searched by products
+        found = nearest_rival(points, weight, own, bias if with_bias else None)
+        wide = [x.double().cpu() for x in (points, weight, bias)]
+        mine = own.cpu()
+        gaps = (wide[2][None] - wide[2][mine][:, None]) if with_bias else None
+        exact = paired_boundary_distance(wide[0][:, None], wide[1][mine][:, None], wide[1], gaps)
+        exact.scatter_(1, mine[:, None], -torch.inf)
+        got = exact.gather(1, found.cpu()[:, None]).squeeze(1)
+        assert_close(got, exact.amax(1), rtol=0, atol=1e-4)
+        assert not torch.any(found.cpu() == mine)
+
+
+@pytest.mark.parametrize("block", [2**8, 2**22])
+def test_blocks_find_the_nearest(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(module, "BLOCK", block)  # 256 classes at a time, or all
+    compare("cpu")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.slow
+def test_the_interpreted_kernel_finds_the_nearest() -> None:
+    tests = Path(__file__).resolve().parents[1]
+    program = (
+        "from matrix.test_rivals import compare, module;"
+        "import largemargin.ops._rival_kernels as kernels;"
+        "module.BLOCK = 256; kernels.COLUMNS = 128; compare('cpu')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={
+            **os.environ,
+            "TRITON_INTERPRET": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(tests), *sys.path]),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+def test_a_gpu_finds_the_nearest() -> None:
+    compare("cuda")
