@@ -198,17 +198,20 @@ def column_gradient(
                 slope += tl.load(along + block * width + place)
             factor = tl.load(inverse + place, there, 0.0)
             slope *= factor
+        at = start_dim + tl.arange(0, DIMS)
+        both = there[:, None] & (at < dim)[None, :]
+        # Before the product, which hides how long it takes to arrive.
+        value = tl.zeros((CLASSES, DIMS), result.dtype.element_ty)
+        if NORMALIZE:
+            value = tl.load(low + place.to(tl.int64)[:, None] * stride + at[None, :], both, 0.0)
         product = tl.zeros((CLASSES, DIMS), tl.float32)
         for start in range(0, num_samples, SAMPLES):
             g = grads.load([start_class, start])
             x = rows.load([start_dim, start])
             product = tl.dot(g, x.T, product, input_precision=INPUT)
-        at = start_dim + tl.arange(0, DIMS)
-        both = there[:, None] & (at < dim)[None, :]
         if NORMALIZE:
             if not FACTOR:
                 product *= factor[:, None]
-            value = tl.load(low + place.to(tl.int64)[:, None] * stride + at[None, :], both, 0.0)
             value = value.to(tl.float32)
             if FACTOR:
                 # Not the square of the factor to the slope: it would leave the range of float32.

@@ -24,6 +24,12 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+# What the compiler cannot look into, and which does not change while a program runs.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_too_old(device: torch.device) -> bool:
+    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] < 8
+
+
 def missing(features: Tensor, prototypes: Tensor) -> str | None:
     """Why the kernels cannot serve this call; None if they can."""
     if not HAS_TRITON:
@@ -33,7 +39,7 @@ def missing(features: Tensor, prototypes: Tensor) -> str | None:
     device = features.device
     if device.type != "cuda":
         return None if interpreted() else f"the tensors are on {device.type!r}, not on a GPU"
-    if torch.version.hip is None and torch.cuda.get_device_capability(device)[0] < 8:
+    if _is_too_old(device):
         return "the GPU is older than compute capability 8.0 and has no bfloat16 products"
     if max(features.shape[0], prototypes.shape[0]) > INT32:
         return "there are more than 2**31 - 1 rows"
@@ -211,7 +217,7 @@ def _dense_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         form = AffineForm(rows, promote(columns), bias, None, normalize, precision)
         target, rival, _, rest, spread, mean = dense_stats(dense_logits(form), labels, names)
         stats = dict(zip(ORDER, (target, rival, rest, spread, mean), strict=True))
-        outputs = [stats[name] for name in names]
+        outputs = [value for value in stats.values() if value is not None]
         wanted = [grad[ORDER.index(name)] for name in names]
         needed = ctx.needs_input_grad[:3]
         inputs = [x for x, asked in zip((rows, columns, bias), needed, strict=True) if asked]

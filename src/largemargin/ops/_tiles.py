@@ -18,6 +18,8 @@ from largemargin.ops.product import multiply
 
 CHUNK_BYTES = 96 * 2**20
 """Of a chunk's gradients and its copy of the prototypes."""
+MANY = 500_000
+"""From so many classes on chunks are twice as large: a CPU must keep up with the launches."""
 COPY_BYTES = 96 * 2**20
 """Of a chunk's copy in the forward pass, which has no gradients."""
 MASS, RIVAL, MOMENT, TOTAL = 1, 2, 4, 8
@@ -65,8 +67,8 @@ def choose_tiles(device: torch.device, low: torch.dtype) -> Tiles:
 
 
 PREPARE = Tile(0, 0, 0, 4, 1, programs=16)
-PREPARED = 4096
-"""Numbers that a program of the preparation holds at a time."""
+PREPARED_BYTES = 2**14
+"""What a program of the preparation holds at a time."""
 
 
 @functools.cache
@@ -145,7 +147,7 @@ class Chunks:
         whole = self.columns.shape[0]
         if not row:
             return whole
-        budget = CHUNK_BYTES if gradients else COPY_BYTES
+        budget = COPY_BYTES if not gradients else CHUNK_BYTES * (2 if whole >= MANY else 1)
         size = max(1024, budget // row // 1024 * 1024)
         return size if size < whole else _padded(whole, self.product.low)
 
@@ -168,7 +170,7 @@ class Chunks:
             self.buffer = self.rows.new_empty(count, self.width)
         low = columns if self.buffer is None else self.buffer[:count]
         dims = min(1024, max(16, 1 << (self.width - 1).bit_length()))
-        rows = max(1, PREPARED // dims)
+        rows = max(1, PREPARED_BYTES // (dims * columns.element_size()))
         if columns.stride(1) != 1:
             columns = columns.contiguous()
         self.kernels.prepare[(min(-(-count // rows), _programs(columns.device, PREPARE)),)](
@@ -318,13 +320,15 @@ def run_backward(
     turned = buffer.new_zeros(chunks.width, buffer.shape[1])[:, :num_samples]
     turned.copy_(chunks.rows.T)
     along = rows.new_empty(2, blocks, -(-size // tile.classes) * tile.classes)
+    described = _describe(chunks.rows, (tile.samples, tile.depth))
+    described_turned = _describe(turned, (last.depth, last.samples))
     for start, stop, low in chunks.pieces(size, inverse if normalize else None, False):
         count = stop - start
         width = -(-count // tile.classes) * tile.classes
         gradients = buffer[:count, :num_samples]
         groups = min(max(1, _programs(rows.device, tile) // blocks), width // tile.classes)
         chunks.gradients.gradient[(blocks, groups)](
-            _describe(chunks.rows, (tile.samples, tile.depth)),
+            described,
             _describe(low, (tile.classes, tile.depth)),
             gradients,
             inverse[start:stop] if normalize else asked,
@@ -361,7 +365,7 @@ def run_backward(
             parts = -(-columns.shape[1] // last.depth) * -(-count // last.classes)
             chunks.gradients.column_gradient[(min(_programs(rows.device, last), parts),)](
                 _describe(gradients, (last.classes, last.samples)),
-                _describe(turned, (last.depth, last.samples)),
+                described_turned,
                 low,
                 inverse[start:stop] if normalize else asked,
                 along,

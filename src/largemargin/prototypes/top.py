@@ -11,6 +11,7 @@ from largemargin.ops._tile_ops import missing
 from largemargin.ops._tile_top import tile_top
 from largemargin.ops.class_stats import DENSE_LIMIT
 from largemargin.ops.product import resolve_precision
+from largemargin.ops.rows import inverse_norms, promote
 from largemargin.ops.shards import is_shared
 from largemargin.ops.similarity import affine_form
 from largemargin.shapes import Features, Prototypes
@@ -104,16 +105,20 @@ def top_classes(
     )
     if chunk_size is None and _by_tiles(features, prototypes, precision):
         with torch.autocast("cuda", enabled=False):
+            # The length of a feature changes no order: it is divided out of the k scores.
+            late = similarity == "cosine" and bias is None
             form = affine_form(
                 features,
                 prototypes,
                 bias=bias,
-                similarity=similarity,
-                scale=scale,
+                similarity="cosine_prototypes" if late else similarity,
+                scale=1.0 if late else scale,
                 precision="bf16",
                 keep_columns=True,
             )
-            return Prediction(*tile_top(form, k))
+            scores, classes = tile_top(form, k)
+            factor = scale * inverse_norms(promote(features)) if late else 1.0
+            return Prediction(scores * factor, classes)
     if chunk_size is None:
         chunk_size = max(CHUNK_ELEMENTS // max(num_samples, 1), 256)
     check_number("chunk_size", chunk_size, at_least=1, hint="It counts classes.")
