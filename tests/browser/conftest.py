@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A report of two runs, one of hostile names, one of a sphere."""
+    """A report of two runs, one of hostile names, one of a sphere, one of a thousand classes."""
     place = tmp_path_factory.mktemp("reports")
     softmax = evaluated(trained(place / "softmax"))
     cosface = evaluated(trained(place / "cosface", "cosface"))
@@ -46,6 +46,10 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "runs": report([softmax, cosface], place / "runs.html", **options),
         "hostile": report({"<b>x</b>": hostile}, place / "hostile.html", **options),
         "sphere": report(geometry(0, 3), place / "sphere.html"),
+        "many": report(
+            {"a": geometry(0, 16, samples=4000, classes=1000), "b": geometry(1, 16, classes=1000)},
+            place / "many.html",
+        ),
         "softmax": softmax.folder,
         "cosface": cosface.folder,
     }

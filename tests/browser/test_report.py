@@ -12,7 +12,7 @@ SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
 Opened = Callable[..., Any]
 
 
-@pytest.mark.parametrize("name", ["runs", "hostile", "sphere"])
+@pytest.mark.parametrize("name", ["runs", "hostile", "sphere", "many"])
 def test_no_complaint_and_no_request(name: str, opened: Opened, reports: dict[str, Path]) -> None:
     found = opened(reports[name])
     found.draw_all()
@@ -148,6 +148,84 @@ def test_one_choice_of_classes_for_all_figures(opened: Opened, reports: dict[str
     assert page.locator(".worst li.dim").count() == 0
 
 
+def opacities(page: Any, box: str, classes: str) -> dict[int, float]:
+    """Opacity of the points of each class in the first series of a figure."""
+    found: list[list[float]] = page.locator(box).evaluate(
+        f"box => box.data[0].meta.{classes}.map((c, at) => [c, box.data[0].marker.opacity[at]])"
+    )
+    return {int(label): opacity for label, opacity in found}
+
+
+def test_a_class_of_the_table_is_marked_everywhere(
+    opened: Opened, reports: dict[str, Path]
+) -> None:
+    found = opened(reports["runs"])
+    found.draw_all()
+    page = found.page
+    picks = page.locator('#table-classes .pick[data-class="3"]')
+    assert picks.count() == 2
+    picks.first.focus()
+    picks.first.press("Enter")
+    assert picks.nth(1).get_attribute("aria-pressed") == "true"
+    assert page.locator("#chosen b").inner_text() == "3"
+    assert page.locator("#table-classes tr.dim").count() == 18
+    scatter = opacities(page, "#features .plot >> nth=0", "labels")
+    assert scatter[3] == 1
+    assert max(opacity for label, opacity in scatter.items() if label != 3) < 0.1
+    margins = opacities(page, "#class-margins", "classes")
+    assert margins[3] == 1
+    assert margins[4] < 0.2
+    frames = page.locator('.plot[id^="angles-"]').first.evaluate("box => box.layout.shapes")
+    assert [(each["x0"], each["y0"]) for each in frames] == [(2.5, -0.5), (-0.5, 2.5)]
+    measured = json.loads((reports["cosface"] / "geometry.json").read_text())
+    mark = page.locator("#margins-cosine").evaluate(
+        "box => [box.data.at(-1).name, box.data.at(-1).x]"
+    )
+    mean = measured["margins"]["cosine"]["classes"]["mean"][3]
+    assert mark == ["cosface", [pytest.approx(mean, rel=1e-4)]]
+    page.keyboard.press("Escape")
+    assert page.locator("#chosen").is_hidden()
+    assert page.locator("#table-classes tr.dim").count() == 0
+    assert page.locator('.plot[id^="angles-"]').first.evaluate("b => b.layout.shapes.length") == 0
+    assert found.complaints == []
+
+
+def test_a_class_of_the_matrix_and_of_the_margins_can_be_pointed_at(
+    opened: Opened, reports: dict[str, Path]
+) -> None:
+    found = opened(reports["runs"])
+    found.draw_all()
+    page = found.page
+    heat = page.locator('.plot[id^="angles-"]').first
+    heat.scroll_into_view_if_needed()
+    place = heat.locator(".nsewdrag").first.bounding_box()
+    # The first row, the second column: class 0 is the row's.
+    page.mouse.click(place["x"] + 0.15 * place["width"], place["y"] + 0.05 * place["height"])
+    assert page.locator("#chosen b").inner_text() == "0"
+    point = page.locator("#class-margins .points path").nth(5)
+    point.scroll_into_view_if_needed()
+    box = point.bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert page.locator("#chosen b").inner_text() == "0, 5"
+    page.locator("#chosen button").click()
+    assert page.locator("#chosen").is_hidden()
+
+
+def test_a_thousand_classes_can_be_found(opened: Opened, reports: dict[str, Path]) -> None:
+    found = opened(reports["many"])
+    page = found.page
+    assert page.locator("#table-classes tbody tr").count() == 1000  # 500 of each model
+    box = page.locator('input[data-searches="table-classes"]')
+    first = page.locator("#table-classes tbody tr").first.locator(".pick").inner_text()
+    box.fill(first)
+    visible = page.locator("#table-classes tbody tr:visible")
+    assert 0 < visible.count() < 1000
+    visible.first.locator(".pick").click()
+    assert page.locator("#chosen b").inner_text() == first
+    assert page.evaluate("document.documentElement.scrollWidth") == 1280
+    assert found.complaints == []
+
+
 def test_legends_hide_curves(opened: Opened, reports: dict[str, Path]) -> None:
     found = opened(reports["runs"])
     found.draw_all()
@@ -188,6 +266,11 @@ def test_readable_without_javascript(opened: Opened, reports: dict[str, Path]) -
     assert page.locator("#table-quantiles-cosine").is_visible()
     assert not page.locator(".plot").first.is_visible()
     assert page.locator(".judged .value").first.inner_text().endswith("%")
+    # Every figure but the maps of samples is there as a table.
+    figures = page.locator("figure")
+    tables = page.locator("figure table:visible")
+    assert figures.count() - tables.count() == page.locator("#features figure").count()
+    assert page.locator("#table-numbers-loss tbody tr").count() == 1
 
 
 def test_prints_every_figure_in_light(

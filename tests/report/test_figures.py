@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from report.made import HOSTILE, geometry
 
-from largemargin.report.charts import Chart, Heat, Points, Series
+from largemargin.report.charts import Chart, ClassMarks, Heat, Points, Series
 from largemargin.report.matplotlib_form import write_pictures
 from largemargin.report.palette import DARK, LIGHT, MARKERS, SYMBOLS
-from largemargin.report.plotly_form import figure
+from largemargin.report.plotly_form import figure, said
 from largemargin.report.sections.margins import histogram
 from largemargin.report.target_curve import target_curve
 from largemargin.report.write import report
@@ -43,12 +43,17 @@ def test_every_class_has_one_look() -> None:
         ("cosface", {"margin": 0.2}, lambda t: math.cos(t) - 0.2),
         ("arcface", {"margin": 0.3}, lambda t: math.cos(t + 0.3)),
         ("normface", {}, math.cos),
+        ("lsoftmax", {"margin": 1}, math.cos),
+        ("unified_margin", {"m1": 1.2, "m3": 0.1}, lambda t: math.cos(1.2 * t) - 0.1),
+        ("ldam", {}, lambda t: math.cos(t) - 0.5),
     ],
 )
 def test_target_curves_are_the_formulas(name: str, settings: dict, expected) -> None:  # type: ignore[no-untyped-def,type-arg]
-    found = target_curve(RunConfig(objective=ObjectiveConfig(name, settings)), points=46)
+    config = RunConfig(objective=ObjectiveConfig(name, settings))
+    found = target_curve(config, (40, 5, 20), points=46)
     assert found is not None
-    for degrees, value in zip(*found, strict=True):
+    assert found.about == ("rarest class" if name == "ldam" else "")
+    for degrees, value in zip(found.degrees, found.psi, strict=True):
         if degrees <= 120:
             assert value == pytest.approx(expected(math.radians(degrees)), abs=1e-6)
 
@@ -56,6 +61,8 @@ def test_target_curves_are_the_formulas(name: str, settings: dict, expected) -> 
 def test_losses_without_a_target_curve_have_none() -> None:
     assert target_curve(RunConfig()) is None
     assert target_curve(RunConfig(objective=ObjectiveConfig("lm_softmax"))) is None
+    # Its margins depend on the sizes of the classes, which are not known here.
+    assert target_curve(RunConfig(objective=ObjectiveConfig("ldam"))) is None
 
 
 def test_histograms_have_area_one() -> None:
@@ -85,11 +92,45 @@ def test_error_bars_are_distances() -> None:
     assert errors["arrayminus"] == [pytest.approx(0.1), None]
 
 
+def test_a_logarithmic_axis_names_few_powers() -> None:
+    wide = Chart("k", "t", (Series("s", [1, 2], [1e-12, 1e5]),), log_y=True)
+    assert figure(wide)["layout"]["yaxis"]["dtick"] == 3
+    narrow = Chart("k", "t", (Series("s", [1, 2], [0.1, 20.0]),), log_y=True)
+    assert figure(narrow)["layout"]["yaxis"]["dtick"] == 1
+
+
+def test_figures_say_which_classes_they_show() -> None:
+    chart = Chart(
+        "k",
+        "t",
+        (Series("s", [0, 1], [1, 2], form="points", texts=HOSTILE[:2], classes=(4, 7)),),
+        marks=(ClassMarks(HOSTILE[0], None, (0.5, math.nan)),),
+    )
+    made = figure(chart)
+    assert made["data"][0]["meta"] == {"classes": [4, 7]}
+    assert made["data"][0]["mode"] == "markers"
+    assert made["marks"] == [{"name": said(HOSTILE[0]), "color": "neutral", "x": [0.5, None]}]
+    heat = Chart(
+        "k", "t", heat=Heat(((None, 1.0), (1.0, None)), ("a", "b"), ("a", "b"), classes=(3, 9))
+    )
+    assert figure(heat)["data"][0]["meta"] == {"framed": [3, 9]}
+
+
 CHARTS = (
     Chart(
         "lines", HOSTILE[8], (Series("a$b", [1, 2], [1.0, None], low=[0.5, None], high=[2, None]),)
     ),
     Chart("bars", "bars", (Series("a", [0, 1], [1.0, 2.0], form="bars"),), names=HOSTILE[:2]),
+    Chart(
+        "classes",
+        "c",
+        (
+            Series(
+                *("a", [0, 1], [1, 2]), form="points", low=(0, 1), high=(1, 2), texts=HOSTILE[:2]
+            ),
+        ),
+        names=HOSTILE[:2],
+    ),
     Chart("boxes", "b", (Series("a", [], [1, 2, 3, 4, 5], form="box"),), log_y=True),
     Chart("heat", "h", heat=Heat(((None, 1.0), (1.0, None)), HOSTILE[:2], HOSTILE[:2])),
     Chart("surface", "s", heat=Heat(((0.0, 1.0), (1.0, 0.0)), x=(0.0, 1.0), y=(0.0, 1.0))),

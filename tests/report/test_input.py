@@ -135,13 +135,23 @@ def parsed(*words: str) -> object:
 
 
 def test_the_command(softmax: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, figures = tmp_path / "out.html", tmp_path / "figures"
-    words = (str(softmax.folder), "-o", str(out), "--features", "none", "--png", str(figures))
-    assert run(parsed(*words)) == 0
-    said = capsys.readouterr().out
-    assert f"written to {out}" in said
+    out = tmp_path / "out.html"
+    assert run(parsed(str(softmax.folder), "-o", str(out), "--features", "none")) == 0
+    assert f"written to {out}" in capsys.readouterr().out
     assert out.stat().st_size < 15e6
-    assert len(list(figures.glob("*.png"))) >= 8
+
+
+@pytest.mark.slow
+def test_the_command_with_pictures(
+    softmax: Run, cosface: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, figures = tmp_path / "out.html", tmp_path / "figures"
+    words = (str(softmax.folder), str(cosface.folder), "-o", str(out), "--png", str(figures))
+    assert run(parsed(*words, "--features", "pca", "--samples", "40")) == 0
+    made = {path.stem for path in figures.glob("*.png")}
+    drawn = set(Page(out).payload["charts"])
+    assert made == drawn
+    assert f"figures in {figures} ({len(drawn)} PNG files)" in capsys.readouterr().out
 
 
 def test_the_command_without_runs(capsys: pytest.CaptureFixture[str]) -> None:

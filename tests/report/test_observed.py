@@ -3,11 +3,13 @@
 import base64
 import io
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from PIL import Image
 
+import largemargin as lm
 from largemargin.data import Samples
 from largemargin.report.observed import Look, Observed, observe, pictures
 from largemargin.training import Run
@@ -55,6 +57,44 @@ def test_worst_samples_have_pictures_and_names(seen: Observed, cosface: Run) -> 
 def test_the_loss_surface_starts_at_the_sample(seen: Observed) -> None:
     assert seen.surface is not None
     assert seen.surface.losses[10][10] == pytest.approx(seen.surface.loss)
+
+
+def test_all_models_are_seen_around_the_same_sample(seen: Observed, cosface: Run) -> None:
+    assert seen.surface_of is not None
+    assert seen.ids[seen.surface_of] == f"test/{seen.surface_of}"
+    model, data = cosface.model(), cosface.data()
+    assert data.test is not None
+    images = torch.stack([data.test.image(at) for at in range(len(data.test))])
+    with torch.no_grad():
+        right = model(images).argmax(1) == data.test.labels
+    first, last = right.nonzero()[0, 0].item(), right.nonzero()[-1, 0].item()
+    wrong = int((~right).nonzero()[0, 0])
+    assert seen.surface_of == first
+    assert observe(cosface, None, LOOK, around=int(last)).surface_of == last
+    # Where this model is wrong the loss is high already: it shows one of its own.
+    assert observe(cosface, None, LOOK, around=wrong).surface_of == first
+
+
+def test_samples_on_the_sphere_have_names_and_pictures(cosface: Run) -> None:
+    found = cosface.geometry()
+    assert found is not None
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(found.samples) % 10
+    features, weight = (torch.randn(n, 3, generator=generator) for n in (found.samples, 10))
+    sphere = lm.measure_arrays(features, labels, weight, sphere=True).sphere
+    there = observe(cosface, replace(found, sphere=sphere), LOOK)
+    assert len(there.pictures) == found.samples
+    assert len(there.ids) == found.samples
+
+
+def test_photographs_are_small_and_drawings_exact() -> None:
+    noise = torch.randint(0, 256, (1, 3, 28, 28), dtype=torch.uint8)
+    drawing = torch.zeros(1, 3, 28, 28, dtype=torch.uint8)
+    for pixels, kind in ((noise, "jpeg"), (drawing, "png")):
+        samples = Samples(torch.zeros(1, dtype=torch.long), ("a",), pixels)
+        (uri,) = pictures(samples, [0], 28).values()
+        assert uri.startswith(f"data:image/{kind};base64,")
+        assert len(uri) < 2500
 
 
 @pytest.mark.parametrize("channels", [1, 3])

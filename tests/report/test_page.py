@@ -6,10 +6,13 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from report.made import geometry
 from report.reading import Page
 
 import largemargin as lm
+from largemargin.report.page import slug
+from largemargin.report.rivals import rivals_in, rivals_of
 from largemargin.report.write import report
 from largemargin.training import Run
 
@@ -95,6 +98,46 @@ def test_samples_in_the_plane_have_pictures(page: Page) -> None:
     assert len(trace["x"]) == len(trace["meta"]["labels"]) == 40
 
 
+def test_geometry_over_epochs_is_that_of_the_rows(page: Page, softmax: Run, cosface: Run) -> None:
+    for key in ("class_margin_degrees", "mean_cosine_margin", "largest_dispersion"):
+        traces = page.payload["charts"][slug(f"epochs-{key}")]["data"]
+        for trace, run in zip(traces, (softmax, cosface), strict=False):
+            found = [row["geometry"][key] for row in run.metrics("epoch")]
+            assert trace["y"] == pytest.approx(found, rel=1e-4)
+    assert len(page.payload["charts"][slug("epochs-mean_cosine_margin")]["data"]) == 4
+    assert "126 validation images, always the same" in page.text
+
+
+def test_every_term_has_its_gradient_norm(page: Page, cosface: Run) -> None:
+    traces = {trace["name"]: trace for trace in page.payload["charts"]["gradients"]["data"]}
+    assert set(traces) == {"cross_entropy: softmax", "cosface: cosface"}
+    rows = cosface.metrics("gradients")
+    assert traces["cosface: cosface"]["x"] == [row["step"] for row in rows]
+    norms = [row["norms"]["cosface"] for row in rows]
+    assert traces["cosface: cosface"]["y"] == pytest.approx(norms, rel=1e-4)
+
+
+def test_every_figure_of_numbers_has_a_table(page: Page) -> None:
+    without = [
+        a for name, a in page.elements if name == "figure" and "bare" in a.get("class", "").split()
+    ]
+    maps = [key for key in page.payload["charts"] if key.startswith("features")]
+    assert len(without) == len(maps) == 4
+
+
+def test_rows_of_classes_know_their_class(page: Page) -> None:
+    rows = [a["data-class"] for name, a in page.elements if name == "tr" and "data-class" in a]
+    assert rows == [str(label) for label in range(10)] * 2
+    heat = next(v for k, v in page.payload["charts"].items() if k.startswith("angles"))
+    assert heat["data"][0]["meta"]["framed"] == list(range(10))
+    assert page.payload["linked"] is True
+
+
+def test_classes_of_different_data_are_not_linked(tmp_path: Path) -> None:
+    given = {"a": geometry(classes=3), "b": geometry(classes=4)}
+    assert Page(report(given, tmp_path / "report.html")).payload["linked"] is False
+
+
 def test_settings_that_differ_come_first_and_bold(page: Page) -> None:
     first = page.tables["table-settings"][1]
     assert first[0] == "objective.name"
@@ -145,9 +188,31 @@ def test_one_class_more_than_colours_gets_a_symbol(tmp_path: Path) -> None:
 
 
 def test_many_classes_are_cut_and_said(tmp_path: Path) -> None:
-    page = Page(report(geometry(classes=600, samples=1200, dim=8), tmp_path / "report.html"))
-    assert len(page.tables["table-classes"]) == 501
+    many = geometry(classes=600, samples=1200, dim=8)
+    page = Page(report({"a": many, "b": many}, tmp_path / "report.html"))
+    assert len(page.tables["table-classes"]) == 1001
     assert "The 500 classes of smallest margin" in page.text
     links = {a["download"]: a["href"] for a in page.named("a") if "download" in a}
     text = base64.b64decode(links["classes.csv"].partition(",")[2]).decode()
-    assert len(text.splitlines()) == 601
+    assert len(text.splitlines()) == 1201
+
+
+def test_rivals_of_vectors_are_those_of_their_angles() -> None:
+    weight = torch.randn(70, 5, generator=torch.Generator().manual_seed(0))
+    found = rivals_of(weight)
+    angles = torch.rad2deg(lm.geometry.angle_matrix(weight)).tolist()
+    expected = rivals_in(angles)
+    assert found.nearest == expected.nearest
+    assert found.angle == pytest.approx(expected.angle, abs=1e-3)
+    assert found.classes == expected.classes
+    assert len(found.classes) == 64
+    for mine, theirs in zip(found.matrix, expected.matrix, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-3)
+
+
+def test_worst_samples_name_label_prediction_and_rival(page: Page, softmax: Run) -> None:
+    found = softmax.geometry()
+    assert found is not None
+    for each in found.worst:
+        words = f"test/{each.index} label {each.label} predicted {each.predicted} "
+        assert f"{words}rival {each.rival} margin" in page.text

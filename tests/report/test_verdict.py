@@ -9,8 +9,15 @@ import largemargin as lm
 from largemargin.report import advice
 from largemargin.report.advice import advise, collapsed_tail
 from largemargin.report.subjects import Subject, Subjects, is_softmax
-from largemargin.report.verdict import accuracy, calibration, class_margin, graded, judge
-from largemargin.training import NoiseConfig, ObjectiveConfig, RunConfig
+from largemargin.report.verdict import (
+    accuracy,
+    calibration,
+    class_margin,
+    graded,
+    judge,
+    measure_command,
+)
+from largemargin.training import NoiseConfig, ObjectiveConfig, Run, RunConfig
 
 
 def subject(**changes: object) -> Subject:
@@ -124,3 +131,18 @@ def test_advice_names_losses_that_exist() -> None:
 )
 def test_plain_softmax_is_the_baseline(config: RunConfig, baseline: bool) -> None:
     assert is_softmax(config) is baseline
+
+
+def test_measuring_again_does_not_lose_what_was_measured() -> None:
+    given = subject()
+    assert given.geometry is not None
+    plain = measure_command(given, "--curvature true")
+    assert plain == "largemargin measure RUN --curvature true --out RUN/geometry.json"
+    given = replace(given, geometry=replace(given.geometry, bounds=()))
+    assert "--bounds true --curvature true" in measure_command(given, "--curvature true")
+    assert measure_command(given, "--bounds true").count("--bounds") == 1
+
+
+def test_commands_can_be_typed_where_folders_have_spaces() -> None:
+    given = subject(run=Run("my runs/first one"))
+    assert given.where == "'my runs/first one'"

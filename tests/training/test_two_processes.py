@@ -73,6 +73,8 @@ def test_two_processes_train_what_one_does(pairs: dict[str, tuple[Run, Run]], na
         assert mine["images"] == theirs["images"]
         assert mine["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=1e-4)
         assert mine["validation"] == pytest.approx(theirs["validation"], rel=1e-4)
+        assert mine["geometry"].pop("split") == theirs["geometry"].pop("split") == "validation"
+        assert mine["geometry"] == pytest.approx(theirs["geometry"], rel=1e-3)
     weights = one.model("last").state_dict()
     for key, tensor in two.model("last").state_dict().items():
         torch.testing.assert_close(tensor, weights[key], rtol=1e-4, atol=1e-5)

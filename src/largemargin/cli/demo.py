@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,6 +36,9 @@ Examples:
   largemargin demo --tune      repeat the search for the learning rates"""
 
 QUICK_EPOCHS = 6
+CLOSER, QUICK_CLOSER = 100, 20
+"""Test images that are attacked, and around which the curvature of the loss is measured."""
+
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
 TUNING_SEEDS = (0, 1, 2)
 TUNING_SHARE = 0.3
@@ -127,7 +131,7 @@ def base_config(*, epochs: int, batch_size: int, seed: int) -> Any:
         batch_size=batch_size,
         seed=seed,
         device="cpu",
-        gradients_every=0,
+        gradients_every=20,
         checkpoint_every=epochs,
     )
 
@@ -182,22 +186,48 @@ def _show(base: Any, folder: Path) -> int:
     for row in rows:
         print(f"  {row.title:<14} {row.folder}")
     print(f"\n{NEXT.format(run=rows[-1].folder)}")
-    _report(rows, folder)
+    quick = base.epochs <= QUICK_EPOCHS
+    _report(rows, folder, data, QUICK_CLOSER if quick else CLOSER)
     return 0
 
 
-def _report(rows: list[Row], folder: Path) -> None:
+def _report(rows: list[Row], folder: Path, data: Any, closer: int) -> None:
     """One page to look at, last, so that its path is what the eye falls on."""
-    try:
-        from largemargin.report.write import report
+    missing = [name for name in ("jinja2", "plotly") if find_spec(name) is None]
+    if missing:
+        listed = ", ".join(missing)
+        print(f"\nFor a report to look at: pip install 'largemargin[report]' (no {listed} here)")
+        return
+    from largemargin.report.write import report
 
-        made = report(
-            {row.title: row.folder for row in rows}, folder / "report.html", features="pca"
-        )
-    except ImportError as error:
-        print(f"\nFor a report to look at: pip install 'largemargin[report]' ({error.name})")
-    else:
-        print(f"\nReport: {made}")
+    for row in rows:
+        _look_closer(Path(row.folder), data, closer)
+    made = report({row.title: row.folder for row in rows}, folder / "report.html", features="pca")
+    print(f"\nReport: {made}")
+
+
+def _look_closer(folder: Path, data: Any, samples: int) -> None:
+    """What `largemargin evaluate` and `largemargin measure --curvature true` would find."""
+    from largemargin.data import Batches
+    from largemargin.evaluating import EvaluationConfig, evaluate
+    from largemargin.measuring import measure
+    from largemargin.training import Run
+
+    model = Run.open(folder).model()
+    config = EvaluationConfig(
+        draws=3 if samples >= CLOSER else 1,
+        gaussian=(0.05, 0.1, 0.15, 0.2, 0.25),
+        attacks=("fgsm", "pgd"),
+        linf=(0.02, 0.04, 0.08),
+        attack_samples=samples,
+    )
+    found = evaluate(model, data.test, classes=data.classes, config=config, progress=False)
+    found.save(folder / "evaluation.json")
+    batches = Batches(data.test, 256, shuffle=False)
+    geometry = measure(
+        model, batches, pairwise=True, curvature=True, bounds=True, max_samples=samples
+    )
+    geometry.save(folder / "geometry.json")
 
 
 def compare_losses(base: Any, folder: Path, data: Any) -> list[Row]:

@@ -15,18 +15,22 @@ from largemargin.cli.run_data import (
 )
 from largemargin.cli.run_options import show_progress
 from largemargin.errors import LargeMarginError
+from largemargin.measuring.curvature import CurvatureSettings
 
 HELP = "measure the geometry of a trained model: margins, compactness, collapse"
 
 DESCRIPTION = """\
 Measure how a trained model places its classes: margins of samples in logits, cosines and distance
-to the decision boundary, angles of class vectors, compactness, neural collapse, calibration."""
+to the decision boundary, angles of class vectors, compactness, neural collapse, calibration. With
+--out RUN/geometry.json the report of the run shows it."""
 
 EXAMPLES = """\
 Examples:
   largemargin measure runs/20260101-120000-run
   largemargin measure RUN --against OTHER_RUN          two models side by side, on the same images
-  largemargin measure RUN --curvature true --input_margins true --max_samples 500
+  largemargin measure RUN --curvature true --bounds true --max_samples 500 --out RUN/geometry.json
+  largemargin measure RUN --sphere true --out RUN/geometry.json       a model with 3 features
+  largemargin measure RUN --curvature true --sigma 0.06               Theorem 6.1, too
   largemargin measure RUN --split train --out geometry.json"""
 
 
@@ -43,8 +47,19 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         ("input_margins", False, "linearised margins in input space: a backward pass a batch"),
         ("curvature", False, "input-loss curvature and how it goes with robustness: 21 passes"),
         ("bounds", False, "generalization quantities, with what each assumes"),
+        ("sphere", False, "features and class vectors on a sphere, where there are 3 features"),
     ):
         parser.add_argument(f"--{name}", type=bool, default=default, help=text)
+    plain = CurvatureSettings()
+    for name, kind, given, text in (
+        ("directions", int, plain.directions, "random directions of a sample's curvature"),
+        ("step", float, plain.step, "of the differences that give it, in units of [0, 1] pixels"),
+        ("noise", float, plain.noise["gaussian"], "strength of the noise it is held against"),
+        ("draws", int, plain.draws, "noisy copies of each sample"),
+        ("sigma", float | None, None, "noise of Theorem 6.1 about it; none leaves it out"),
+        ("radius", float, 0.5, "delta_v: share of samples within it, Prop. 4.1, Theorem 6.1"),
+    ):
+        parser.add_argument(f"--{name}", type=kind, default=given, help=text)
     parser.add_argument(
         "--max_samples",
         type=int | None,
@@ -92,6 +107,21 @@ def _with_run(options: Any, folder: str) -> Any:
     return other
 
 
+def _curvature(options: Any) -> CurvatureSettings | bool:
+    if not options.curvature:
+        if options.sigma is not None:
+            raise LargeMarginError("--sigma is about curvature. Add --curvature true.")
+        return False
+    return CurvatureSettings(
+        step=options.step,
+        directions=options.directions,
+        noise=dict.fromkeys(CurvatureSettings().noise, options.noise),
+        draws=options.draws,
+        sigma=options.sigma,
+        radius=2 * options.radius,
+    )
+
+
 def _measured(options: Any, asked: Asked) -> Any:
     from largemargin.data import Batches
     from largemargin.measuring import measure
@@ -106,8 +136,10 @@ def _measured(options: Any, asked: Asked) -> Any:
         batches(samples),
         pairwise=options.pairwise,
         input_margins=options.input_margins,
-        curvature=options.curvature,
+        curvature=_curvature(options),
         bounds=options.bounds,
+        sphere=options.sphere,
+        radius=options.radius,
         max_samples=options.max_samples,
         ood=None if options.ood is None else batches(strangers_of(options.ood, asked)),
         progress=show_progress(),

@@ -20,7 +20,12 @@ Examples:
   largemargin report SOFTMAX_RUN COSFACE_RUN -o report.html
   largemargin report COMPARISON                     the folder of largemargin compare
   largemargin report RUN --features pca             faster than t-SNE; none: no model is run
-  largemargin report RUN --png figures/             static pictures as well"""
+  largemargin report RUN --layers '[backbone,penultimate]' --samples 1000
+  largemargin report RUN --png figures/             static pictures as well
+Everything there is to see of a run, step by step:
+  largemargin evaluate RUN --attacks '[fgsm,pgd]' --linf '[0.01,0.02,0.04,0.08]'
+  largemargin measure RUN --curvature true --bounds true --max_samples 500 --out RUN/geometry.json
+  largemargin report RUN"""
 
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:

@@ -53,10 +53,8 @@ def train_counts(subject: Subject) -> list[int]:
 
 def nearest_angles(subject: Subject) -> list[float]:
     """Angle of every class vector to its nearest other one; empty where it is not known."""
-    angles = None if subject.geometry is None else subject.geometry.prototypes.angles
-    if angles is None or len(angles) < 2:
-        return []
-    return [min(a for at, a in enumerate(row) if at != own) for own, row in enumerate(angles)]
+    rivals = subject.rivals
+    return [] if rivals is None else list(rivals.angle)
 
 
 def collapsed_tail(subject: Subject) -> tuple[float, float] | None:

@@ -33,7 +33,12 @@ class Table:
     """Columns of numbers, set to the right."""
     searchable: bool = False
     """With a search box, and headings that sort."""
+    classes: tuple[int, ...] = ()
+    """The class each row is about, for choosing classes in the table; empty for other tables."""
     kind: str = "table"
+
+    def class_of(self, row: int) -> int | None:
+        return self.classes[row] if self.classes else None
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class Points:
     margins: tuple[float, ...] = ()
     data: str = ""
     """Which data the indices are of: thumbnails are kept by it."""
+    margin: str = "logit margin"
+    """What the margins are called."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,16 @@ class Series:
     """For samples: colours and symbols then follow their classes."""
     texts: Sequence[str] = ()
     """Words at each point of the series."""
+    classes: Sequence[int] = ()
+    """The class each point stands for: it is marked where that class is chosen."""
+    group: str = ""
+    """What the legend names: series of one group come and go together. Default the name."""
+    style: str = ""
+    """What the kind of line stands for, told once for all groups."""
+
+    @property
+    def family(self) -> str:
+        return self.group or self.name
 
 
 @dataclass(frozen=True)
@@ -82,6 +99,17 @@ class Heat:
     unit: str = ""
     low: float | None = None
     high: float | None = None
+    classes: tuple[int, ...] = ()
+    """The class of each row and column, framed where it is chosen."""
+
+
+@dataclass(frozen=True)
+class ClassMarks:
+    """One number for each class of a model, marked on the x axis where a class is chosen."""
+
+    name: str
+    color: int | None
+    x: Sequence[Number]
 
 
 @dataclass(frozen=True)
@@ -104,6 +132,7 @@ class Chart:
     """Both axes in one scale, without numbers: a map of samples."""
     zero: bool = False
     """With a line at x = 0."""
+    marks: tuple[ClassMarks, ...] = ()
     alt: str = ""
     note: str = ""
     table: Table | None = None
@@ -112,9 +141,21 @@ class Chart:
 
     @property
     def legend(self) -> list[tuple[int, Series]]:
-        """The series that need a name, with their places; none for a single one."""
-        named = [(at, each) for at, each in enumerate(self.series) if not each.faint]
-        return named if len(named) > 1 and not self.solid else []
+        """The first series of every group, with its place; none where there is nothing to tell."""
+        found: dict[str, tuple[int, Series]] = {}
+        for at, each in enumerate(self.series):
+            if not each.faint:
+                found.setdefault(each.family, (at, each))
+        needed = len(found) > 1 or bool(self.styles)
+        return list(found.values()) if needed and not self.solid else []
+
+    @property
+    def styles(self) -> dict[str, str]:
+        """Kinds of lines by what they stand for; none where all lines are of one kind."""
+        found: dict[str, str] = {
+            each.style: each.dash for each in self.series if each.style and not each.faint
+        }
+        return found if len(found) > 1 else {}
 
 
 @dataclass(frozen=True)

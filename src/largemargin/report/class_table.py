@@ -12,8 +12,8 @@ from largemargin.report.numbers import (
 )
 from largemargin.report.subjects import Subject
 
-SHOWN = 500
-"""Rows of each model; of more classes those of the smallest margins are shown."""
+SHOWN = 1000
+"""Rows of all models together; of more classes those of the smallest margins are shown."""
 
 COLUMNS = (
     *("model", "class", "samples", "trained on", "accuracy", "mean margin", "5 % margin"),
@@ -27,9 +27,10 @@ def class_rows(subject: Subject) -> list[tuple[Cell, ...]]:
     assert geometry is not None
     found = geometry.margins["cosine"].classes
     accuracy, trained = subject.class_accuracy, train_counts(subject)
+    rivals = subject.rivals
     rows: list[tuple[Cell, ...]] = []
     for label in range(geometry.classes):
-        rival, angle = nearest_rival(subject, label)
+        rival = None if rivals is None else rivals.nearest[label]
         compact = geometry.compactness
         rows.append(
             (
@@ -42,33 +43,27 @@ def class_rows(subject: Subject) -> list[tuple[Cell, ...]]:
                 number_cell(found.q05[label]),
                 number_cell(None if compact is None else compact.dispersion[label]),
                 text_cell("–" if rival is None else subject.class_name(rival)),
-                degrees_cell(angle),
+                degrees_cell(None if rivals is None else rivals.angle[label]),
             )
         )
     return rows
 
 
-def nearest_rival(subject: Subject, label: int) -> tuple[int | None, float | None]:
-    """The class whose vector is closest, and the angle; nothing where it was not kept."""
-    angles = None if subject.geometry is None else subject.geometry.prototypes.angles
-    if angles is None or len(angles) < 2:
-        return None, None
-    angle, rival = min((a, at) for at, a in enumerate(angles[label]) if at != label)
-    return rival, angle
-
-
 def class_table(measured: list[Subject]) -> Table:
     rows: list[tuple[Cell, ...]] = []
-    cut = False
+    labels: list[int] = []
+    cut, most = False, max(100, SHOWN // len(measured))
     for each in measured:
-        own = class_rows(each)
-        if len(own) > SHOWN:
+        own = list(enumerate(class_rows(each)))
+        if len(own) > most:
             cut = True
-            own = sorted(own, key=_margin)[:SHOWN]
-        rows += own
-    words = "Classes; cosine margins. Headings sort, the box searches"
+            own = sorted(own, key=lambda found: _margin(found[1]))[:most]
+        rows += [row for _, row in own]
+        labels += [label for label, _ in own]
+    words = "Classes; cosine margins. Headings sort, the box searches, a class marks itself in all "
+    words += "figures"
     if cut:
-        words += f". The {SHOWN} classes of smallest margin of each model; all are in the download"
+        words += f". The {most:,} classes of smallest margin of each model; all are in the download"
     return Table(
         COLUMNS,
         tuple(rows),
@@ -76,6 +71,7 @@ def class_table(measured: list[Subject]) -> Table:
         key="classes",
         numeric=(2, 3, 4, 5, 6, 7, 9),
         searchable=True,
+        classes=tuple(labels),
     )
 
 

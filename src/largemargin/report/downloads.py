@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from largemargin.evaluating.prediction import harmless
 from largemargin.measuring.records import plain
 from largemargin.report.class_table import COLUMNS, class_rows
 from largemargin.report.subjects import Subject, Subjects
@@ -15,9 +16,6 @@ from largemargin.report.verdict import judge
 
 MATRIX_CLASSES = 64
 """Of more classes, the matrices of angles and distances are left out of the JSON."""
-
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""Beginnings that spreadsheets take for formulas."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +46,15 @@ def as_csv(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """CSV in which no text is a formula of a spreadsheet."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(heads)
+    writer.writerow([_harmless(head) for head in heads])
     for row in rows:
         writer.writerow([_harmless(cell) for cell in row])
     return file.getvalue()
 
 
 def _harmless(cell: Any) -> Any:
-    if isinstance(cell, str) and cell.startswith(FORMULA):
-        return f"'{cell}"
+    if isinstance(cell, str):
+        return harmless(cell)
     return "" if cell is None else cell
 
 

@@ -105,7 +105,8 @@ def _curve(chart: Chart, series: Series, axes: Any) -> None:
     elif series.form == "points":
         place = (x, y, _finite(series.z)) if chart.solid else (x, y)
         axes.scatter(*place, s=14, color=color, label=label)
-        for at, text in enumerate(series.texts):
+        _error_bars(series, axes)
+        for at, text in enumerate(series.texts if chart.solid else ()):
             axes.text(*(each[at] for each in place), _text(text), fontsize=7)
     elif series.form == "steps":
         axes.step(x, y, where="mid", color=color, label=label)
@@ -114,11 +115,16 @@ def _curve(chart: Chart, series: Series, axes: Any) -> None:
         style = {"linestyle": LINES[series.dash], "linewidth": 0.8 if series.faint else 1.6}
         place = (x, y, _finite(series.z)) if chart.solid else (x, y)
         axes.plot(*place, color=color, alpha=0.45 if series.faint else 1, label=label, **style)
-        if series.high:
-            low, high = _finite(series.low), _finite(series.high)
-            down = [max(0.0, a - b) for a, b in zip(y, low, strict=True)]
-            up = [max(0.0, b - a) for a, b in zip(y, high, strict=True)]
-            axes.errorbar(x, y, yerr=(down, up), fmt="none", ecolor=color, capsize=2)
+        _error_bars(series, axes)
+
+
+def _error_bars(series: Series, axes: Any) -> None:
+    if series.high:
+        y, low, high = _finite(series.y), _finite(series.low), _finite(series.high)
+        down = [max(0.0, a - b) for a, b in zip(y, low, strict=True)]
+        up = [max(0.0, b - a) for a, b in zip(y, high, strict=True)]
+        style = {"fmt": "none", "ecolor": light(series.color), "capsize": 2}
+        axes.errorbar(_finite(series.x), y, yerr=(down, up), **style)
 
 
 def _samples(chart: Chart, series: Series, axes: Any) -> None:

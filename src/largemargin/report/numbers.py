@@ -39,8 +39,8 @@ def seconds(value: float | None) -> str:
     return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
 
 
-def number_cell(value: float | None, *, strong: bool = False) -> Cell:
-    return Cell(number(value), _order(value), strong)
+def number_cell(value: float | None, *, strong: bool = False, digits: int = 4) -> Cell:
+    return Cell(number(value, digits), _order(value), strong)
 
 
 def percent_cell(value: float | None, *, strong: bool = False, title: str = "") -> Cell:

@@ -11,19 +11,30 @@ from torch import Tensor
 
 from largemargin.data import Batches, Samples
 from largemargin.errors import LargeMarginError, check_choice, check_number
-from largemargin.measuring import Embeddings, Geometry, LossSurface, embed, measure_surface
+from largemargin.measuring import (
+    Embeddings,
+    Geometry,
+    LossSurface,
+    Sphere,
+    embed,
+    measure_surface,
+)
 from largemargin.measuring.batches import call
 from largemargin.measuring.capture import Capture
 from largemargin.measuring.distributions import Distribution, describe
+from largemargin.report.rivals import Rivals, rivals_of
 from largemargin.training import Run
 
 METHODS = ("tsne", "pca", "none")
 ANGLE_SAMPLES = 10_000
-HOVER_PICTURES = 240
-"""Of the samples in the plane; the others show their words only. With the sizes below, five runs on
-five data sets of pure noise stay below 7 MB of pictures."""
+HOVER_PICTURES = 600
+"""Of the samples in the plane and on the sphere; of more, every k-th has a picture. With the sizes
+below, five runs on five data sets of pure noise stay below 7 MB of pictures."""
 HOVER_SIDE, WORST_SIDE = 28, 64
+JPEG_QUALITY = 85
 WORST = 20
+SPHERE_POINTS = 1500
+"""Of one sphere; more would only hide each other."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +73,30 @@ class Observed:
     """To the nearest vector of another class."""
     angle_samples: int = 0
     class_accuracy: tuple[float, ...] = ()
+    rivals: Rivals | None = None
     surface: LossSurface | None = None
+    surface_of: int | None = None
+    """The sample it is around."""
     ids: dict[int, str] = field(default_factory=dict)
     pictures: dict[int, str] = field(default_factory=dict)
     worst_pictures: dict[int, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
-def observe(run: Run, geometry: Geometry | None, look: Look) -> Observed:
-    """Look at a run's model with its own images; what fails is said in ``notes``."""
+def drawn_points(found: Sphere) -> range:
+    """Places of the points of a sphere that are drawn."""
+    return range(0, len(found.points), -(-len(found.points) // SPHERE_POINTS) or 1)
+
+
+def observe(
+    run: Run, geometry: Geometry | None, look: Look, *, around: int | None = None
+) -> Observed:
+    """Look at a run's model with its own images; what fails is said in ``notes``.
+
+    Args:
+        around: the sample whose loss surface to draw if it is classified right; default the first
+            that is.
+    """
     look.check()
     try:
         data = run.data()
@@ -96,18 +122,22 @@ def observe(run: Run, geometry: Geometry | None, look: Look) -> Observed:
             )
         except (LargeMarginError, ImportError) as error:
             notes.append(f"features were not placed in the plane: {error}")
-    own, rival, seen, right = _angles(model, samples, look.device)
+    own, rival, seen, right, rivals = _angles(model, samples, look.device)
     index = () if embeddings is None else embeddings.index
-    hover = index[:: -(-len(index) // HOVER_PICTURES) or 1]
     worst = _worst(geometry, samples, notes)
-    shown = {*index, *worst}
+    pointed = sorted({*index, *_on_sphere(geometry, samples)})
+    hover = pointed[:: -(-len(pointed) // HOVER_PICTURES) or 1]
+    surface, at = _surface(model, samples, look.device, around, notes)
+    shown = {*pointed, *worst, *(() if at is None else (at,))}
     return Observed(
         embeddings=embeddings,
         own_angle=own,
         rival_angle=rival,
         angle_samples=seen,
         class_accuracy=right,
-        surface=_surface(model, samples, look.device, notes),
+        rivals=rivals,
+        surface=surface,
+        surface_of=at,
         ids={index: str(samples.ids[index]) for index in sorted(shown)},
         pictures=pictures(samples, hover, HOVER_SIDE),
         worst_pictures=pictures(samples, worst, WORST_SIDE),
@@ -127,10 +157,16 @@ def _worst(geometry: Geometry | None, samples: Samples, notes: list[str]) -> lis
     return [each.index for each in geometry.worst[:WORST]]
 
 
+def _on_sphere(geometry: Geometry | None, samples: Samples) -> list[int]:
+    if geometry is None or geometry.sphere is None or geometry.samples != len(samples):
+        return []
+    return [geometry.sphere.index[at] for at in drawn_points(geometry.sphere)]
+
+
 def _angles(
     model: torch.nn.Module, samples: Samples, device: str
-) -> tuple[Distribution, Distribution, int, tuple[float, ...]]:
-    """Angles of features to class vectors, of at most 10,000 samples, and accuracy by class."""
+) -> tuple[Distribution, Distribution, int, tuple[float, ...], Rivals]:
+    """Angles of at most 10,000 features to class vectors; accuracy and rivals by class."""
     stride = -(-len(samples) // ANGLE_SAMPLES)
     chosen = samples if stride == 1 else samples.subset(range(0, len(samples), stride))
     capture = Capture(model, layer=None, features=None)
@@ -154,34 +190,40 @@ def _angles(
         describe(torch.cat(rival)),
         len(label),
         tuple((counted / sizes).tolist()),
+        rivals_of(weight),
     )
 
 
 def _surface(
-    model: torch.nn.Module, samples: Samples, device: str, notes: list[str]
-) -> LossSurface | None:
-    """The loss around the first image that is classified right."""
-    first = samples.subset(range(min(64, len(samples))))
-    images = torch.stack([first.image(at) for at in range(len(first))]).to(device)
+    model: torch.nn.Module, samples: Samples, device: str, around: int | None, notes: list[str]
+) -> tuple[LossSurface | None, int | None]:
+    """The loss around an image that is classified right, and which it is."""
+    tried = list(dict.fromkeys([*(() if around is None else (around,)), *range(64)]))
+    tried = [index for index in tried if index < len(samples)]
+    images = torch.stack([samples.image(index) for index in tried]).to(device)
+    labels = samples.labels[tried]
     with torch.no_grad():
         logits = call(model, images)
-    correct = (logits.argmax(1).cpu() == first.labels).nonzero()[:, 0].tolist()
+    correct = (logits.argmax(1).cpu() == labels).nonzero()[:, 0].tolist()
     if not correct:
         notes.append("no loss surface: none of the first images is classified right")
-        return None
+        return None, None
     at = correct[0]
     try:
         (found,) = measure_surface(
-            model, images[at : at + 1], first.labels[at : at + 1], seed=0, points=21
+            model, images[at : at + 1], labels[at : at + 1], seed=0, points=21
         )
     except LargeMarginError as error:
         notes.append(f"no loss surface: {error}")
-        return None
-    return found
+        return None, None
+    return found, tried[at]
 
 
 def pictures(samples: Samples, wanted: Iterable[int], side: int) -> dict[int, str]:
-    """PNG data URIs of samples, no side longer than ``side``; empty without pillow."""
+    """Data URIs of samples, no side longer than ``side``; empty without pillow.
+
+    PNG where it is the smaller one (drawings, digits, few pixels), else JPEG (photographs).
+    """
     try:
         from PIL import Image
     except ImportError:
@@ -193,9 +235,11 @@ def pictures(samples: Samples, wanted: Iterable[int], side: int) -> dict[int, st
         if scale < 1:
             size = tuple(max(1, round(each * scale)) for each in image.size)
             image = image.resize((size[0], size[1]), Image.Resampling.BILINEAR)
-        file = io.BytesIO()
-        image.save(file, "PNG", optimize=True)
-        made[index] = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+        exact, small = io.BytesIO(), io.BytesIO()
+        image.save(exact, "PNG", optimize=True)
+        image.save(small, "JPEG", quality=JPEG_QUALITY)
+        file, kind = min((exact, "png"), (small, "jpeg"), key=lambda one: one[0].tell())
+        made[index] = f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
     return made
 
 

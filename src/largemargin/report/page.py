@@ -14,6 +14,7 @@ from typing import Any
 
 from largemargin import __version__
 from largemargin.errors import LargeMarginError
+from largemargin.report.chart_numbers import with_numbers
 from largemargin.report.charts import Section
 from largemargin.report.palette import (
     DARK,
@@ -45,6 +46,7 @@ def render(subjects: Subjects, sections: Sequence[Section], title: str) -> str:
         lstrip_blocks=True,
     )
     environment.filters["slug"] = slug
+    sections = [with_numbers(section) for section in sections]
     plotly, script = _inline(get_plotlyjs()), _inline(_read("script.js"))
     return environment.get_template("page.html").render(
         title=title,
@@ -119,4 +121,6 @@ def _payload(subjects: Subjects, sections: Sequence[Section]) -> dict[str, Any]:
         "names": names,
         "classes": classes,
         "symbols": list(SYMBOLS),
+        # A class of one model is another's only where all have the same.
+        "linked": bool(subjects.classes),
     }

@@ -5,6 +5,7 @@ Colours are places in the palette (``c3``, ``neutral``), which the page turns in
 light or the dark theme.
 """
 
+import math
 from typing import Any
 
 from largemargin.report.charts import Chart, Heat, Number, Series
@@ -27,7 +28,13 @@ def figure(chart: Chart) -> dict[str, Any]:
     traces = [_trace(chart, series) for series in chart.series]
     if chart.heat is not None:
         traces.append(_heat(chart.heat))
-    return {"data": traces, "layout": _layout(chart)}
+    made: dict[str, Any] = {"data": traces, "layout": _layout(chart)}
+    if chart.marks:
+        made["marks"] = [
+            {"name": said(each.name), "color": _color(each.color), "x": _numbers(each.x)}
+            for each in chart.marks
+        ]
+    return made
 
 
 def _numbers(values: Any) -> list[Number]:
@@ -40,6 +47,7 @@ def _color(place: int | None) -> str:
 
 def _trace(chart: Chart, series: Series) -> dict[str, Any]:
     made: dict[str, Any] = {"name": said(series.name), "x": _numbers(series.x)}
+    made["legendgroup"] = said(series.family)
     if series.form == "box":
         return _box(series)
     made["y"] = _numbers(series.y)
@@ -63,8 +71,9 @@ def _trace(chart: Chart, series: Series) -> dict[str, Any]:
     if series.high:
         made["error_y"] = _errors(series, color)
     if series.texts:
-        made |= {"text": [said(text) for text in series.texts], "mode": "markers+text"}
-        made["textposition"] = "top center"
+        made["text"] = [said(text) for text in series.texts]
+        if chart.solid:
+            made |= {"mode": "markers+text", "textposition": "top center"}
     if series.points is not None:
         p = series.points
         made["meta"] = {
@@ -73,17 +82,25 @@ def _trace(chart: Chart, series: Series) -> dict[str, Any]:
             "predicted": list(p.predicted),
             "margins": _numbers(p.margins),
             "data": p.data,
+            "margin": p.margin,
         }
         made["hoverinfo"] = "none"
+    elif series.classes:
+        made["meta"] = {"classes": list(series.classes)}
+        made["hovertemplate"] = f"%{{text}}: %{{y:.4g}}<extra>{_literal(series.name)}</extra>"
     elif "hoverinfo" not in made:
-        made["hovertemplate"] = _template(chart, said(series.name))
+        made["hovertemplate"] = _template(chart, series.name)
     return made
 
 
 def _template(chart: Chart, name: str) -> str:
     y = "%{y:.2%}" if chart.percent_y else "%{y:.4g}"
-    # The name is data, not a template: what looks like a field must not be filled in.
-    return f"%{{x}}: {y}<extra>{name.replace('{', '&#123;')}</extra>"
+    return f"%{{x}}: {y}<extra>{_literal(name)}</extra>"
+
+
+def _literal(name: str) -> str:
+    """The name is data, not a template: what looks like a field must not be filled in."""
+    return said(name).replace("{", "&#123;")
 
 
 def _box(series: Series) -> dict[str, Any]:
@@ -92,6 +109,7 @@ def _box(series: Series) -> dict[str, Any]:
     return {
         "type": "box",
         "name": said(series.name),
+        "legendgroup": said(series.family),
         "lowerfence": [low],
         "q1": [first],
         "median": [middle],
@@ -135,6 +153,8 @@ def _heat(heat: Heat) -> dict[str, Any]:
         # Places, not names: two classes of one name stay two.
         made |= {"x": list(range(len(heat.columns))), "y": list(range(len(heat.rows)))}
         cells = [[f"{said(a)} · {said(b)}" for b in heat.columns] for a in heat.rows]
+        if heat.classes:
+            made["meta"] = {"framed": list(heat.classes)}
         if len(heat.rows) <= 32:
             made |= {"text": cells, "hovertemplate": "%{text}: %{z:.4g}<extra></extra>"}
     else:
@@ -147,9 +167,11 @@ def _layout(chart: Chart) -> dict[str, Any]:
     y: dict[str, Any] = {"title": {"text": said(chart.y, 80)}}
     layout: dict[str, Any] = {"xaxis": x, "yaxis": y}
     if chart.log_y:
-        y |= {"type": "log", "dtick": 1}
+        y |= {"type": "log", "dtick": _decades(chart), "exponentformat": "power"}
     if chart.percent_y:
-        y["tickformat"] = ".0%"
+        values = [y for series in chart.series for y in series.y if y is not None]
+        close = bool(values) and max(values) - min(values) < 0.05
+        y["tickformat"] = ".1%" if close else ".0%"
     if chart.names:
         x |= _places(chart.names)
     if chart.x == "epoch" and len(chart.series[0].x if chart.series else ()) <= 10:
@@ -175,6 +197,14 @@ def _layout(chart: Chart) -> dict[str, Any]:
     # The page has legends of its own, which wrap and can be reached by keyboard.
     layout["showlegend"] = False
     return layout
+
+
+def _decades(chart: Chart) -> int:
+    """Powers of ten between two numbers of a logarithmic axis, so that few of them stand there."""
+    values = [float(y) for series in chart.series for y in series.y if y is not None and y > 0]
+    if not values:
+        return 1
+    return max(1, math.ceil(math.log10(max(values) / min(values)) / 6))
 
 
 def _places(names: tuple[str, ...]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What a report is about: runs, comparisons of runs, or geometries, read into one form."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from largemargin.errors import LargeMarginError
 from largemargin.evaluating import Evaluation
 from largemargin.measuring import Geometry
 from largemargin.report.observed import Observed
+from largemargin.report.rivals import Rivals, rivals_in
 from largemargin.training import Run, RunConfig, to_dict
 from largemargin.training.comparison import RESULT as COMPARISON
 from largemargin.training.comparison import RUNS, Comparison
@@ -51,7 +53,7 @@ class Subject:
     @property
     def where(self) -> str:
         """What to type for the run in a command."""
-        return "RUN" if self.run is None else str(self.run.folder)
+        return "RUN" if self.run is None else shlex.quote(str(self.run.folder))
 
     def class_name(self, label: int) -> str:
         return self.classes[label] if 0 <= label < len(self.classes) else f"class {label}"
@@ -82,6 +84,14 @@ class Subject:
         if self.evaluation is not None:
             return self.evaluation.clean.per_class
         return () if self.observed is None else self.observed.class_accuracy
+
+    @property
+    def rivals(self) -> Rivals | None:
+        """Nearest classes; a geometry of very many has no angles, but a model has class vectors."""
+        angles = None if self.geometry is None else self.geometry.prototypes.angles
+        if angles is not None and len(angles) > 1:
+            return rivals_in(angles)
+        return None if self.observed is None else self.observed.rivals
 
     @property
     def data_key(self) -> str:

@@ -178,5 +178,14 @@ def _evaluate(subject: Subject) -> str:
 
 
 def measure_command(subject: Subject, *options: str) -> str:
-    words = ["largemargin measure", subject.where, *options]
+    """Measures what is asked for, and again what was measured before: the file is written anew."""
+    g = subject.geometry
+    had = {
+        "--curvature true": g is not None and g.curvature is not None,
+        "--bounds true": g is not None and g.bounds is not None,
+        "--input_margins true": g is not None and g.input_margins is not None,
+        "--sphere true": g is not None and g.sphere is not None,
+    }
+    again = [option for option, there in had.items() if there and option not in options]
+    words = ["largemargin measure", subject.where, *again, *options]
     return " ".join([*words, f"--out {subject.where}/geometry.json"])

@@ -66,12 +66,19 @@ def report(
 
 
 def _looked_at(subjects: Subjects, look: Look) -> Subjects:
-    def seen(each: Subject) -> Subject:
-        if each.run is None or look.features == "none":
-            return each
-        return replace(each, observed=observe(each.run, each.geometry, look))
-
-    return replace(subjects, each=tuple(seen(each) for each in subjects.each))
+    if look.features == "none":
+        return subjects
+    around: dict[str, int] = {}
+    seen: list[Subject] = []
+    for each in subjects.each:
+        if each.run is not None:
+            key = each.data_key
+            found = observe(each.run, each.geometry, look, around=around.get(key))
+            if found.surface_of is not None:
+                around.setdefault(key, found.surface_of)
+            each = replace(each, observed=found)
+        seen.append(each)
+    return replace(subjects, each=tuple(seen))
 
 
 def _title(subjects: Subjects) -> str:

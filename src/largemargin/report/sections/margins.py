@@ -4,9 +4,12 @@ import itertools
 import math
 
 from largemargin.measuring.distributions import Distribution
-from largemargin.report.charts import Block, Chart, Heat, Note, Section, Series, Table
+from largemargin.report.advice import train_counts
+from largemargin.report.charts import Block, Chart, ClassMarks, Heat, Note, Section, Series, Table
 from largemargin.report.class_table import class_table
-from largemargin.report.numbers import number_cell, text_cell
+from largemargin.report.numbers import number_cell, percent_cell, text_cell
+from largemargin.report.rivals import Rivals
+from largemargin.report.sections.class_margins import class_margins_chart
 from largemargin.report.sections.sphere import sphere_chart
 from largemargin.report.subjects import Subject, Subjects
 from largemargin.report.target_curve import target_curve
@@ -16,8 +19,8 @@ READING = (
     "A margin is how far a sample is from being mistaken, negative where it is. Good is a curve "
     "that lies to the right of the baseline's and is narrow, with little left of 0."
 )
-HEAT_CLASSES = 64
-"""More classes than this: the heat map shows those with the closest rivals."""
+LIMITS = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Cosine margins at which the cumulative curve is written out."""
 
 KINDS = {
     "cosine": ("Cosine margin of samples", "cosine to the own class − largest other"),
@@ -34,9 +37,10 @@ def margins_section(subjects: Subjects) -> Section:
     for kind, (title, axis) in KINDS.items():
         blocks.append(_density(measured, kind, title, axis))
     blocks.append(_cumulative(measured))
+    blocks.append(class_margins_chart(measured))
     blocks += _angles(measured)
     blocks += _curves(measured)
-    blocks += _heats([each for each in measured if _has_angles(each)])
+    blocks += _heats(measured)
     blocks += [sphere_chart(each) for each in measured if each.geometry and each.geometry.sphere]
     blocks.append(class_table(measured))
     missing = [each for each in subjects.each if each.geometry is None]
@@ -65,7 +69,13 @@ def _density(measured: list[Subject], kind: str, title: str, axis: str) -> Chart
         zero=True,
         alt=f"Histogram and density of the {kind} margins of samples, one curve for each model.",
         table=_quantiles(measured, kind),
-        note="histograms of 50 bins (steps) under kernel densities (lines), of all samples",
+        note="histograms of 50 bins (steps) under kernel densities (lines), of all samples; a "
+        "chosen class is marked by its mean",
+        marks=tuple(
+            ClassMarks(each.title, each.color, each.geometry.margins[kind].classes.mean)
+            for each in measured
+            if each.geometry is not None
+        ),
     )
 
 
@@ -94,12 +104,15 @@ def _quantiles(measured: list[Subject], kind: str) -> Table:
 
 
 def _cumulative(measured: list[Subject]) -> Chart:
-    series = []
+    series, rows = [], []
     for each in measured:
         found = _distribution(each, "cosine")
         total = list(itertools.accumulate(found.counts, initial=0))
         shares = [n / max(1, found.count) for n in total]
         series.append(Series(each.title, found.edges, shares, color=each.color))
+        below = [_share_below(found, limit) for limit in LIMITS]
+        rows.append((text_cell(each.title), *(percent_cell(share) for share in below)))
+    heads = ("model", *(f"below {limit:g}" for limit in LIMITS))
     return Chart(
         "cumulative",
         "Share of samples below a cosine margin",
@@ -109,7 +122,18 @@ def _cumulative(measured: list[Subject]) -> Chart:
         percent_y=True,
         zero=True,
         alt="Cumulative curve of cosine margins; the height at 0 is the share on the wrong side.",
+        table=Table(heads, tuple(rows), key="below", numeric=tuple(range(1, len(heads)))),
+        note="from histograms of 50 bins",
     )
+
+
+def _share_below(found: Distribution, limit: float) -> float:
+    """Share of samples below a number, bins taken as even inside."""
+    if not found.count:
+        return math.nan
+    bins = zip(itertools.pairwise(found.edges), found.counts, strict=True)
+    inside = (n * min(1.0, max(0.0, (limit - a) / ((b - a) or 1.0))) for (a, b), n in bins)
+    return sum(inside) / found.count
 
 
 def _angles(measured: list[Subject]) -> list[Block]:
@@ -129,9 +153,16 @@ def _angles(measured: list[Subject]) -> list[Block]:
         assert rival is not None
         for found, words, dash in ((own, "own class", "solid"), (rival, "nearest rival", "dot")):
             if found.density:
-                name = f"{each.title}, {words}"
                 series.append(
-                    Series(name, found.density_at, found.density, color=each.color, dash=dash)  # type: ignore[arg-type]
+                    Series(
+                        f"{each.title}, {words}",
+                        found.density_at,
+                        found.density,
+                        color=each.color,
+                        dash=dash,  # type: ignore[arg-type]
+                        group=each.title,
+                        style=words,
+                    )
                 )
         values = (own.mean, own.std, own.median, rival.mean, rival.std, rival.median)
         rows.append((text_cell(each.title), *(number_cell(value) for value in values)))
@@ -152,16 +183,22 @@ def _angles(measured: list[Subject]) -> list[Block]:
 
 
 def _curves(measured: list[Subject]) -> list[Block]:
-    series = []
+    series, without = [], []
     for each in measured:
-        found = None if each.config is None else target_curve(each.config)
-        if found is not None:
-            series.append(Series(each.title, *found, color=each.color))
+        if each.config is None:
+            continue
+        found = target_curve(each.config, train_counts(each))
+        if found is None:
+            without.append(each.title)
+        else:
+            name = ", ".join(filter(None, (each.title, found.about)))
+            series.append(Series(name, found.degrees, found.psi, color=each.color))
     if not series:
         return []
     degrees = [float(angle) for angle in range(0, 181, 2)]
     plain = [math.cos(math.radians(angle)) for angle in degrees]
     series.insert(0, Series("no margin: cos θ", degrees, plain, color=None, dash="dash"))
+    left_out = f"no such curve: {', '.join(without)}" if without else ""
     return [
         Chart(
             "psi",
@@ -171,45 +208,39 @@ def _curves(measured: list[Subject]) -> list[Block]:
             y="ψ(θ)",
             alt="What the loss makes of the cosine to the own class. The further below cos θ, the "
             "larger the margin it asks for.",
+            note=left_out,
         )
     ]
 
 
-def _has_angles(subject: Subject) -> bool:
-    return subject.geometry is not None and subject.geometry.prototypes.angles is not None
-
-
 def _heats(measured: list[Subject]) -> list[Chart]:
     """One map for each model, all in one scale."""
-    found = [
+    found = [(each, each.rivals) for each in measured]
+    known = [(each, rivals) for each, rivals in found if rivals is not None]
+    angles = [
         angle
-        for each in measured
-        if each.geometry is not None
-        for at, row in enumerate(each.geometry.prototypes.angles or ())
+        for _, rivals in known
+        for at, row in enumerate(rivals.matrix)
         for other, angle in enumerate(row)
         if other != at
     ]
-    low, high = (min(found), max(found)) if found else (0.0, 180.0)
-    return [_heat(each, low, high) for each in measured]
+    low, high = (min(angles), max(angles)) if angles else (0.0, 180.0)
+    return [_heat(each, rivals, low, high) for each, rivals in known]
 
 
-def _heat(subject: Subject, low: float, high: float) -> Chart:
-    assert subject.geometry is not None
-    angles = subject.geometry.prototypes.angles
-    assert angles is not None
-    chosen = list(range(len(angles)))
-    note = ""
-    if len(angles) > HEAT_CLASSES:
-        closest = sorted(chosen, key=lambda at: min(a for j, a in enumerate(angles[at]) if j != at))
-        chosen = sorted(closest[:HEAT_CLASSES])
-        note = f"the {HEAT_CLASSES} of {len(angles):,} classes with the closest rivals"
-    names = tuple(subject.class_name(at) for at in chosen)
-    values = tuple(tuple(None if i == j else angles[i][j] for j in chosen) for i in chosen)
+def _heat(subject: Subject, rivals: Rivals, low: float, high: float) -> Chart:
+    shown, count = rivals.classes, len(rivals.nearest)
+    names = tuple(subject.class_name(at) for at in shown)
+    values = tuple(
+        tuple(None if i == j else angle for j, angle in enumerate(row))
+        for i, row in enumerate(rivals.matrix)
+    )
+    few = len(shown) < count
     return Chart(
         f"angles-{subject.name}",
         f"Angles between class vectors: {subject.title}",
-        heat=Heat(values, names, names, unit="degrees", low=low, high=high),
+        heat=Heat(values, names, names, unit="degrees", low=low, high=high, classes=shown),
         alt="Angle of every pair of class vectors; all models share one scale. Good is one even "
         "colour, without dark cells.",
-        note=note,
+        note=f"the {len(shown)} of {count:,} classes with the closest rivals" if few else "",
     )

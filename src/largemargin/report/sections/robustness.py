@@ -1,18 +1,22 @@
 """Section 6: what noise, occlusion and attacks do, and how curved the loss is around samples."""
 
 import re
+from dataclasses import replace
 
 from largemargin.evaluating import Evaluation
-from largemargin.report.charts import Block, Cell, Chart, Heat, Note, Section, Series, Table
+from largemargin.report.charts import Block, Cell, Chart, Note, Section, Series, Table
 from largemargin.report.numbers import count_cell, known, number_cell, percent_cell, text_cell
 from largemargin.report.palette import DASHES
+from largemargin.report.sections.curvature import curvature_blocks, surface_charts
 from largemargin.report.subjects import Subject, Subjects
-from largemargin.report.verdict import measure_command
 
 READING = (
     "Accuracy when images are disturbed; bars show the spread of repeated draws, or 95 % intervals "
     "for attacks. Good is a line that stays high to the right, above the baseline's."
 )
+
+BIN_SAMPLES = 5
+"""Fewer predictions of like confidence say little about their accuracy."""
 
 
 def robustness_section(subjects: Subjects) -> Section:
@@ -25,8 +29,7 @@ def robustness_section(subjects: Subjects) -> Section:
         if each.evaluation is None:
             words = f"{each.title}: accuracy under noise, perturbations and attacks is not known."
             blocks.append(Note(words, f"largemargin evaluate {each.where}"))
-    blocks += _curvature(subjects)
-    blocks += _surfaces(subjects)
+    blocks += [*curvature_blocks(subjects), *surface_charts(subjects)]
     return Section.arranged("robustness", "Robustness", READING, blocks)
 
 
@@ -129,9 +132,9 @@ def _perturbations(evaluated: list[Subject]) -> list[Block]:
 
 def _attacks(evaluated: list[Subject]) -> list[Block]:
     if not any(_found(each).attacked for each in evaluated):
-        words = "No attacks were evaluated."
-        return [Note(words, f"largemargin evaluate {evaluated[0].where} --attacks [pgd]")]
-    blocks: list[Block] = []
+        return [Note("No attacks were evaluated.", _attack_command(evaluated[0], "[fgsm,pgd]"))]
+    charts: list[Chart] = []
+    notes: list[Block] = []
     for norm, words in (("linf", "largest change of a pixel"), ("l2", "Euclidean length")):
         series = []
         for each in evaluated:
@@ -151,12 +154,14 @@ def _attacks(evaluated: list[Subject]) -> list[Block]:
                         [clean, *(one.accuracy for one in own)],
                         color=each.color,
                         dash=DASHES[at % len(DASHES)],  # type: ignore[arg-type]
+                        group=each.title,
+                        style=kind,
                         low=[clean, *(one.low for one in own)],
                         high=[clean, *(one.high for one in own)],
                     )
                 )
         if series:
-            blocks.append(
+            charts.append(
                 Chart(
                     f"attacks-{norm}",
                     f"Accuracy under attacks, {norm}",
@@ -167,6 +172,11 @@ def _attacks(evaluated: list[Subject]) -> list[Block]:
                     alt=f"Accuracy against the strength of {norm} attacks.",
                 )
             )
+    strengths = {(one.norm, one.epsilon) for each in evaluated for one in _found(each).attacked}
+    norms = {norm for norm, _ in strengths}
+    if len(strengths) == len(norms):
+        words = "Each kind of attack was tried at one strength; several make a curve."
+        notes.append(Note(words, _attack_command(evaluated[0], "[pgd]")))
     rows = []
     for each in evaluated:
         for one in _found(each).attacked:
@@ -181,8 +191,17 @@ def _attacks(evaluated: list[Subject]) -> list[Block]:
                 )
             )
     heads = ("model", "attack", "accuracy", "from", "to", "samples")
-    blocks.append(Table(heads, tuple(rows), caption="Attacks", key="attacks", numeric=(2, 3, 4, 5)))
-    return blocks
+    return [
+        replace(charts[0], table=Table(heads, tuple(rows), key="attacks", numeric=(2, 3, 4, 5))),
+        *charts[1:],
+        *notes,
+    ]
+
+
+def _attack_command(subject: Subject, attacks: str) -> str:
+    return (
+        f"largemargin evaluate {subject.where} --attacks '{attacks}' --linf '[0.01,0.02,0.04,0.08]'"
+    )
 
 
 def _calibration(evaluated: list[Subject]) -> list[Block]:
@@ -190,12 +209,14 @@ def _calibration(evaluated: list[Subject]) -> list[Block]:
     rows, heads = [], ("model", "confidence", "accuracy", "samples")
     for each in evaluated:
         found = _found(each).clean.calibration
-        kept = [at for at, n in enumerate(found.counts) if n]
-        xs, ys = ([column[at] for at in kept] for column in (found.confidence, found.accuracy))
+        drawn = [at for at, n in enumerate(found.counts) if n >= BIN_SAMPLES]
+        xs, ys = ([column[at] for at in drawn] for column in (found.confidence, found.accuracy))
         series.append(Series(each.title, xs, ys, color=each.color))
+        bins = zip(found.confidence, found.accuracy, found.counts, strict=True)
         rows += [
-            (text_cell(each.title), percent_cell(x), percent_cell(y), count_cell(found.counts[at]))
-            for at, x, y in zip(kept, xs, ys, strict=True)
+            (text_cell(each.title), percent_cell(x), percent_cell(y), count_cell(n))
+            for x, y, n in bins
+            if n
         ]
     return [
         Chart(
@@ -208,6 +229,7 @@ def _calibration(evaluated: list[Subject]) -> list[Block]:
             alt="Accuracy of predictions by their confidence. Good lies on the diagonal; below it "
             "the model is overconfident.",
             table=Table(heads, tuple(rows), key="bins", numeric=(1, 2, 3)),
+            note=f"bins of fewer than {BIN_SAMPLES} samples are in the numbers only",
         )
     ]
 
@@ -243,79 +265,3 @@ def _retrieval(evaluated: list[Subject]) -> list[Block]:
         return []
     heads = ("model", "recall", "mean average precision")
     return [Table(heads, tuple(rows), caption="Search by features", key="retrieval", numeric=(2,))]
-
-
-def _curvature(subjects: Subjects) -> list[Block]:
-    measured = [each for each in subjects.each if each.geometry and each.geometry.curvature]
-    if not measured:
-        command = measure_command(subjects.each[0], "--curvature true", "--max_samples 500")
-        return [Note("The curvature of the loss around samples was not measured.", command)]
-    boxes, curves, rows = [], [], []
-    heads = ("model", "5 %", "25 %", "median", "75 %", "95 %", "mean", "samples")
-    for each in measured:
-        assert each.geometry is not None
-        assert each.geometry.curvature is not None
-        c = each.geometry.curvature
-        five = [max(c.overall.quantiles[q], 1e-12) for q in (0.05, 0.25, 0.5, 0.75, 0.95)]
-        boxes.append(Series(each.title, [], five, form="box", color=each.color))
-        values = (number_cell(value) for value in (*five, c.overall.mean))
-        rows.append((text_cell(each.title), *values, count_cell(c.samples)))
-        for at, (kind, found) in enumerate(c.robustness.items()):
-            name = f"{each.name}, {kind} {found.amount:g}"
-            dash = DASHES[at % len(DASHES)]
-            curves.append(
-                Series(name, found.shares, found.weak, color=each.color, dash=dash)  # type: ignore[arg-type]
-            )
-    blocks: list[Block] = [
-        Chart(
-            "curvature",
-            "Curvature of the loss around samples",
-            tuple(boxes),
-            y="curvature",
-            log_y=True,
-            alt="Box for each model: median, quartiles, and whiskers at 5 % and 95 %. Good is low.",
-            table=Table(heads, tuple(rows), key="curvatures", numeric=tuple(range(1, 8))),
-        )
-    ]
-    if curves:
-        blocks.append(
-            Chart(
-                "curvature-robustness",
-                "Noisy accuracy of the flattest samples",
-                tuple(curves),
-                x="share of samples kept, flattest first",
-                y="accuracy under noise",
-                percent_y=True,
-                alt="Accuracy under noise of the samples of lowest curvature. Falling lines mean "
-                "that flat samples are the robust ones.",
-            )
-        )
-    return blocks
-
-
-def _surfaces(subjects: Subjects) -> list[Block]:
-    seen = [each for each in subjects.each if each.observed and each.observed.surface]
-    if not seen:
-        return []
-    found = [each.observed.surface for each in seen if each.observed]
-    highest = max(max(map(max, one.losses)) for one in found if one is not None)
-    return [
-        Chart(
-            f"surface-{each.name}",
-            f"Loss around one sample: {each.title}",
-            heat=Heat(
-                surface.losses,
-                x=surface.across,
-                y=surface.along,
-                unit="loss",
-                low=0.0,
-                high=highest,
-            ),
-            x="across",
-            y="along the gradient",
-            alt="Cross entropy on a square of the input space around one right sample. Good is a "
-            "wide dark middle. All models share one scale.",
-        )
-        for each, surface in zip(seen, found, strict=True)
-        if surface is not None
-    ]

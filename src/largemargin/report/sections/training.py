@@ -22,14 +22,22 @@ GRADIENT_POINTS = 400
 """Of a curve over steps; more are thinned."""
 
 GEOMETRY = {
-    "class_margin_degrees": "Class margin, degrees",
-    "mean_cosine_margin": "Mean cosine margin of samples",
-    "min_cosine_margin": "Smallest cosine margin of samples",
-    "largest_dispersion": "Largest dispersion",
-    "magnitude_ratio": "Longest / shortest class vector",
-    "softmax_bias": "Implicit margin of softmax",
+    "class_margin_degrees": ("Class margin", "degrees", "Good rises to the ceiling."),
+    "mean_cosine_margin": (
+        *("Sample margin", "cosine margin"),
+        "Mean of the samples, and the smallest one. Good rises above 0.",
+    ),
+    "largest_dispersion": (
+        *("Largest dispersion of a class", "distance of features"),
+        "Good falls while margins stay wide.",
+    ),
+    "magnitude_ratio": ("Norm ratio of class vectors", "longest / shortest", "Good stays near 1."),
+    "softmax_bias": (
+        *("Implicit bias of softmax", "margin in logits"),
+        "0 where one rival counts, log(C − 1) where all are alike.",
+    ),
 }
-"""What a row of metrics.jsonl may hold under "geometry", and what it is called."""
+"""What a row of metrics.jsonl may hold under "geometry": title, axis, and what is good."""
 
 Read = Callable[[dict[str, Any]], float | None]
 
@@ -69,11 +77,19 @@ def training_section(subjects: Subjects) -> Section:
     return Section.arranged("training", "Training", READING, blocks)
 
 
-def _curve(subject: Subject, read: Read, name: str, dash: Any = "solid") -> Series | None:
+def _curve(subject: Subject, read: Read, style: str = "", dash: Any = "solid") -> Series | None:
     rows = [(row["epoch"] + 1, read(row)) for row in subject.epochs()]
     if all(y is None for _, y in rows):
         return None
-    return Series(name, [x for x, _ in rows], [y for _, y in rows], color=subject.color, dash=dash)
+    return Series(
+        ", ".join(filter(None, (subject.title, style))),
+        [x for x, _ in rows],
+        [y for _, y in rows],
+        color=subject.color,
+        dash=dash,
+        group=subject.title,
+        style=style,
+    )
 
 
 def _validation(key: str) -> Read:
@@ -87,9 +103,8 @@ def _kept(series: list[Series | None]) -> tuple[Series, ...]:
 def _losses(trained: list[Subject]) -> Chart:
     series: list[Series | None] = []
     for each in trained:
-        series.append(_curve(each, lambda row: row.get("loss"), f"{each.title}, training"))
-        name = f"{each.title}, validation cross entropy"
-        series.append(_curve(each, _validation("loss"), name, "dot"))
+        series.append(_curve(each, lambda row: row.get("loss"), "training"))
+        series.append(_curve(each, _validation("loss"), "validation cross entropy", "dot"))
     return Chart(
         "loss",
         "Loss",
@@ -102,7 +117,7 @@ def _losses(trained: list[Subject]) -> Chart:
 
 
 def _accuracies(trained: list[Subject]) -> Chart:
-    series = [_curve(each, _validation("accuracy"), each.title) for each in trained]
+    series = [_curve(each, _validation("accuracy")) for each in trained]
     return Chart(
         "validation",
         "Validation accuracy",
@@ -115,7 +130,7 @@ def _accuracies(trained: list[Subject]) -> Chart:
 
 
 def _rates(trained: list[Subject]) -> Chart:
-    series = [_curve(each, lambda row: row.get("lr"), each.title) for each in trained]
+    series = [_curve(each, lambda row: row.get("lr")) for each in trained]
     return Chart(
         "rate",
         "Learning rate",
@@ -152,11 +167,24 @@ def _gradient_points(subject: Subject) -> dict[str, tuple[list[float], list[floa
 
 
 def _by_term(key: str, title: str, y: str, trained: list[Subject], points: Points) -> Chart | None:
-    series = []
+    series: list[Series] = []
+    kinds: list[str] = []
     for each in trained:
-        for at, (name, (xs, ys)) in enumerate(points(each).items()):
-            dash: Any = DASHES[at % len(DASHES)]
-            series.append(Series(f"{each.name}: {name}", xs, ys, color=each.color, dash=dash))
+        for name, (xs, ys) in points(each).items():
+            if name not in kinds:
+                kinds.append(name)
+            dash: Any = DASHES[kinds.index(name) % len(DASHES)]
+            series.append(
+                Series(
+                    f"{each.name}: {name}",
+                    xs,
+                    ys,
+                    color=each.color,
+                    dash=dash,
+                    group=each.title,
+                    style=name,
+                )
+            )
     if not series:
         return None
     values = [value for one in series for value in one.y if value is not None]
@@ -176,24 +204,42 @@ def _by_term(key: str, title: str, y: str, trained: list[Subject], points: Point
 
 def _geometry(trained: list[Subject]) -> list[Block]:
     blocks: list[Block] = []
-    for key, title in GEOMETRY.items():
-        series = _kept(
-            [
-                _curve(each, lambda row, key=key: (row.get("geometry") or {}).get(key), each.title)  # type: ignore[misc]
-                for each in trained
-            ]
-        )
+    note = _measured_on(trained)
+    for key, (title, axis, good) in GEOMETRY.items():
+        both = key == "mean_cosine_margin"
+        curves = [_curve(each, _geometry_of(key), "mean" if both else "") for each in trained]
+        if both:
+            smallest = _geometry_of("min_cosine_margin")
+            curves += [_curve(each, smallest, "smallest", "dot") for each in trained]
+        series = _kept(curves)
         if series:
-            words = f"{title}, over epochs, one line for each model."
-            blocks.append(Chart(f"epochs-{key}", title, series, x="epoch", y=title, alt=words))
+            words = f"{title} after every epoch. {good}"
+            chart = Chart(f"epochs-{key}", title, series, x="epoch", y=axis, alt=words, note=note)
+            blocks.append(chart)
     if not blocks:
-        blocks.append(
-            Note(
-                "Geometry over epochs was not recorded: these runs measured it once, at the end "
-                "(see Margins)."
-            )
+        words = (
+            "Geometry over epochs was not recorded: only that at the end is known (see Margins)."
         )
+        blocks.append(Note(words, "largemargin train --geometry_samples 500"))
     return blocks
+
+
+def _geometry_of(key: str) -> Read:
+    return lambda row: (row.get("geometry") or {}).get(key)
+
+
+def _measured_on(trained: list[Subject]) -> str:
+    """The images behind the curves, where they are the same for all models."""
+    found = {
+        (row["geometry"].get("samples"), row["geometry"].get("split"))
+        for each in trained
+        for row in each.epochs()
+        if row.get("geometry")
+    }
+    if len(found) != 1:
+        return ""
+    samples, split = found.pop()
+    return f"{samples} {'training' if split == 'train' else split} images, always the same"
 
 
 def _last(trained: list[Subject]) -> Table:

@@ -41,11 +41,47 @@
         opacity: small ? 0.85 : labels.map((c) => shown(c)),
         line: { width: 0 },
       };
+      /* Points in space have one opacity for all: those not chosen become small and pale. */
+      if (small && chosen.size > 0) {
+        made.marker.size = labels.map((c) => (chosen.has(c) ? 4 : 1.5));
+        made.marker.color = labels.map((c) => (chosen.has(c) ? colors[c % 8] : variable("--line")));
+      }
+    }
+    if (given.meta && given.meta.classes) {
+      made.marker = Object.assign({}, made.marker, { opacity: given.meta.classes.map((c) => (chosen.size === 0 || chosen.has(c) ? 1 : 0.15)) });
     }
     return made;
   }
 
   const shown = (label) => (chosen.size === 0 ? 0.85 : chosen.has(label) ? 1 : 0.06);
+  const className = (label) => {
+    const names = Object.values(payload.classes)[0] || [];
+    return label in names ? names[label] : "class " + label;
+  };
+  const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+
+  /* Chosen classes in a figure of distributions: a mark at the mean of each. */
+  function marks(given, box) {
+    if (!given.marks || chosen.size === 0) return [];
+    const labels = Array.from(chosen);
+    return given.marks.filter((each) => !hiddenNamed(box, each.name)).map((each) => ({
+      type: "scatter", mode: "markers", x: labels.map((c) => each.x[c]), y: labels.map(() => 0),
+      text: labels.map((c) => plain(className(c)) + ", mean"), name: each.name,
+      hovertemplate: "%{text}: %{x:.4g}<extra>" + each.name.replace(/\{/g, "&#123;") + "</extra>", cliponaxis: false,
+      marker: { symbol: "triangle-up", size: 13, color: variable("--" + each.color), line: { width: 1.5, color: variable("--ink") } },
+    }));
+  }
+
+  /* Chosen classes in a matrix: a frame around row and column. */
+  function frames(given) {
+    const framed = given.data.map((each) => each.meta && each.meta.framed).find(Boolean);
+    if (!framed) return [];
+    const line = { color: variable("--mark"), width: 2.5 }, last = framed.length - 0.5;
+    return framed.flatMap((label, at) => (chosen.has(label) ? [
+      { type: "rect", x0: at - 0.5, x1: at + 0.5, y0: -0.5, y1: last, line },
+      { type: "rect", y0: at - 0.5, y1: at + 0.5, x0: -0.5, x1: last, line },
+    ] : []));
+  }
 
   function layout(given, box) {
     const ink = variable("--ink"), soft = variable("--soft"), line = variable("--line");
@@ -62,6 +98,7 @@
       dragmode: box.clientWidth < 520 ? false : "zoom",
       hoverlabel: { namelength: 40 },
     });
+    made.shapes = frames(payload.charts[box.id]);
     if (given.scene) {
       const side = { visible: false };
       made.scene = Object.assign({ xaxis: side, yaxis: side, zaxis: side }, given.scene);
@@ -78,28 +115,33 @@
     if (!given || !ready) return;
     const first = !drawn.has(box);
     drawn.add(box);
-    const data = given.data.map((each, at) => Object.assign(trace(each), hiddenIn(box, at) ? { visible: false } : {}));
+    const data = given.data.map((each, at) => Object.assign(trace(each), hiddenIn(box, at) ? { visible: false } : {})).concat(marks(given, box));
     if (!first) { Plotly.react(box, data, layout(given.layout, box), options); return; }
     Plotly.newPlot(box, data, layout(given.layout, box), options);
-    const samples = given.data.find((each) => each.meta && each.meta.labels);
-    if (samples) {
+    if (given.data.some((each) => each.meta && each.meta.labels)) {
       box.on("plotly_hover", (event) => look(event));
       box.on("plotly_unhover", hide);
+    }
+    if (given.data.some((each) => each.meta)) {
       box.on("plotly_click", (event) => {
-        const point = event.points[0];
-        const meta = point.data.meta;
-        if (meta) choose(meta.labels[point.pointNumber]);
+        const point = event.points[0], meta = point.data.meta;
+        if (!meta) return;
+        if (meta.framed) choose(meta.framed[point.pointNumber[0]]);
+        else choose((meta.labels || meta.classes)[point.pointNumber]);
       });
     }
   }
 
-  /* Legends show and hide what they name; a faint histogram goes with its curve. */
+  /* Legends show and hide all lines of what they name; a faint histogram goes with its curve. */
   const keyOf = (box, at) => box.parentElement.querySelector('.keys [data-trace="' + at + '"]');
   function hiddenIn(box, at) {
     const data = payload.charts[box.id].data;
-    const named = data.findIndex((each, other) => each.name === data[at].name && keyOf(box, other));
-    const key = keyOf(box, at) || (named >= 0 ? keyOf(box, named) : null);
-    return key !== null && key.getAttribute("aria-pressed") === "false";
+    const first = data.findIndex((each, other) => each.legendgroup === data[at].legendgroup && keyOf(box, other));
+    return first >= 0 && keyOf(box, first).getAttribute("aria-pressed") === "false";
+  }
+  function hiddenNamed(box, name) {
+    const at = payload.charts[box.id].data.findIndex((each) => each.name === name);
+    return at >= 0 && hiddenIn(box, at);
   }
   for (const key of document.querySelectorAll(".keys button")) {
     key.addEventListener("click", () => {
@@ -151,7 +193,7 @@
     const names = payload.names[meta.data] || {};
     const lines = [names[index] || "sample " + index, "label: " + name(meta.labels[at])];
     if (meta.predicted.length) lines.push("predicted: " + name(meta.predicted[at]));
-    if (meta.margins.length && meta.margins[at] !== null) lines.push("logit margin: " + meta.margins[at].toPrecision(4));
+    if (meta.margins.length && meta.margins[at] !== null) lines.push(meta.margin + ": " + meta.margins[at].toPrecision(4));
     card.querySelector("p").textContent = lines.join("\n");
     const picture = (payload.pictures[meta.data] || {})[index];
     const image = card.querySelector("img");
@@ -165,25 +207,53 @@
   function hide() { card.hidden = true; }
   window.addEventListener("scroll", hide, { passive: true });
 
-  /* One choice of classes for every figure of samples. */
+  /* One choice of classes for every figure, table and list. */
+  const bar = document.getElementById("chosen");
   function choose(label) {
+    if (!payload.linked) return;
     if (label === null) chosen.clear();
     else if (chosen.has(label)) chosen.delete(label);
     else chosen.add(label);
-    for (const button of document.querySelectorAll(".chooser button")) {
-      const on = "all" in button.dataset ? chosen.size === 0 : chosen.has(Number(button.dataset.class));
+    const any = chosen.size > 0;
+    for (const button of document.querySelectorAll("[data-class][aria-pressed], [data-all][aria-pressed]")) {
+      const on = "all" in button.dataset ? !any : chosen.has(Number(button.dataset.class));
       button.setAttribute("aria-pressed", String(on));
     }
-    for (const item of document.querySelectorAll(".worst li")) {
-      item.classList.toggle("dim", chosen.size > 0 && !chosen.has(Number(item.dataset.class)));
+    for (const item of document.querySelectorAll(".worst li, tr[data-class]")) {
+      item.classList.toggle("dim", any && !chosen.has(Number(item.dataset.class)));
     }
+    const names = Array.from(chosen, className);
+    bar.hidden = !any;
+    bar.querySelector("b").textContent = names.slice(0, 3).join(", ") + (names.length > 3 ? " and " + (names.length - 3) + " more" : "");
     for (const box of drawn) {
       const given = payload.charts[box.id];
-      if (given.data.some((each) => each.meta && each.meta.labels && each.type !== "scatter3d")) draw(box);
+      if (given.marks || given.data.some((each) => each.meta)) draw(box);
     }
   }
-  for (const button of document.querySelectorAll(".chooser button")) {
+  for (const button of document.querySelectorAll(".chooser button, #chosen button")) {
     button.addEventListener("click", () => choose("all" in button.dataset ? null : Number(button.dataset.class)));
+  }
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && chosen.size > 0) choose(null);
+  });
+  for (const row of payload.linked ? document.querySelectorAll("tr[data-class]") : []) {
+    const cell = row.cells[1], button = document.createElement("button");
+    button.type = "button";
+    button.className = "pick";
+    button.dataset.class = row.dataset.class;
+    button.setAttribute("aria-pressed", "false");
+    button.append(...cell.childNodes);
+    cell.append(button);
+    button.addEventListener("click", () => choose(Number(row.dataset.class)));
+  }
+  for (const input of document.querySelectorAll("input[data-finds]")) {
+    input.addEventListener("input", () => {
+      const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+      for (const chip of input.closest(".chooser").querySelectorAll(".chips [data-class]")) {
+        const text = chip.textContent.toLowerCase();
+        chip.hidden = !words.every((word) => text.includes(word));
+      }
+    });
   }
 
   /* Tables that sort by their headings and are searched. */
