@@ -133,7 +133,7 @@ def one_of_each_kind(name: str) -> tuple[str, ...]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", sorted(RECIPES.keys() - {"ltlm/figure_free"}))
 def test_every_kind_of_cell(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     only = one_of_each_kind(name)
     table = run(name, tmp_path, monkeypatch, only)

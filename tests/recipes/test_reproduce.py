@@ -372,3 +372,11 @@ def test_settings_merge_group_by_group() -> None:
     }
     merge(settings, nested({"objective.name": "b"}))
     assert settings["objective"] == {"name": "b"}
+
+
+def test_options_belong_to_the_network_they_were_given_for() -> None:
+    settings = nested({"model": {"name": "resnet18", "options": {"initial": "torch"}}})
+    merge(settings, nested({"model.name": "resnet18", "model.feature_dim": 30}))
+    assert settings["model"]["options"] == {"initial": "torch"}
+    merge(settings, nested({"model.name": "small_cnn", "model.options": {"width": 4}}))
+    assert settings["model"] == {"name": "small_cnn", "feature_dim": 30, "options": {"width": 4}}

@@ -20,11 +20,14 @@ EXAMPLES = """\
 Examples:
   largemargin reproduce papers/lmd/table3.yaml --list            what would be run, and on what data
   largemargin reproduce papers/lmd/table3.yaml --path cifar10=~/cifar --only "CIFAR10, *"
+  largemargin reproduce papers/lmd/table3.yaml --only train_percent=20 --seeds 0,1,2
   largemargin reproduce papers/lmd/table3.yaml --epochs-fraction 0.05 --seeds 3
   largemargin reproduce papers/lmd/table3.yaml --set batch_size=512 optimizer.lr=0.004
+  largemargin reproduce papers/lmd/table3.yaml --no-train        what was measured, by anyone
 
---only takes patterns (* is anything) of the names that --list shows. With fewer epochs or other
-settings than the paper's no number counts as reproduced; only the direction is judged."""
+--only takes columns of the table (dataset=CIFAR10,train_percent=20) or patterns (* is anything) of
+the names that --list shows. With fewer epochs or other settings than the paper's no number counts
+as reproduced; only the direction is judged."""
 
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -35,7 +38,11 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         "--epochs-fraction", type=float, default=1.0, help="share of the paper's epochs"
     )
     parser.add_argument(
-        "--seeds", type=int, default=None, help="runs per cell; default the recipe's"
+        "--seeds",
+        type=str,
+        default=None,
+        metavar="N | A,B,...",
+        help="runs per cell, or their seeds; default the recipe's",
     )
     parser.add_argument(
         "--only", type=str, nargs="+", default=[], metavar="CELL", help="cells to run; default all"
@@ -66,7 +73,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         "--list", action="store_true", help="say what would be run and on what data, and exit"
     )
     parser.add_argument(
-        "--no-train", action="store_true", help="only measure runs that are there already"
+        "--no-train", action="store_true", help="only show and measure what is there already"
     )
 
 
@@ -81,7 +88,7 @@ def run(options: Any) -> int:
         table = reproduce(
             options.recipe,
             epochs_fraction=options.epochs_fraction,
-            seeds=options.seeds,
+            seeds=seeds_in(options.seeds),
             folder=options.folder,
             overrides=settings_in(options.set),
             paths=dict(map(pair, options.path)),
@@ -129,6 +136,19 @@ def pair(text: str) -> tuple[str, str]:
     if not (name and equals and value):
         raise LargeMarginError(f"NAME=VALUE is expected, but {text!r} was given.")
     return name, value
+
+
+def seeds_in(text: str | None) -> int | tuple[int, ...] | None:
+    """``"3"`` is how many, ``"0,1,2"`` are which."""
+    if text is None:
+        return None
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise LargeMarginError(
+            f"--seeds must be a number or a list as 0,1,2, but {text!r} was given."
+        ) from None
+    return numbers if "," in text else numbers[0]
 
 
 def settings_in(words: list[str]) -> dict[str, Any]:

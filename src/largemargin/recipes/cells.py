@@ -192,10 +192,16 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge(settings: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Put ``more`` into ``settings``, group by group; an objective's name begins a new one."""
+    """Put ``more`` into ``settings``, group by group.
+
+    An objective's name begins a new objective; options are those of the network that was named.
+    """
     for name, value in more.items():
-        if name == "objective" and isinstance(value, Mapping) and "name" in value:
-            settings[name] = {}
+        if isinstance(value, Mapping) and "name" in value:
+            if name == "objective":
+                settings[name] = {}
+            elif name == "model" and settings.get(name, {}).get("name") != value["name"]:
+                settings.get(name, {}).pop("options", None)
         if isinstance(value, Mapping) and isinstance(settings.get(name), dict):
             merge(settings[name], value)
         else:

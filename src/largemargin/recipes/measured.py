@@ -14,6 +14,7 @@ from largemargin.recipes.metrics import Number, Subject, measured
 from largemargin.recipes.records import finite
 from largemargin.recipes.schema import Measure, Recipe
 from largemargin.training import Run, RunConfig, to_dict
+from largemargin.training.environment import commit
 from largemargin.training.files import read_json, write_json
 from largemargin.training.runs import ENVIRONMENT
 
@@ -107,7 +108,8 @@ def computed(wanted: Wanted) -> dict[str, Any]:
     numbers = {
         name: list(measured(None, metric, options)) for name, (metric, options) in wanted.items()
     }
-    return {"seed": None, "status": "finished", "numbers": numbers}
+    versions = {"torch": str(torch.__version__), "commit": commit()}
+    return {"seed": None, "status": "finished", "numbers": numbers, **versions}
 
 
 def about(run: Run, config: RunConfig, numbers: Mapping[str, Any], **more: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from largemargin.geometry import (
 )
 from largemargin.measuring.curvature import Curvature, CurvatureSettings, measure_curvature
 from largemargin.measuring.input_margins import measure_input_margins
+from largemargin.recipes.free_features import mean_class_margin
 from largemargin.robust import Perturbation
 from largemargin.training import Run
 
@@ -208,6 +209,15 @@ def best_packing(subject: None, *, classes: int, dim: int) -> Number:
     return Number(math.degrees(lm.best_packing(classes, dim).angle))
 
 
+def free_class_margin(
+    subject: None, *, objective: str, settings: dict[str, Any], classes: int, dim: int, steps: int
+) -> Number:
+    """Class margin of free features, mean of three starts; no images, no network."""
+    return Number(
+        *mean_class_margin(objective, settings, classes=classes, dim=dim, steps=steps, starts=3)
+    )
+
+
 METRICS: Mapping[str, Callable[..., Number]] = MappingProxyType(
     {
         "accuracy": accuracy,
@@ -225,6 +235,7 @@ METRICS: Mapping[str, Callable[..., Number]] = MappingProxyType(
         "curvature_correlation": curvature_correlation,
         "low_curvature_accuracy": low_curvature_accuracy,
         "best_packing": best_packing,
+        "free_class_margin": free_class_margin,
     }
 )
 

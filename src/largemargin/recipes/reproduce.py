@@ -193,21 +193,25 @@ class _Session:
     def measure(self, cell: Cell, needed: Mapping[str, Measurements], chosen: bool) -> Measurements:
         """Its numbers; without ``chosen`` only of runs that are there."""
         found = needed.get(cell.name, Measurements()).copy()
-        if not cell.train:
-            found.take(computed(found.wanted))
-            return found
-        if not self.train_missing:
-            for each in self.known.get(cell.name, ()):
+        stored = self.known.get(cell.name, ())
+        if not cell.train or not self.train_missing:
+            for each in stored:
                 found.take(each)
+        if not cell.train:
+            if chosen and self.train_missing and not found.found.keys() >= found.wanted.keys():
+                found.take(computed(found.wanted))
+            return found
         for seed, config, folder in runs_of(cell, self.folder):
-            stored = self._stored(cell, seed, config.name)
-            if stored is not None and stored["numbers"].keys() >= found.wanted.keys():
-                found.take(stored)
+            known = self._stored(cell, seed, config.name)
+            if known is not None and known["numbers"].keys() >= found.wanted.keys():
+                found.take(known)
                 continue
             if not Run(folder).finished and not (chosen and self.train_missing):
                 continue
+            if not Run(folder).finished:
+                self.data(config.data)  # without it nothing of the table can be run
             try:
-                found.take(self._run(config, folder, found, seed))
+                found.take(self._run(config, folder, found))
             except Interrupted:
                 raise
             except LargeMarginError as error:
@@ -215,9 +219,7 @@ class _Session:
                 break
         return found
 
-    def _run(
-        self, config: RunConfig, folder: Path, found: Measurements, seed: int
-    ) -> dict[str, Any]:
+    def _run(self, config: RunConfig, folder: Path, found: Measurements) -> dict[str, Any]:
         load = partial(self.data, config.data)
         run = Run(folder)
         if not run.finished:

@@ -6,7 +6,7 @@
 * **direction holds**: the difference to the baseline of the table has the reported sign. Where it
   is smaller than twice its standard error it **is within noise**.
 * A run with fewer epochs or other settings than the paper's is never called reproduced or not:
-  only its direction is judged.
+  only its direction is judged. The precision, which no paper prints, counts as printed.
 * **not measured**: nothing was run. **failed**: a run broke off.
 """
 
