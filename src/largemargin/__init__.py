@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from largemargin.losses import schedules
     from largemargin.measuring import Geometry, compare_geometry, embed, measure, measure_arrays
     from largemargin.report.write import report
-    from largemargin.training import Run, RunConfig, train
+    from largemargin.training import Preset, Run, RunConfig, preset, train
 
 __version__ = "0.1.0"
 
@@ -91,7 +91,7 @@ ROOMS = (
 LATER = {
     "measuring": ("Geometry", "compare_geometry", "embed", "measure", "measure_arrays"),
     "evaluating": ("Evaluation", "evaluate", "predict"),
-    "training": ("Run", "RunConfig", "train"),
+    "training": ("Preset", "Run", "RunConfig", "preset", "train"),
 }
 
 
@@ -148,6 +148,7 @@ __all__ = [
     "NormFace",
     "Objective",
     "Packing",
+    "Preset",
     "RivalDivergence",
     "RobustDiscriminative",
     "Run",
@@ -179,6 +180,7 @@ __all__ = [
     "measure_arrays",
     "measuring",
     "predict",
+    "preset",
     "report",
     "robust",
     "schedules",

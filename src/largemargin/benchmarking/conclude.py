@@ -63,7 +63,7 @@ def _verdict(test: Mapping[str, Any], level: float) -> str:
 def _aim_met(found: Mapping[str, Any]) -> bool | None:
     if found["aim"] is None:
         return None
-    return found["verdict"] == WINNER and found["test"]["difference"] >= found["aim"]
+    return bool(found["verdict"] == WINNER and found["test"]["difference"] >= found["aim"])
 
 
 def _situation(protocol: Protocol, situation: Situation, records: Records) -> dict[str, Any]:
@@ -130,8 +130,8 @@ def _add_test(
     # Methods that no test is about may have some of their runs only.
     runs = {name: each for name, each in runs.items() if len(each) == len(protocol.seeds)}
     scores = {name: _scores(each, situation) for name, each in runs.items()}
-    for name, each in runs.items():
-        found["methods"][name] = _method(each, scores[name], runs[situation.baseline])
+    for name, theirs in runs.items():
+        found["methods"][name] = _method(theirs, scores[name], runs[situation.baseline])
     chosen, baseline = found["chosen"], situation.baseline
     found["test"] = compared(protocol, scores[chosen], scores[baseline])
     for one, other in ((chosen, situation.beside), (situation.beside, baseline)):
@@ -195,7 +195,7 @@ def _method(
 
 
 def _seconds(runs: Sequence[Mapping[str, Any]]) -> float:
-    return statistics.median(each["seconds"] for each in runs)
+    return float(statistics.median(each["seconds"] for each in runs))
 
 
 def _dominates(method: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool | None:
@@ -204,7 +204,7 @@ def _dominates(method: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool |
     if any(name not in each for each in (method, baseline) for name in names):
         return None  # a run diverged
     gaps = [method[name] - baseline[name] for name in names]
-    return min(gaps) >= 0 and max(gaps) > 0
+    return bool(min(gaps) >= 0 and max(gaps) > 0)
 
 
 def _where(records: Records) -> dict[str, list[str]]:
@@ -222,14 +222,14 @@ def preset_entries(
     Args:
         protocol: says which situation a preset follows from.
         found: of :func:`conclude`.
-        source: folder of the measured files, as it is shown.
+        source: folder of the benchmark, as it is shown.
     """
     entries = {}
     for name, (main, *others) in protocol.presets.items():
         each = found[main]
         entry: dict[str, Any] = {
             "situation": each["title"],
-            "source": f"{source}/{main}.json",
+            "source": f"{source}/{f'measured/{main}.json' if each['verdict'] else 'PROTOCOL.md'}",
             "status": each["verdict"] or "not measured",
             "recommended": {"method": "softmax", "objective": "cross_entropy", "settings": {}},
             "compared": None,

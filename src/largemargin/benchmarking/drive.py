@@ -69,8 +69,9 @@ def drive(
         "side_by_side": side_by_side,
     }
     done: dict[str, bool] = {}
-    for name in situations:
-        situation = protocol.situation(name)
+    # All names are looked up before the first run.
+    for situation in [protocol.situation(name) for name in situations]:
+        name = situation.name
         files = [folder / f"{name}.jsonl" for folder in (*known, out)]
         records = read_records(files)
         session = _Session(protocol, situation, images, records, everyone, end, clock)
@@ -144,13 +145,13 @@ class _Session:
             )
         record = {
             "key": job.key,
-            "situation": job.situation,
+            "situation": situation.name,
             "method": job.method,
             "stage": job.stage,
             "trial": job.trial,
             "seed": job.seed,
             "judged_on": job.split,
-            "epochs": job.config.epochs,
+            "epochs": job.epochs,
             "objective": asdict(job.config.objective),
             "optimizer": {
                 name: getattr(job.config.optimizer, name)

@@ -7,7 +7,8 @@ was interrupted anywhere goes on as if it had not been.
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from largemargin.benchmarking.draws import trials_of
@@ -25,42 +26,54 @@ Records = Mapping[str, Mapping[str, Any]]
 class Job:
     """A run of the benchmark; ``key`` is its name in the records."""
 
-    situation: str
+    protocol: Protocol = field(repr=False, compare=False)
+    task: Situation = field(repr=False, compare=False)
     method: str
     stage: str
     """rung1, rung2, ... or final."""
     trial: int
     seed: int
-    config: RunConfig
-    reweight_at: float | None = None
+    epochs: int
 
     @property
     def key(self) -> str:
-        return f"{self.situation}/{self.method}/{self.stage}/trial{self.trial}/seed{self.seed}"
+        return f"{self.task.name}/{self.method}/{self.stage}/trial{self.trial}/seed{self.seed}"
 
     @property
     def split(self) -> str:
         """What it is judged on."""
         return "test" if self.stage == FINAL else "validation"
 
+    @property
+    def reweight_at(self) -> float | None:
+        return self.protocol.methods[self.method].reweight_at
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """Made when it is asked for: most jobs that are listed are not run."""
+        spec = self.protocol.methods[self.method]
+        config = self.protocol.config(self.task, spec)
+        values = dict(trials_of(self.protocol, self.task, spec)[self.trial])
+        level = values.pop("noise.level", None)
+        if level is not None:
+            config = replace(config, noise=replace(config.noise, level=level))
+        return replace(
+            with_values(config, values),
+            epochs=self.epochs,
+            checkpoint_every=self.epochs,
+            seed=self.seed,
+            name=self.method,
+        )
+
 
 def job(
     protocol: Protocol, situation: Situation, method: str, stage: int | None, trial: int, seed: int
 ) -> Job:
     """The run of a trial in a rung (by its number), or (None) a final one."""
-    spec = protocol.methods[method]
-    config = protocol.config(situation, spec)
-    values = dict(trials_of(protocol, situation, spec)[trial])
-    level = values.pop("noise.level", None)
-    if level is not None:
-        config = replace(config, noise=replace(config.noise, level=level))
     share = 1.0 if stage is None else protocol.rungs[stage].epochs
     epochs = max(1, round(situation.epochs * share))
-    config = replace(
-        with_values(config, values), epochs=epochs, checkpoint_every=epochs, seed=seed, name=method
-    )
     name = FINAL if stage is None else f"rung{stage + 1}"
-    return Job(situation.name, method, name, trial, seed, config, spec.reweight_at)
+    return Job(protocol, situation, method, name, trial, seed, epochs)
 
 
 def rung_jobs(
@@ -89,8 +102,9 @@ def trial_scores(jobs: Sequence[Job], records: Records) -> dict[int, float]:
     scores: dict[int, list[float]] = {}
     for each in jobs:
         score = records[each.key].get("score")
-        known = score is not None and not math.isnan(score)
-        scores.setdefault(each.trial, []).append(float(score) if known else -math.inf)
+        if score is None or math.isnan(score):
+            score = -math.inf
+        scores.setdefault(each.trial, []).append(score)
     return {trial: statistics.fmean(each) for trial, each in scores.items()}
 
 

@@ -1,5 +1,6 @@
 """Runs side by side, handed out one by one as they end; one that diverges ends alone."""
 
+import gc
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -83,6 +84,7 @@ class _Lane:
         self.stream = torch.cuda.Stream() if on_gpu else None  # type: ignore[no-untyped-call]
         self.stack = ExitStack()
         self.session: Session | None = None
+        self.steps: Iterator[None] = iter(())
         self.failure, self.diverged = "", False
         self.started = time.perf_counter()
 
@@ -141,7 +143,10 @@ class _Lane:
 
     def close(self) -> None:
         self.stack.close()
+        self.session, self.steps = None, iter(())
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self.stream is not None:
+            gc.collect()  # models, optimizers and graphs refer to each other, and hold memory
 
 
 def reweight(trainer: Trainer) -> None:

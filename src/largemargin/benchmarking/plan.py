@@ -29,16 +29,18 @@ class Cost:
     seconds: float
 
 
-def images_of(situation: Situation, each: Job, train_images: int) -> int:
-    return each.config.epochs * train_images * PASSES[each.config.noise.use]
+def images_of(each: Job, train_images: int) -> int:
+    use = each.protocol.methods[each.method].noise.get("use", "none")
+    return each.epochs * train_images * PASSES[use]
 
 
 def seconds_of(situation: Situation, each: Job, train_images: int) -> float:
     """A guess of what a run costs when others run beside it."""
     rate = IMAGES_PER_S.get(situation.model["name"], OTHER_IMAGES_PER_S)
     # The linearised margin takes a backward pass to the images.
-    slower = 2.0 if "margin_distribution" in each.config.objective.name else 1.0
-    return slower * images_of(situation, each, train_images) / rate + START_S
+    objective = each.protocol.methods[each.method].objective
+    slower = 2.0 if "margin_distribution" in objective else 1.0
+    return slower * images_of(each, train_images) / rate + START_S
 
 
 TRAIN_IMAGES = {"cifar10_long_tail": 11_165, "omniglot": 15_400}
@@ -82,7 +84,7 @@ def plan(protocol: Protocol, records: Records) -> list[Cost]:
             Cost(
                 situation.name,
                 len(left),
-                sum(images_of(situation, each, count) for each in left),
+                sum(images_of(each, count) for each in left),
                 sum(seconds_of(situation, each, count) for each in left),
             )
         )

@@ -22,7 +22,9 @@ def power_of(effect: float, pairs: int, level: float) -> float:
     limit = stats.t.ppf(1 - level / 2, pairs - 1)
     away = abs(effect) * math.sqrt(pairs)
     moved = stats.nct(pairs - 1, away) if away else stats.t(pairs - 1)
-    return float(moved.sf(limit) + moved.cdf(-limit))
+    above, below = float(moved.sf(limit)), float(moved.cdf(-limit))
+    # So far out that scipy has no number for it: nothing is left there.
+    return above + (0.0 if math.isnan(below) else below)
 
 
 def detectable_effect(std: float, pairs: int, *, level: float, power: float) -> float:
@@ -44,5 +46,9 @@ def detectable_effect(std: float, pairs: int, *, level: float, power: float) -> 
     check_number("power", power, above=level, below=1)
     from scipy import optimize
 
-    found = optimize.brentq(lambda effect: power_of(effect, pairs, level) - power, 0.0, 200.0)
+    # In the unit of standard errors an effect is a few, whatever the number of pairs.
+    high = 1 / math.sqrt(pairs)
+    while power_of(high, pairs, level) < power:
+        high *= 1.5
+    found = optimize.brentq(lambda effect: power_of(effect, pairs, level) - power, 0.0, high)
     return float(std * found)

@@ -67,7 +67,7 @@ def tests(found: Found) -> str:
 
 def _baseline(each: Mapping[str, Any]) -> str:
     known = each["methods"].get(each["baseline"])
-    return each["baseline"] + (f" {100 * known['mean']:.2f}" if known else "")
+    return f"{each['baseline']} {100 * known['mean']:.2f}" if known else str(each["baseline"])
 
 
 def _aim(each: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import jsonargparse
 
 from largemargin.cli.run_options import add_run_options, refuse_settings, run_config, show_progress
+from largemargin.errors import LargeMarginError
 
 HELP = "train a classifier on a data set or an image folder"
 
@@ -23,6 +24,7 @@ Examples:
       photos/ holds one folder of images per class, or train/ and val/ with such folders
   largemargin train --objective cosface --objective.settings.margin 0.2 --epochs 30
   largemargin train --objective 'cross_entropy + 0.5*sample_margin' --optimizer.lr 0.1
+  largemargin train --preset long_tail --data photos/
   largemargin train --data cifar10 --data.path ~/cifar --model resnet18 --precision bf16
   largemargin train --print_config > run.yaml      write all settings, change them, then:
   largemargin train --config run.yaml --seed 1
@@ -41,6 +43,14 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         help="continue the run in this folder exactly where it stopped",
     )
+    parser.add_argument(
+        "--preset",
+        type=str,
+        metavar="SITUATION",
+        default=argparse.SUPPRESS,
+        help="objective that was measured to be best: few_labels, long_tail, label_noise, "
+        "corruption or embedding; softmax where none was",
+    )
     add_run_options(parser, title="Training")
 
 
@@ -49,9 +59,13 @@ def run(options: Any) -> int:
 
     folder = options.get("resume")
     if folder is None:
-        config = run_config(options)
+        config = _with_preset(run_config(options), options.get("preset"))
     else:
         refuse_settings(options, folder)
+        if options.get("preset") is not None:
+            raise LargeMarginError(
+                f"--resume continues {folder} with the objective it began with. Leave --preset out."
+            )
         config = Run.open(folder).config
     try:
         done = train(
@@ -67,6 +81,23 @@ def run(options: Any) -> int:
     if _is_first():
         print(summary(done))
     return 0
+
+
+def _with_preset(config: Any, name: str | None) -> Any:
+    """The run with the objective, and noise, of a preset, which is shown with its evidence."""
+    from largemargin.training import RunConfig, preset
+
+    if name is None:
+        return config
+    chosen, plain = preset(name), RunConfig()
+    for part in ("objective", "noise"):
+        if getattr(config, part) != getattr(plain, part):
+            raise LargeMarginError(
+                f"--preset {name} sets the {part}, but {part} was given too. Leave one of them out."
+            )
+    if _is_first():
+        print(f"{chosen}\n")
+    return chosen.config(config)
 
 
 def _is_first() -> bool:

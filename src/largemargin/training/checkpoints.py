@@ -1,7 +1,7 @@
 """Checkpoints of a run: safetensors and JSON, whole or not there, checked when they are read.
 
 checkpoints/epoch-0007/model/            what `largemargin.export.save` writes: model and criterion
-checkpoints/epoch-0007/rest.safetensors  optimizer, averaged weights, random numbers
+checkpoints/epoch-0007/rest.safetensors  optimizer, averaged weights
 checkpoints/epoch-0007/state.json        counters, results so far, checksums of all files
 checkpoints/step-00001234/               the same in the middle of an epoch, for a run asked to stop
 checkpoints/best-0005/                   the same for the best model, which only predicts
@@ -38,7 +38,7 @@ from largemargin.training.versions import CHECKPOINT, check_version, stamp
 FOLDER, MODEL, REST, STATE = "checkpoints", "model", "rest.safetensors", "state.json"
 KINDS = ("epoch", "step", "best")
 NAME = re.compile(rf"({'|'.join(KINDS)})-\d+")
-RANDOM = "random."
+PAUSED = "paused."
 
 
 class Checkpoints:
@@ -58,7 +58,7 @@ class Checkpoints:
         average: Average | None,
         config: dict[str, Any],
         classes: Sequence[str],
-        random: dict[str, Tensor] | None = None,
+        paused: dict[str, Tensor] | None = None,
         best: str | None = None,
     ) -> None:
         """Write everything needed to go on, and make it the last checkpoint.
@@ -72,21 +72,19 @@ class Checkpoints:
             average: averaged weights, or None.
             config: of the run.
             classes: names of the classes.
-            random: states of generators, in the middle of an epoch.
+            paused: what else a run in the middle of an epoch needs: states of generators.
             best: name of the checkpoint :meth:`write_best` wrote that goes with it; default the
                 one that is pointed at already.
         """
 
         def fill(draft: Path) -> None:
             export.save(draft / MODEL, model, criterion, config=config, class_names=classes)
-            write_tensors(draft / REST, _rest(optimizer, average) | _prefixed(random or {}))
+            write_tensors(draft / REST, _rest(optimizer, average) | _prefixed(paused or {}))
 
         best = best or self._named("best")
         self._write(name, {**state, "best_checkpoint": best}, fill)
         self._point("last", name)
-        if best is not None:
-            self._point("best", best)
-        self._forget({name, best})
+        self._complete(name, best)
 
     def write_best(
         self,
@@ -118,6 +116,12 @@ class Checkpoints:
 
     def _point(self, which: str, name: str) -> None:
         write_json(self.folder / f"{which}.json", {"checkpoint": name})
+
+    def _complete(self, last: str, best: str | None) -> None:
+        """Do what a run did not come to that was killed just after it had replaced last.json."""
+        if best is not None and self._named("best") != best:
+            self._point("best", best)
+        self._forget({last, best or self._named("best")})
 
     def _forget(self, kept: set[str | None]) -> None:
         """Delete the checkpoints that nothing points at any more."""
@@ -168,19 +172,17 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         average: Average | None,
     ) -> dict[str, Any]:
-        """Put everything back as it was; returns the state, with ``random`` tensors in it."""
+        """Put everything back as it was; returns the state, with ``tensors`` of a pause in it."""
         state: dict[str, Any] = read_json(folder / STATE)
-        best = state.get("best_checkpoint")
-        if best is not None and self._named("best") != best:
-            self._point("best", best)  # killed just after last.json was replaced
+        self._complete(folder.name, state.get("best_checkpoint"))
         export.load(folder / MODEL, model, criterion=criterion)
         rest = read_tensors(folder / REST)
         _restore_optimizer(optimizer, rest)
         if average is not None:
             average.model.load_state_dict(_averaged(rest), strict=False)
-        mark = RANDOM
-        random = {name[len(mark) :]: each for name, each in rest.items() if name.startswith(mark)}
-        return {**state, "random": random}
+        mark = PAUSED
+        tensors = {name[len(mark) :]: each for name, each in rest.items() if name.startswith(mark)}
+        return {**state, "tensors": tensors}
 
 
 def model_weights(folder: Path, model: nn.Module) -> nn.Module:
@@ -198,8 +200,8 @@ def _averaged(rest: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name[len(mark) :]: tensor for name, tensor in rest.items() if name.startswith(mark)}
 
 
-def _prefixed(random: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{RANDOM}{name}": each for name, each in random.items()}
+def _prefixed(paused: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{PAUSED}{name}": each for name, each in paused.items()}
 
 
 def _rest(optimizer: torch.optim.Optimizer, average: Average | None) -> dict[str, Tensor]:

@@ -106,9 +106,9 @@ class RunConfig:
         checkpoint_every: epochs between checkpoints.
         max_bad_steps: non-finite steps in a row that are skipped before the run stops.
         measure: measure the geometry of the best model on the test images at the end.
-        deterministic: bit-equal repetitions on the same machine, torch and number of threads. Free
-            on a CPU; on a GPU some operations get slower, and a network with one that has no
-            deterministic form is refused.
+        deterministic: bit-equal repetitions on the same machine, torch and number of threads. It
+            costs 0 to 4 % on a CPU; on a GPU some operations get slower, and a network with one
+            that has no deterministic form is refused.
         timeout: seconds for which processes that train together wait for each other (also while
             the first one reads the data) before the run ends with an error.
         trackers: names known to accelerate (tensorboard, wandb, ...), beside metrics.jsonl.

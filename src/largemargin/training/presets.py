@@ -43,7 +43,7 @@ class Preset:
     others: dict[str, Any]
     """Tests in situations of the same kind, None where they were not measured."""
     source: str
-    """The measured file."""
+    """The measured file; the protocol where there is none yet."""
     class_counts: tuple[int, ...] | None = field(default=None, repr=False)
 
     def __call__(self, num_classes: int, dim: int) -> lm.Objective:
@@ -115,9 +115,9 @@ def preset(name: str, *, class_counts: Sequence[int] | None = None) -> Preset:
 
     Example:
         >>> chosen = preset("few_labels")
-        >>> criterion = lm.attach(nn.Linear(8, 3), chosen)
-        >>> chosen.source
-        'papers/benchmark/measured/cifar10_1.json'
+        >>> criterion = lm.attach(torch.nn.Sequential(torch.nn.Linear(8, 3)), chosen)
+        >>> chosen.situation
+        'CIFAR-10, 1 % of the training images (500)'
     """
     entries = read_json(FILE)
     if name not in entries:

@@ -139,6 +139,15 @@ class Snapshot:
         for mine, theirs in zip(self.kept, self.buffers, strict=True):
             mine.copy_(theirs)
 
+    def states(self) -> dict[str, Tensor]:
+        """What is kept, by number."""
+        return {str(number): each for number, each in enumerate(self.kept)}
+
+    def put_back(self, states: dict[str, Tensor]) -> None:
+        """Keep what :meth:`states` gave."""
+        for number, mine in enumerate(self.kept):
+            mine.copy_(states[str(number)])
+
     def restore(self) -> None:
         for mine, theirs in zip(self.kept, self.buffers, strict=True):
             theirs.copy_(mine)

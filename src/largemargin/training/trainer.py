@@ -23,7 +23,7 @@ from largemargin.training.graph import GraphStep
 from largemargin.training.journal import Journal
 from largemargin.training.objective import needs_of, objective_of
 from largemargin.training.optimizing import LearningRate, make_optimizer
-from largemargin.training.paused import Paused, paused_in, place_of
+from largemargin.training.paused import Paused, paused_in, place_of, tensors_of
 from largemargin.training.processes import Processes
 from largemargin.training.progress import Progress
 from largemargin.training.scores import Scores, autocast
@@ -221,8 +221,7 @@ class Trainer:
         first = 0
         if self.paused is not None:
             first, started = self.paused.steps, started - self.paused.seconds
-            self.paused.put_back(self.random, self.sums)
-            self.journal.bad_steps = self.sums.read().bad
+            self.paused.put_back(self.random, self.sums, self.snapshot, self.journal)
             self.paused = None
         self.epoch_started = started
         work = partial(self._graph_steps, self.graph) if self.graph else self._plain_steps
@@ -346,10 +345,10 @@ class Trainer:
     def pause(self) -> None:
         """Write a checkpoint in the middle of an epoch, from which the run goes on as it would."""
         seconds = time.perf_counter() - self.epoch_started
-        place = place_of(self.in_epoch, seconds, self.sums, self.processes)
-        random = self.processes.of_all(self.random.states())
+        place = place_of(self.in_epoch, seconds, self.sums, self.journal, self._world)
+        tensors = tensors_of(self.snapshot, self.random, self.processes)
         if self.processes.rank == 0:
-            self._write_checkpoint(f"step-{self.done:08d}", place, random)
+            self._write_checkpoint(f"step-{self.done:08d}", place, tensors)
         self.processes.wait()
 
     def _checkpoint(self, last: bool) -> None:
@@ -362,7 +361,7 @@ class Trainer:
         self,
         name: str,
         place: dict[str, Any] | None = None,
-        random: dict[str, torch.Tensor] | None = None,
+        paused: dict[str, torch.Tensor] | None = None,
         last: bool = False,
     ) -> None:
         facts: dict[str, Any] = {"config": to_dict(self.config), "classes": self.data.classes}
@@ -390,7 +389,7 @@ class Trainer:
             criterion=self.criterion,
             optimizer=self.optimizer,
             average=self.average,
-            random=random,
+            paused=paused,
             best=best,
             **facts,
         )
