@@ -8,13 +8,14 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check conformance bench clean
+.PHONY: help demo test test-all check docs conformance bench clean
 
 help:
 	@echo "make demo      train a small CNN on digits with four losses: a table, a report (< 2 minutes)"
 	@echo "make test      the fast test suite and the golden vectors (< 12 minutes on 2 cores)"
 	@echo "make test-all  every test, also the slow ones (< 80 minutes on 2 cores)"
-	@echo "make check     ruff, mypy --strict, the import-layer rule"
+	@echo "make check     ruff, mypy --strict, the import-layer rule, the documentation"
+	@echo "make docs      the documentation as web pages, in site/ (< 40 s); open site/index.html"
 	@echo "make bench     CPU benchmarks; rows go to benchmarks/results (quiet machine, please)"
 	@echo "make clean     remove .venv and every cache"
 	@echo
@@ -56,12 +57,18 @@ check: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
 	$(PYTEST) -q tests/test_layers.py
+	@$(MAKE) --no-print-directory docs
+
+# Strict: a warning is an error. Nothing is fetched, and the pages fetch nothing.
+docs: $(VENV)/.installed
+	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@$(BIN)/python docs/check_site.py site
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/import_time.py
 	$(BIN)/python benchmarks/cpu_heads.py
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name '*.egg-info' -prune -exec rm -rf {} +
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -11,6 +11,9 @@ from pathlib import Path
 import largemargin as lm
 from largemargin.losses import Loss
 
+sys.path.insert(0, str(Path(__file__).parent))
+from site_pages.docstrings import without_marks
+
 PAGE = Path(__file__).parent / "losses.md"
 OPTIONS = {
     "weight": "class weights",
@@ -61,7 +64,7 @@ def summary(loss: type[Loss]) -> str:
     function = re.match(r"Module form of :func:`(\w+)`", first)
     if function:
         first = _first(getattr(lm.functional, function[1]))
-    first = re.sub(r":(?:func|class|meth):`(\w+)`", r"`\1`", first)
+    first = re.sub(r":(?:func|class|meth):`(\w+)`", r"`\1`", without_marks(first))
     return re.sub(r":math:`([^`]*)`", r"$\1$", first).replace("``", "`")
 
 
@@ -73,9 +76,10 @@ def page() -> str:
     lines = [
         "# Losses and their options",
         "",
-        "Made by `docs/make_tables.py` from the code; do not edit by hand. Equations, papers, the",
-        "source of every default and departures from the papers stand in the docstrings:",
-        "`help(largemargin.functional.cosface)`.",
+        "Every loss by name. Its page has the equation, the paper, the source of every default, a",
+        "curve of its value and slope, errata and cost; `help(largemargin.functional.cosface)` and",
+        "`largemargin list cosface` say the same without the site. (This page is made by",
+        "`docs/make_tables.py` from the code; do not edit it by hand.)",
         "",
         "| name | module | called with | what it is |",
         "|---|---|---|---|",

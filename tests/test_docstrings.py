@@ -24,6 +24,7 @@ CORE = (
     "largemargin.ops",
     "largemargin.losses",
     "largemargin.prototypes",
+    "largemargin.optim",
     "largemargin.dropin",
     "largemargin.geometry",
     "largemargin.measuring",
@@ -32,6 +33,7 @@ CORE = (
     "largemargin.models",
     "largemargin.evaluating",
     "largemargin.training",
+    "largemargin.benchmarking",
     "largemargin.recipes",
     "largemargin.report",
 )

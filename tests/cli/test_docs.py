@@ -26,14 +26,14 @@ def photos(folder: Path, per_class: int, generator: torch.Generator) -> None:
 
 
 @pytest.mark.slow
-def test_the_five_lines_of_the_readme(tmp_path: Path) -> None:
+def test_the_folder_to_report_commands_of_the_readme(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     block = re.search(
         r"```bash\n(largemargin train .*?)```", (ROOT / "README.md").read_text(), re.S
     )
     assert block is not None
     lines = block[1].strip().splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 6
     generator = torch.Generator().manual_seed(0)
     photos(tmp_path / "photos", 100, generator)
     photos(tmp_path / "new", 2, generator)
@@ -57,6 +57,7 @@ def test_the_five_lines_of_the_readme(tmp_path: Path) -> None:
     right = sum(line.split(",")[1] in line.split(",")[0] for line in answers[1:])
     assert right >= 5, answers
     assert (tmp_path / "model.onnx").stat().st_size > 1000
+    assert "</html>" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_page_runs(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""What mkdocs asks for while it builds the site: made pages, navigation, equations."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from site_pages import (
+    api,
+    benchmarks,
+    choosing,
+    loss_pages,
+    mathematics,
+    navigation,
+    reproductions,
+    root_files,
+)
+
+DECISION_TABLE = "<!-- decision table -->"
+CAPTION = "<!-- figure numbers -->"
+PRESETS = "<!-- presets -->"
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    config.nav = navigation.navigation()
+    # Sources that the site is made from, so that `mkdocs serve` sees them change.
+    root = Path(config.config_file_path).parent
+    config.watch += [str(root / name) for name in ("src", "papers", "benchmarks", "DESIGN.md")]
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    made = {
+        **loss_pages.pages(),
+        **reproductions.pages(),
+        **api.pages(),
+        **root_files.pages(),
+        "benchmarks.md": benchmarks.page(),
+    }
+    for path, text in made.items():
+        files.append(File.generated(config, path, content=text))
+    files.append(File.generated(config, mathematics.FONT, content=mathematics.font()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    path = page.file.src_uri
+    if path == "index.md":
+        parts = {
+            DECISION_TABLE: choosing.table(),
+            CAPTION: choosing.caption(),
+            PRESETS: choosing.presets(),
+        }
+        for place, made in parts.items():
+            if place not in markdown:
+                raise ValueError(f"{path} has lost the line {place}")
+            markdown = markdown.replace(place, made)
+    if path == "losses.md":
+        markdown = re.sub(
+            r"(?m)^\| ([a-z_0-9]+) \| (?=`|yes|no)", r"| [\1](losses/\1.md) | ", markdown
+        )
+    return root_files.inside(markdown, path)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    return mathematics.with_mathml(html)

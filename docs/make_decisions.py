@@ -1,0 +1,77 @@
+"""The decision table from the measured files of the benchmark: docs and README include it.
+
+python docs/make_decisions.py        prints it
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PRESETS = ROOT / "src" / "largemargin" / "training" / "presets.json"
+
+
+def decision_table(measured: Mapping[str, Mapping[str, Any]], *, root: str = "") -> str:
+    """Markdown: situation, what to train with, gain with interval, cost.
+
+    Args:
+        measured: what ``largemargin/training/presets.json`` holds, by preset.
+        root: what leads from the page to the root of the repository, as ``"../"``.
+    """
+    lines = [
+        "| you have | preset | train with | gain over a tuned baseline | cost | measured on |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, entry in measured.items():
+        chosen, test = entry["recommended"], entry["compared"]
+        wins = entry["status"] == "winner"
+        cells = [
+            SITUATIONS.get(name, name.replace("_", " ")),
+            f'`lm.preset("{name}")`',
+            f"`{chosen['objective']}`" + _settings(chosen),
+            _gain(test) if test else "not measured yet",
+            f"x{test['seconds_over_baseline']:.2f} time" if test and wins else "none",
+            f"{entry['situation']} ([file]({root}{entry['source']}))"
+            if test
+            else entry["situation"],
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+SITUATIONS = {
+    "few_labels": "few labels",
+    "long_tail": "a long tail of rare classes",
+    "label_noise": "wrong labels",
+    "corruption": "corrupted inputs",
+    "embedding": "a search by features",
+}
+
+
+def _settings(chosen: Mapping[str, Any]) -> str:
+    numbers = []
+    for name, value in chosen["settings"].items():
+        grouped = value.items() if isinstance(value, dict) else [(name, value)]
+        numbers += [f"{key} {each:g}" for key, each in grouped if isinstance(each, int | float)]
+    noise = chosen.get("noise")
+    if noise:
+        numbers.append(f"{noise['use'].replace('_', ' ')} images, noise {noise['level']:g}")
+    return f" ({', '.join(numbers)})" if numbers else ""
+
+
+def _gain(test: Mapping[str, Any]) -> str:
+    low, high = 100 * test["low"], 100 * test["high"]
+    gain = f"{100 * test['difference']:+.2f} [{low:+.2f}, {high:+.2f}] points"
+    if test["verdict"] == "winner":
+        return f"{gain}, p = {test['corrected']:.2g}"
+    return f"none shown: best margin method {test['chosen']} {gain}, p = {test['corrected']:.2g}"
+
+
+def read_presets() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(PRESETS.read_text(encoding="utf-8"))
+    return found
+
+
+if __name__ == "__main__":
+    print(decision_table(read_presets()))

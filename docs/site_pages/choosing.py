@@ -1,0 +1,204 @@
+"""Made parts of the start page: the figure's caption and the decision table."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import make_decisions
+
+from largemargin.benchmarking.tables import VERDICTS, points
+from largemargin.training.config_file import read_yaml
+from site_pages import reproductions, results
+
+
+class Advice(NamedTuple):
+    """One row.
+
+    Args:
+        situation: of the reader.
+        losses: names in ``lm.LOSSES``, in the order to try them.
+        why: what the papers claim or the library guarantees.
+        tables: recipes that measure it, as folder/name.
+        situations: of ``papers/benchmark``, where the same is tested against a tuned softmax.
+        links: results that are not recipes: text and page.
+        guide: page to read on, with its title.
+    """
+
+    situation: str
+    losses: tuple[str, ...]
+    why: str
+    tables: tuple[str, ...]
+    situations: str = ""
+    links: tuple[tuple[str, str], ...] = ()
+    guide: tuple[str, str] | None = None
+
+
+NUMBERS = Path(__file__).parents[1] / "figures" / "margin.json"
+
+
+def caption() -> str:
+    """What is to be seen in the figure, in its own numbers."""
+    plain, wide = json.loads(NUMBERS.read_text(encoding="utf-8")).values()
+    return (
+        "*In the figure:* the same network with two numbers as features, trained on five of "
+        f"scikit-learn's digits, {plain['accuracy']} and {wide['accuracy']} % of the test images "
+        f"right. With cross entropy the closest two arrows are {plain['class_margin']}° apart, "
+        f"and a tenth of the test images has a cosine margin below {plain['lowest_tenth']}; with "
+        f"CosFace it is {wide['class_margin']}° (no arrangement of five arrows has more than "
+        f"72°), and only a tenth is below {wide['lowest_tenth']}. One small example, made by "
+        "`docs/make_margin_figure.py`: it shows what a margin is, not what it is worth."
+    )
+
+
+def rows() -> list[Advice]:
+    return [
+        Advice(
+            "Few labels",
+            ("discriminative", "kobayashi", "margin_distribution"),
+            "the papers report their largest gains on small parts of the training set",
+            ("lmd/table1", "lmd/table3", "kobayashi/table3", "odn/table1"),
+            "few_labels",
+        ),
+        Advice(
+            "Long tail",
+            ("ldam", "lm_softmax", "zero_centroid"),
+            "rare classes get wider margins; LM-Softmax needs `zero_centroid` beside it there",
+            ("ltlm/table2",),
+            "long_tail",
+        ),
+        Advice(
+            "Wrong labels",
+            ("kobayashi",),
+            "reported to lose less than softmax as more labels are wrong",
+            ("kobayashi/table3",),
+            "label_noise",
+        ),
+        Advice(
+            "Corrupted inputs",
+            ("robust_discriminative",),
+            "features of noised inputs are drawn to the clean centroids; needs a second pass",
+            ("robust/table1", "robust/table2", "robust/table4"),
+            "corruption",
+        ),
+        Advice(
+            "Retrieval, faces, persons",
+            ("cosface", "arcface", "lm_softmax"),
+            "cosine similarities are what is searched by later; reported on re-identification",
+            ("ltlm/table3",),
+            "embedding",
+        ),
+        Advice(
+            "A million classes",
+            ("cosface", "arcface"),
+            'any loss on class statistics runs with `impl="chunked"` and on a sharded head',
+            (),
+            "",
+            tuple(_million()),
+            ("how-to/million_classes.md", "how to"),
+        ),
+        Advice(
+            "Small, balanced, clean data",
+            ("kobayashi", "cosface"),
+            'Kobayashi\'s term leaves the head as it is; cosine losses want `scale="auto"`',
+            ("kobayashi/table1", "kobayashi/table4", "ltlm/table1"),
+        ),
+        Advice(
+            "The widest margins for their own sake",
+            ("lm_softmax", "sample_margin"),
+            "their minimum is the best packing of the class vectors",
+            ("ltlm/figure_tammes", "ltlm/table1"),
+        ),
+        Advice(
+            "Discriminative loss at ordinary learning rates",
+            ("stable_discriminative",),
+            "the printed form diverges above a learning rate of about 0.001",
+            (),
+            "",
+            (
+                (
+                    "digits and CIFAR-10, three epochs: finite in every run, not always ahead",
+                    "how-to/discriminative.md",
+                ),
+            ),
+        ),
+    ]
+
+
+def _million() -> list[tuple[str, str]]:
+    """What was measured about large heads, in a few words each."""
+    found = []
+    chunked = [row for row in results.rows("cpu_heads") if row["provider"] == "CosFace chunked"]
+    for row in chunked:
+        found.append(
+            (
+                f"{row['shape']['C']:,} classes on a CPU: {row['ratio']:.2f} of the time of "
+                f"{row['baseline']}, {row['saved_n_x_c_units']:g} × N × C kept",
+                "benchmarks.md#cpu-heads",
+            )
+        )
+    files = {
+        f for name in ("*million*", "*head*cuda*") for f in results.RESULTS.glob(f"{name}.json")
+    }
+    for file in sorted(files):
+        found.append((file.stem.replace("_", " "), f"benchmarks.md#{file.stem.replace('_', '-')}"))
+    return found
+
+
+def table() -> str:
+    """Markdown of the decision table."""
+    lines = [
+        "| your situation | try | because | measured |",
+        "|---|---|---|---|",
+    ]
+    for advice in rows():
+        tried = ", ".join(f"[`{name}`](losses/{name}.md)" for name in advice.losses)
+        why = advice.why[0].upper() + advice.why[1:]
+        if advice.guide is not None:
+            why += f": [{advice.guide[1]}]({advice.guide[0]})"
+        lines.append(f"| **{advice.situation}** | {tried} | {why} | {evidence(advice)} |")
+    return "\n".join(lines)
+
+
+def presets() -> str:
+    """What the benchmark recommends, and the words "not measured yet" where it has not run."""
+    return make_decisions.decision_table(make_decisions.read_presets(), root="../")
+
+
+def evidence(advice: Advice) -> str:
+    """Links to measured results, or the words "not measured here" with the reported ones."""
+    known = {f"{table.paper.folder}/{table.name}": table for table in reproductions.tables()}
+    measured, reported = [], []
+    for name in advice.tables:
+        table = known[name]
+        title = table.recipe.title.split(":")[0]
+        link = f"[{title}]({table.page}#{table.anchor})"
+        if table.measured:
+            measured.append(f"{link}: {reproductions.state(table)}")
+        else:
+            reported.append(link)
+    measured += _against_softmax(advice.situations)
+    measured += [f"[{text}]({page})" for text, page in advice.links]
+    parts = measured or [f"**{results.NOT_MEASURED}**"]
+    if reported:
+        parts.append(f"reported in {', '.join(reported)}")
+    return "; ".join(parts)
+
+
+BENCHMARK = Path(__file__).parents[2] / "papers" / "benchmark"
+
+
+def _against_softmax(preset: str, folder: Path = BENCHMARK) -> list[str]:
+    """Concluded tests of the benchmark, in one phrase each."""
+    protocol = read_yaml(folder / "protocol.yaml")
+    told = []
+    for name in protocol["presets"].get(preset, ()):
+        file = folder / "measured" / f"{name}.json"
+        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if not found.get("test"):
+            continue
+        result = VERDICTS[found["verdict"]]
+        told.append(
+            f"[{found['title']}](benchmark/index.md): `{found['chosen']}` against "
+            f"{found['baseline']} {points(found['test'])} points, {result}"
+        )
+    return told

@@ -1,0 +1,304 @@
+"""A page per loss, from its docstrings, its class and the results that name it."""
+
+import inspect
+import re
+from functools import cache
+
+import griffe
+import make_tables
+
+import largemargin as lm
+from largemargin import functional
+from largemargin.losses import Loss
+from site_pages import api, drawing, results
+from site_pages.curves import curve
+from site_pages.docstrings import OPEN_POINT, to_markdown
+from site_pages.sources import FAMILIES, ORIGINALS, PAPERS, Paper
+
+MARK = re.compile(r"\b(NGY|NGR|ZHO|KOB|ODN|BAS)-[\w.]+")
+FUNCTIONS = {"super_symmetry": "super_symmetry", "center": "center_loss"}
+
+LINEAR = (
+    "One product of features and class vectors, O(N C D), the same as a linear head, and O(N C) "
+    "for "
+    'the rest. `impl="dense"` keeps the (N, C) logits for the backward pass; `impl="chunked"` '
+    "keeps nothing of that size and computes the product again."
+)
+COSTS = {
+    "center": "O(N D); the centers are (C, D) numbers beside the model.",
+    "centroid_norm": "O(N D).",
+    "compactness": "O(N D).",
+    "layer_margin": "One more backward pass with `topk` (default C - 1) directions per sample, "
+    "batched.",
+    "margin_distribution": "One more backward pass to the inputs, and a second derivative through "
+    "it only with `differentiable_norm=True`.",
+    "stability": "O(N D), and a second forward pass for the noisy inputs, which the training loop "
+    "makes.",
+    "super_symmetry": "O(C² D) and a (C, C) matrix.",
+    "zero_centroid": "O(C D).",
+    "dense_hinge": "O(N C D), and the (N, C) logits are kept: every rival counts by itself.",
+    "centroid_margin": "O(N D) for the centroids and O(K C D) for the nearest boundaries of the K "
+    "classes of the batch, searched without gradient in blocks; no (C, C) array.",
+}
+SAME_COST = {
+    "margin_hinge": "margin_distribution",
+    "soft_hinge": "dense_hinge",
+    "discriminative": "centroid_margin",
+    "stable_discriminative": "centroid_margin",
+    "robust_discriminative": "centroid_margin",
+}
+
+
+def family(name: str) -> str:
+    """The group of the navigation that a loss belongs to."""
+    mark = MARK.search(_docs(name))
+    # Kobayashi's supplement and the softmax loss itself carry no mark of their own.
+    key = mark[1] if mark else {"super_symmetry": "KOB"}.get(name, "BAS")
+    return next(group for group, prefix in FAMILIES.items() if prefix == key)
+
+
+def pages() -> dict[str, str]:
+    return {f"losses/{name}.md": page(name) for name in lm.LOSSES}
+
+
+def page(name: str) -> str:
+    """Markdown of the page of one loss."""
+    loss = lm.LOSSES[name]
+    module, function = _sections(loss), _sections(_function(name))
+    opening, told = _text(name, module, function)
+    parts = [
+        f"# {loss.__name__}",
+        opening,
+        _signature(loss),
+        _called(name),
+        "## Definition",
+        told,
+        "## Value and slope",
+        drawing.figure(curve(name)),
+        _arguments(name, module, function),
+        "## Source and errata",
+        _source(name),
+        "## Options",
+        _options(loss),
+        "## Cost",
+        _cost(name),
+        "## Measured",
+        results.of_loss(name),
+        _example(module, function),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _function(name: str) -> object | None:
+    """The pure function of a loss, where it has one."""
+    called = FUNCTIONS.get(name, name)
+    return getattr(functional, called, None)
+
+
+def _docs(name: str) -> str:
+    function = _function(name)
+    texts = [inspect.getdoc(lm.LOSSES[name]), inspect.getdoc(function) if function else ""]
+    return "\n".join(text or "" for text in texts)
+
+
+def _sections(thing: object | None) -> list[griffe.DocstringSection]:
+    """The parts of a docstring, as Markdown."""
+    if thing is None:
+        return []
+    text = _linked(to_markdown(inspect.getdoc(thing) or "", api.links()))
+    return griffe.Docstring(text).parse("google", warnings=False)
+
+
+def _linked(text: str) -> str:
+    """Marks of errata and open points lead to their explanation, as does the automatic scale."""
+    text = text.replace("`auto_scale`", "[chosen by C](../how-to/schedules.md)")
+
+    def errata(found: re.Match[str]) -> str:
+        return re.sub(r"[NRZKD]\d+", lambda mark: _to_erratum(mark[0]), found[0])
+
+    text = re.sub(r"(?:[Ee]rrat(?:um|a) )[NRZKD]\d+(?:(?:, | and )[NRZKD]\d+)*", errata, text)
+    text = re.sub(r"\((Z\d+)\)", lambda found: f"({_to_erratum(found[1])})", text)
+    return OPEN_POINT.sub(lambda found: f"([{found[1]}](../errata.md#{found[1].lower()})", text)
+
+
+def _to_erratum(mark: str) -> str:
+    return f"[{mark}](../errata.md#{mark.lower()})"
+
+
+def _text(
+    name: str, module: list[griffe.DocstringSection], function: list[griffe.DocstringSection]
+) -> tuple[str, str]:
+    """First sentence, and the rest of what both docstrings say."""
+    texts = [[s.value for s in part if s.kind.value == "text"] for part in (module, function)]
+    blocks = [block for text in texts[0] for block in text.split("\n\n")]
+    if not blocks or "Module form of" in blocks[0] or f"`{FUNCTIONS.get(name, name)}`" in blocks[0]:
+        own = blocks[1:]
+        blocks = [block for text in texts[1] for block in text.split("\n\n")]
+        return blocks[0], "\n\n".join(_with_equation(blocks) + own)
+    rest = [block for text in texts[1] for block in text.split("\n\n")]
+    if not any("$$" in block for block in blocks):
+        # The equation of the pure function first, then the module's own words.
+        blocks[1:1] = _with_equation(rest)
+    return blocks[0], "\n\n".join(blocks[1:])
+
+
+def _with_equation(blocks: list[str]) -> list[str]:
+    """What follows the first block; an equation that stands only in that is shown on its own."""
+    rest = blocks[1:]
+    inline = re.search(r"\$([^$]+)\$", blocks[0])
+    if inline and not any("$$" in block for block in rest):
+        rest = [f"$$\n{inline[1]}\n$$", *rest]
+    return rest
+
+
+def _signature(loss: type[Loss]) -> str:
+    """The call that makes it, on several lines where it is long."""
+    name, _, inside = make_tables.signature(loss).strip("`").partition("(")
+    arguments = [*re.split(r", (?=\w+(?:=|,|$))", inside[:-1]), "**options"]
+    arguments = [each for each in arguments if each]
+    line = f"lm.{name}({', '.join(arguments)})"
+    if len(line) > 88:
+        line = "\n    ".join([f"lm.{name}(", *(f"{each}," for each in arguments)]) + "\n)"
+    return f"```python\n{line}\n```"
+
+
+def _called(name: str) -> str:
+    loss = lm.LOSSES[name]
+    called = f"`loss({', '.join(loss.needs)})`"
+    if loss.takes_logits:
+        called += " or `loss(logits, labels)`"
+    found = [f"[`lm.{loss.__name__}`][{api.links()[loss.__name__]}]"]
+    function = FUNCTIONS.get(name, name)
+    if _function(name) is not None:
+        found.append(f"[`functional.{function}`][{api.links()[function]}]")
+    return f"Called as {called}; by name `{name}` on the command line. API: {', '.join(found)}."
+
+
+def _arguments(
+    name: str, module: list[griffe.DocstringSection], function: list[griffe.DocstringSection]
+) -> str:
+    """What the constructor takes, with the defaults' sources; the module's own words come first."""
+    taken = inspect.signature(lm.LOSSES[name].__init__).parameters
+    told: dict[str, str] = {}
+    like = _sections(getattr(functional, LIKE[name])) if name in LIKE else []
+    parents = [_sections(each) for each in lm.LOSSES[name].__mro__[:0:-1] if issubclass(each, Loss)]
+    for part in (*parents, like, function, module):
+        for section in part:
+            if section.kind.value == "parameters":
+                told.update({each.name: each.description for each in section.value})
+    common = set(inspect.signature(Loss.__init__).parameters)
+    lines = [
+        "## Arguments",
+        "",
+        "| argument | default | meaning, and where the default comes from |",
+    ]
+    lines.append("|---|---|---|")
+    used: set[str] = set()
+    for argument, parameter in taken.items():
+        if argument in common or parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        entry = next((key for key in told if argument in re.split(r",\s*| and ", key)), "")
+        meaning = " ".join(told.get(entry, WORDS.get(argument, "")).split())
+        if entry in used:
+            meaning = f"with `{re.split(', ', entry)[0]}` above"
+        used.add(entry or argument)
+        default = "" if parameter.default is parameter.empty else f"`{parameter.default!r}`"
+        cell = re.sub(r"(?<!\\)\|", r"\|", meaning)
+        lines.append(f"| `{argument}` | {default} | {cell} |")
+    return "\n".join(lines) if len(lines) > 4 else ""
+
+
+LIKE = {
+    "max_softplus": "max_hinge",
+    "margin_distribution": "linearized_margins",
+    "margin_hinge": "linearized_margins",
+}
+"""Losses whose arguments are explained with another function."""
+
+WORDS = {
+    "threshold": "gamma_0, the margin that is asked for; the paper tunes it, default 1 "
+    "([O14](../errata.md#o14)).",
+    "similarity": 'how logits are made from features: "dot", "cosine", "cosine_prototypes" or '
+    '"euclidean"; None takes the head\'s own.',
+    "scale": "factor on the logits; None takes the head's own.",
+    "class_counts": "training samples per class: rare classes get the widest margin, "
+    "`margin * (n_min / n_j) ** 0.25`.",
+    "bank": "a `CentroidBank`; None uses the batch's own centroids.",
+    "mode": 'what happens where the angle plus the margin leaves [0, π]: "hard", "easy" or "none".',
+    "strength": "factor on the term.",
+}
+"""Arguments that the pure functions do not have."""
+
+
+def _source(name: str) -> str:
+    lines = []
+    if name in ORIGINALS:
+        lines.append(f"- Proposed by: {ORIGINALS[name]}.")
+    marks = {found[1] for found in MARK.finditer(_docs(name))} or {
+        {"super_symmetry": "KOB"}.get(name, "BAS")
+    }
+    for mark in sorted(marks & set(PAPERS)):
+        paper = PAPERS[mark]
+        lines.append(f"- As in: {citation(paper)}.")
+    if not lines:
+        lines.append("- The softmax loss, the baseline of every comparison.")
+    found = sorted(
+        set(re.findall(r"\b[NRZKD]\d{1,2}\b", _docs(name)) if marks & set(PAPERS) else [])
+    )
+    known = [mark for mark in found if mark in errata()]
+    if known:
+        lines.append("- Errata that concern it:")
+        lines += [f"    - {_to_erratum(mark)}: {errata()[mark]}" for mark in known]
+    else:
+        lines.append("- No erratum concerns it.")
+    return "\n".join(lines)
+
+
+def citation(paper: Paper) -> str:
+    venue = f", {paper.venue}" if paper.venue else ""
+    return f"{paper.authors}: *{paper.title}*{venue} ({paper.tag})"
+
+
+@cache
+def errata() -> dict[str, str]:
+    """First sentence of every erratum by its mark, from the errata page."""
+    text = (api.ROOT / "docs" / "errata.md").read_text(encoding="utf-8")
+    found = re.findall(r"(?m)^### ([NRZKD]\d+) · (.*) \{", text)
+    return dict(found)
+
+
+def _options(loss: type[Loss]) -> str:
+    reasons = {
+        shown: make_tables.reason(loss, option) for option, shown in make_tables.OPTIONS.items()
+    }
+    has = ", ".join(shown for shown, why in reasons.items() if why is None)
+    lines = [f"It takes {has}."]
+    if any(reasons.values()):
+        lines += ["", "It does not take:", ""]
+        for why in dict.fromkeys(why for why in reasons.values() if why is not None):
+            alike = [shown for shown, said in reasons.items() if said == why]
+            lines.append(f"- {', '.join(alike)}: {why}")
+    changed = ", ".join(f"`{key}={value!r}`" for key, value in loss.defaults.items())
+    note = f"\n\nCommon options with another default here: {changed}." if changed else ""
+    return (
+        "\n".join(lines)
+        + note
+        + f"\n\nWhat they mean: [`lm.Loss`][{api.links()['Loss']}]; all losses side by side: "
+        "[losses and their options](../losses.md)."
+    )
+
+
+def _cost(name: str) -> str:
+    told = COSTS.get(SAME_COST.get(name, name), LINEAR)
+    return f"{told}\n\n{results.cost_of_loss(name)}"
+
+
+def _example(module: list[griffe.DocstringSection], function: list[griffe.DocstringSection]) -> str:
+    for section in [*function, *module]:
+        if section.kind.value == "examples":
+            parts = []
+            for kind, text in section.value:
+                is_code = kind.value == "examples"
+                parts.append(f"```pycon\n{text}\n```" if is_code else text)
+            return "## Example\n\n" + "\n\n".join(parts)
+    return ""

@@ -1,0 +1,56 @@
+"""Pages that are files of the repository's root, and links from pages to files outside the site."""
+
+import posixpath
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+SHOWN = {
+    "design.md": "DESIGN.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    "benchmark/index.md": "papers/benchmark/README.md",
+    "benchmark/protocol.md": "papers/benchmark/PROTOCOL.md",
+    "benchmark/log.md": "papers/benchmark/LOG.md",
+}
+"""Pages of the site by the file they show."""
+
+RULE = "reproductions/rule.md"
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def pages() -> dict[str, str]:
+    made = {page: _read(file) for page, file in SHOWN.items()}
+    papers = _read("papers/README.md")
+    rule = papers[papers.index("## The rule of the verdicts") :]
+    made[RULE] = re.sub(r"(?m)^##", "#", rule)
+    return made
+
+
+def _read(file: str) -> str:
+    return (ROOT / file).read_text(encoding="utf-8")
+
+
+def inside(markdown: str, page: str) -> str:
+    """Links to files of the repository lead to their page; where there is none they are text."""
+    home = posixpath.dirname(SHOWN.get(page, f"docs/{page}"))
+
+    def lead(found: re.Match[str]) -> str:
+        text, target, part = found[1], found[2], found[3] or ""
+        if re.match(r"[a-z]+:", target):
+            return found[0]
+        file = posixpath.normpath(posixpath.join(home, target))
+        shown = {each: name for name, each in SHOWN.items()}
+        shown |= {"papers/README.md": "reproductions/index.md", "README.md": "index.md"}
+        if file in shown:
+            there = posixpath.relpath(shown[file], posixpath.dirname(page) or ".")
+            return f"[{text}]({there}{part})"
+        if file.startswith("docs/") and page in SHOWN:
+            there = posixpath.relpath(file.removeprefix("docs/"), posixpath.dirname(page) or ".")
+            return f"[{text}]({there}{part})"
+        if not file.startswith("docs/") and (ROOT / file).exists():
+            return f"`{file}`" if "`" not in text else text
+        return found[0]
+
+    return LINK.sub(lead, markdown)

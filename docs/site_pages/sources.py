@@ -1,0 +1,97 @@
+"""Where losses come from: the five papers, and the publications of the baselines."""
+
+from typing import NamedTuple
+
+
+class Paper(NamedTuple):
+    """A paper that this library implements; ``folder`` is that of its tables in ``papers/``."""
+
+    tag: str
+    authors: str
+    title: str
+    venue: str
+    folder: str
+    errata: str
+
+
+PAPERS = {
+    "NGY": Paper(
+        "LMD",
+        "Nguyen, Gamboa, Zhang, Chhaibi, Gratton, Giaccone",
+        "Large Margin Discriminative Loss for Classification",
+        "",
+        "lmd",
+        "N",
+    ),
+    "NGR": Paper(
+        "ROB",
+        "Nguyen, Gamboa, Zhang, Chhaibi, Gratton, Giaccone",
+        "Training More Robust Classification Model via Discriminative Loss and Gaussian Noise "
+        "Injection",
+        "TMLR",
+        "robust",
+        "R",
+    ),
+    "ZHO": Paper(
+        "LTLM",
+        "Zhou, Liu, Zhai, Jiang, Gao, Ji",
+        "Learning Towards the Largest Margins",
+        "ICLR 2022",
+        "ltlm",
+        "Z",
+    ),
+    "KOB": Paper(
+        "LMS",
+        "Kobayashi",
+        "Large Margin In Softmax Cross-Entropy Loss",
+        "BMVC 2019",
+        "kobayashi",
+        "K",
+    ),
+    "ODN": Paper(
+        "ODN", "anonymous", "Optimal Margin Distribution Network", "submission", "odn", "D"
+    ),
+}
+"""By the first part of the marks that docstrings carry, as in ZHO-COSFACE."""
+
+FAMILIES = {
+    "Discriminative loss (LMD)": "NGY",
+    "Robust training (ROB)": "NGR",
+    "Cosine margins (LTLM)": "ZHO",
+    "Margins in softmax (LMS)": "KOB",
+    "Margin distribution (ODN)": "ODN",
+    "Baselines": "BAS",
+}
+"""Groups of the navigation and the mark of their losses."""
+
+ORIGINALS = {
+    "arcface": "Deng, Guo, Xue, Zafeiriou: *ArcFace: Additive Angular Margin Loss for Deep Face "
+    "Recognition*, CVPR 2019",
+    "center": "Wen, Zhang, Li, Qiao: *A Discriminative Feature Learning Approach for Deep Face "
+    "Recognition*, ECCV 2016",
+    "cosface": "Wang et al.: *CosFace: Large Margin Cosine Loss for Deep Face Recognition*, CVPR "
+    "2018; Wang, Cheng, Liu, Liu: *Additive Margin Softmax for Face Verification*, IEEE Signal "
+    "Processing Letters 2018",
+    "dense_hinge": "Weston, Watkins: *Support Vector Machines for Multi-Class Pattern "
+    "Recognition*, ESANN 1999",
+    "focal": "Lin, Goyal, Girshick, He, Dollár: *Focal Loss for Dense Object Detection*, ICCV 2017",
+    "gaussian_mixture": "Wan, Zhong, Li, Chen: *Rethinking Feature Distribution for Loss Functions "
+    "in Image Classification*, CVPR 2018",
+    "label_smoothing": "Szegedy, Vanhoucke, Ioffe, Shlens, Wojna: *Rethinking the Inception "
+    "Architecture for Computer Vision*, CVPR 2016",
+    "layer_margin": "Elsayed, Krishnan, Mobahi, Regan, Bengio: *Large Margin Deep Networks for "
+    "Classification*, NeurIPS 2018",
+    "ldam": "Cao, Wei, Gaidon, Arechiga, Ma: *Learning Imbalanced Datasets with "
+    "Label-Distribution-Aware Margin Loss*, NeurIPS 2019",
+    "lsoftmax": "Liu, Wen, Yu, Yang: *Large-Margin Softmax Loss for Convolutional Neural "
+    "Networks*, ICML 2016",
+    "max_hinge": "Crammer, Singer: *On the Algorithmic Implementation of Multiclass Kernel-based "
+    "Vector Machines*, JMLR 2001",
+    "normface": "Wang, Xiang, Cheng, Yuille: *NormFace: L2 Hypersphere Embedding for Face "
+    "Verification*, ACM Multimedia 2017",
+    "sphereface": "Liu, Wen, Yu, Li, Raj, Song: *SphereFace: Deep Hypersphere Embedding for Face "
+    "Recognition*, CVPR 2017",
+    "stability": "Zheng, Song, Leung, Goodfellow: *Improving the Robustness of Deep Neural "
+    "Networks via Stability Training*, CVPR 2016",
+}
+"""Who proposed a loss that one of the five papers uses or compares with."""
