@@ -11,7 +11,13 @@ from torch import nn
 
 import largemargin as lm
 from largemargin.losses import schedules
-from largemargin.losses.schedules import Annealing, DeferredReweighting, Ramp, Schedule, preset
+from largemargin.losses.schedules import (
+    Annealing,
+    DeferredReweighting,
+    Ramp,
+    Schedule,
+    preset_schedule,
+)
 from largemargin.losses.settings import find_setting, settings_of
 
 COUNTS = [40, 20, 10, 5, 2]
@@ -147,7 +153,7 @@ class TestWhatItWasBuiltWith:
         assert type(loss.margin) is float
         assert not list(loss.children())
         assert not list(loss.buffers())
-        assert preset(objective_of(loss), 100)
+        assert preset_schedule(objective_of(loss), 100)
         assert not list(loss.children())
 
 

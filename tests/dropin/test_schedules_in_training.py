@@ -11,7 +11,13 @@ import torch
 from torch import nn
 
 import largemargin as lm
-from largemargin.losses.schedules import Annealing, DeferredReweighting, Ramp, Schedule, preset
+from largemargin.losses.schedules import (
+    Annealing,
+    DeferredReweighting,
+    Ramp,
+    Schedule,
+    preset_schedule,
+)
 from largemargin.losses.settings import find_setting
 
 COUNTS = [40, 20, 10, 5, 2]
@@ -206,7 +212,7 @@ class TestDeferredReweighting:
 
 class TestPresets:
     def of(self, loss: lm.Loss, total: int = 1500) -> list[Schedule]:
-        return preset(lm.Objective(term=loss), total)
+        return preset_schedule(lm.Objective(term=loss), total)
 
     def test_margin_warm_up(self) -> None:
         expected = [Ramp("term.margin", 0.0, steps=200, begin=200)]

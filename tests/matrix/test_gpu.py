@@ -126,6 +126,7 @@ def no_synchronisation() -> Iterator[None]:
 FIVE: dict[str, Callable[[], nn.Module]] = {
     "CosFace": lambda: CosFace(scale=8.0),
     "CosFace chunked": lambda: CosFace(scale=8.0, impl="chunked"),
+    "CosFace triton": lambda: CosFace(scale=8.0, impl="triton"),
     "CosFace per class": lambda: CosFace(margin=torch.full((64,), 0.2), weight=torch.ones(64)),
     "CosFace tf32": lambda: CosFace(precision="tf32"),
     "ArcFace": lambda: ArcFace(scale=8.0),

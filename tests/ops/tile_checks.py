@@ -155,7 +155,7 @@ def test_random_shapes(samples, classes, dim, scale, similarity, precision, seed
 
 
 @SLOW
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(
     samples=st.integers(1, 70),
     classes=st.integers(2, 150),

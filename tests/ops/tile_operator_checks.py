@@ -10,6 +10,7 @@ from contract.zoo import ZOO, build, supporting
 from ops.tile_problems import Problem, made
 from torch import Tensor
 
+import largemargin.functional as LF
 from largemargin import ArcFace, CosFace, CrossEntropy, Kobayashi, class_stats
 from largemargin.errors import LargeMarginError
 from largemargin.ops import SIMILARITIES, _tile_ops, _tiles
@@ -104,6 +105,15 @@ def test_a_loss_without_statistics_refuses(name: str) -> None:
     problem = random_problem(Sizes(6, 5, 4), dtype=torch.float32)
     with pytest.raises(LargeMarginError, match="does not support"):
         build(name, problem, impl="triton")
+
+
+def test_functions_without_statistics_refuse() -> None:
+    problem = made(4, 6, 3)
+    given = problem.features, problem.prototypes, problem.labels
+    with pytest.raises(LargeMarginError, match=r'dense_hinge.*impl="triton".*impl="auto"'):
+        LF.dense_hinge(*given, impl="triton")
+    with pytest.raises(LargeMarginError, match=r'impl="triton".*logits were given'):
+        LF.cross_entropy(problem.features, problem.labels.clamp(max=2), impl="triton")
 
 
 @pytest.mark.parametrize(

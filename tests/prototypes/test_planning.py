@@ -47,14 +47,19 @@ def test_weights_are_shared_out() -> None:
 
 def test_auto_decides_as_class_stats_does() -> None:
     assert estimate_memory(64, 65_536, 8).impl == "dense"
-    assert estimate_memory(64, 65_537, 8).impl == "chunked"
-    assert estimate_memory(64, 65_537, 8, world_size=2).impl == "chunked"
+    assert estimate_memory(64, 65_537, 8).impl == "triton"
+    assert estimate_memory(64, 65_537, 8, world_size=2).impl == "triton"
+    assert estimate_memory(64, 65_537, 8, device="cpu").impl == "chunked"
+    assert estimate_memory(64, 65_537, 8, dtype=torch.float64).impl == "chunked"
     assert estimate_memory(64, 650_000, 8, sample_rate=0.05).impl == "dense"
 
 
-def test_chunked_workspace_does_not_grow_with_classes() -> None:
-    plans = [estimate_memory(256, c, 64, impl="chunked") for c in (10**5, 10**6, 10**7)]
+def test_workspace_does_not_grow_with_classes() -> None:
+    plans = [estimate_memory(256, c, 64, impl="chunked") for c in (10**6, 10**7)]
     assert len({plan.workspace for plan in plans}) == 1
+    # Of the kernels: the inverse norms do, 4 bytes a class.
+    plans = [estimate_memory(256, c, 64, impl="triton") for c in (10**6, 10**7)]
+    assert plans[1].workspace - plans[0].workspace == 4 * 9 * 10**6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -63,7 +68,7 @@ def test_chunked_workspace_does_not_grow_with_classes() -> None:
 def test_it_bounds_what_a_loss_allocates(sizes, impl, dtype) -> None:
     """Never below the measured peak, for the hungriest loss not far above it."""
     num_samples, num_classes, dim = sizes
-    plan = estimate_memory(*sizes, impl=impl, dtype=dtype)
+    plan = estimate_memory(*sizes, impl=impl, dtype=dtype, device="cpu")
     room = plan.gradients + plan.features + plan.workspace
     peaks = {}
     for loss in (lm.ArcFace(impl=impl), lm.Kobayashi(impl=impl)):
@@ -79,7 +84,7 @@ def test_it_bounds_what_a_sampled_loss_allocates() -> None:
     head = ShardedClassHead(64, 40_000, bias=False, sample_rate=0.1)
     x, labels = torch.randn(128, 64, requires_grad=True), torch.randint(40_000, (128,))
     peak = allocated(lambda: lm.Kobayashi()(x, head, labels).backward())
-    plan = estimate_memory(128, 40_000, 64, sample_rate=0.1)
+    plan = estimate_memory(128, 40_000, 64, sample_rate=0.1, device="cpu")
     room = plan.gradients + plan.features + plan.workspace
     assert peak <= room <= 2.5 * peak
 
@@ -110,7 +115,7 @@ def test_it_knows_what_head_optimizers_keep(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("impl", ["dense", "chunked"])
+@pytest.mark.parametrize("impl", ["dense", "chunked", "triton"])
 def test_it_bounds_a_training_step_on_a_gpu(impl: str) -> None:
     before = torch.cuda.memory_allocated()  # what other tests left
     head = ShardedClassHead(256, 100_000, similarity="cosine", device="cuda")
@@ -121,7 +126,8 @@ def test_it_bounds_a_training_step_on_a_gpu(impl: str) -> None:
         if step == 1:
             torch.cuda.reset_peak_memory_stats()
         optimizer.zero_grad()
-        lm.Kobayashi(impl=impl)(x, head, labels).backward()
+        precision = "bf16" if impl == "triton" else None
+        lm.Kobayashi(impl=impl, precision=precision)(x, head, labels).backward()
         optimizer.step()
     plan = estimate_memory(512, 100_000, 256, impl=impl)
     assert torch.cuda.max_memory_allocated() - before <= plan.total + 64 * 2**20

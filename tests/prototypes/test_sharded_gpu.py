@@ -26,7 +26,7 @@ def nccl(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("impl", ["dense", "chunked", "auto"])
+@pytest.mark.parametrize("impl", ["dense", "chunked", "triton", "auto"])
 @pytest.mark.parametrize("rate", [1.0, 0.5])
 def test_nccl_is_one_process(nccl: None, impl: str, rate: float) -> None:
     head = ShardedClassHead(32, 5000, similarity="cosine", sample_rate=rate)

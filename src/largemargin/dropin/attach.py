@@ -16,7 +16,7 @@ from largemargin.dropin.watch import Watch, check_ceiling
 from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.losses import LOSSES, Loss, Objective
 from largemargin.losses.loss import Weighted
-from largemargin.losses.schedules import Schedule, preset
+from largemargin.losses.schedules import Schedule, preset_schedule
 from largemargin.losses.terms import matrix_of
 from largemargin.ops import SIMILARITIES
 from largemargin.prototypes import CentroidBank, ClassHead
@@ -352,5 +352,5 @@ def _schedules(
                 'schedule="preset" stretches over the training: pass total_steps=epochs * '
                 "steps_per_epoch."
             )
-        return preset(objective, total_steps)
+        return preset_schedule(objective, total_steps)
     return [given] if isinstance(given, Schedule) else list(given)

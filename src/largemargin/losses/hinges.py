@@ -52,9 +52,9 @@ def _logits(
     """The (N, C) logits and the labels of either call form."""
     check_form(options.get("similarity", "dot"), options)
     refuse_sharded(prototypes, name, _DENSE)
-    if options.get("impl") == "chunked":
+    if (impl := options.get("impl")) in ("chunked", "triton"):
         raise LargeMarginError(
-            f'{name} cannot be computed with impl="chunked": {_DENSE} Pass impl="auto".'
+            f'{name} cannot be computed with impl="{impl}": {_DENSE} Pass impl="auto".'
         )
     if labels is None:
         logits, labels = promote(features), prototypes

@@ -335,7 +335,7 @@ def check_schedules(
             taken[path] = schedule
 
 
-def preset(objective: Objective, total_steps: int) -> list[Schedule]:
+def preset_schedule(objective: Objective, total_steps: int) -> list[Schedule]:
     """The usual schedule of every term, stretched over ``total_steps``; none for the others.
 
     * ``CosFace``, ``ArcFace``, ``UnifiedMargin``: no margin (m1 = 1) for 20/150 of the training,
@@ -351,7 +351,7 @@ def preset(objective: Objective, total_steps: int) -> list[Schedule]:
       is ours: the papers have none.
 
     Example:
-        >>> preset(Objective(face=CosFace()), 1500)
+        >>> preset_schedule(Objective(face=CosFace()), 1500)
         [Ramp(target='face.margin', start=0.0, end=None, steps=200, begin=200, curve='linear')]
     """
     check_number("total_steps", total_steps, at_least=1)

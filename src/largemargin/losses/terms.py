@@ -37,9 +37,9 @@ def stats_of(
         )
         return stats, labels
     check_form(similarity, how)
-    if how.get("impl", "auto") == "chunked":
+    if (impl := how.get("impl", "auto")) in ("chunked", "triton"):
         raise LargeMarginError(
-            'impl="chunked" was asked for, but logits were given, so the (N, C) matrix exists '
+            f'impl="{impl}" was asked for, but logits were given, so the (N, C) matrix exists '
             "already. Pass (features, prototypes, labels) to avoid it."
         )
     checks = {name: how[name] for name in ("validate", "check_finite") if name in how}

@@ -36,8 +36,8 @@ def resnet(
     """Four groups of blocks with 1, 2, 4, 8 times ``width`` channels, mean over positions.
 
     ``initial``: weights of the convolutions as in He et al. ("he"), or as torch draws them
-    ("torch"), with a sixth of the variance. Batch norm takes the factor out again, but a step of the
-    same learning rate turns smaller weights further: with learning rates that are too small, as
+    ("torch"), with a sixth of the variance. Batch norm takes the factor out again, but a step of
+    the same learning rate turns smaller weights further: with learning rates that are too small, as
     some papers have them, networks that begin with smaller weights get much better.
     """
     check_choice("initial", initial, ("he", "torch"))

@@ -24,8 +24,16 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-# What the compiler cannot look into, and which does not change while a program runs.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _settled(function: Any) -> Any:
+    """The compiler calls it once and keeps the answer, instead of looking into it.
+
+    What ``torch.compiler.assume_constant_result`` does, which imports the compiler for it.
+    """
+    function._dynamo_marked_constant = True
+    return function
+
+
+@_settled
 def _is_too_old(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] < 8
 
@@ -46,7 +54,7 @@ def missing(features: Tensor, prototypes: Tensor) -> str | None:
     return None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@_settled
 def _tf32_is_allowed() -> bool:
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 

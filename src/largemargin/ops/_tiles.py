@@ -25,6 +25,10 @@ COPY_BYTES = 96 * 2**20
 MASS, RIVAL, MOMENT, TOTAL = 1, 2, 4, 8
 
 
+def chunk_bytes(num_classes: int) -> int:
+    return CHUNK_BYTES * (2 if num_classes >= MANY else 1)
+
+
 class Tile(NamedTuple):
     """Shape of a kernel's tiles, and how it is compiled."""
 
@@ -147,7 +151,7 @@ class Chunks:
         whole = self.columns.shape[0]
         if not row:
             return whole
-        budget = COPY_BYTES if not gradients else CHUNK_BYTES * (2 if whole >= MANY else 1)
+        budget = chunk_bytes(whole) if gradients else COPY_BYTES
         size = max(1024, budget // row // 1024 * 1024)
         return size if size < whole else _padded(whole, self.product.low)
 

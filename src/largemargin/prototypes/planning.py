@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 import torch
 
 from largemargin.errors import LargeMarginError, check_choice, check_num_classes, check_number
-from largemargin.ops._chunked import BLOCK_ELEMENTS, MIN_BLOCK
+from largemargin.ops._chunked import block_size
+from largemargin.ops._tiles import chunk_bytes
 from largemargin.ops.class_stats import DENSE_LIMIT
 from largemargin.ops.shards import class_range
 
@@ -24,7 +25,8 @@ weight decay)."""
 HEAD_OPTIMIZERS: dict[str, tuple[int, int]] = {"rowwise_adam": (2, 4), "head_sgd": (2, 0)}
 """Bytes that ``largemargin.optim`` keeps for each number, in bfloat16, and for each row."""
 
-PLANNED_IMPLS = ("auto", "dense", "chunked")
+PLANNED_IMPLS = ("auto", "dense", "chunked", "triton")
+DEVICES = ("cuda", "cpu")
 WIDE = 4
 """Bytes of a float32 number, in which statistics and their factors are held."""
 
@@ -117,6 +119,7 @@ def estimate_memory(
     dtype: torch.dtype = torch.float32,
     impl: str = "auto",
     sample_rate: float = 1.0,
+    device: str = "cuda",
 ) -> MemoryEstimate:
     r"""Memory of a :class:`ShardedClassHead` (one process: of any head) in a training step.
 
@@ -127,9 +130,11 @@ def estimate_memory(
     optimizer state     a multiple of it: 0 ("sgd"), 1 ("sgd_momentum"), 2 ("adamw"), ...; 2 bytes
                         a number for "rowwise_adam" and "head_sgd"
     features            4 n D float32
-    workspace           "chunked", blocks of B classes: 4 n B + 3 B D; "dense":
-                        :math:`6\,n\,C_R + C_R D`; half precision prototypes: :math:`2\,C_R D`
-                        more, their float32 copy and its gradient; a class sample: its rows twice
+    workspace           "triton": 96 MiB, 192 from half a million classes on, or what fewer need;
+                        "chunked", blocks of B classes: 4 n B + 3 B D; "dense":
+                        :math:`6\,n\,C_R + 2\,C_R D`; for these two and half precision prototypes
+                        :math:`2\,C_R D` more, their float32 copy and its gradient; a class sample:
+                        its rows twice
     step                temporaries of an unfused optimizer, 1 to 3 times :math:`C_R D`; with
                         ``fused=True`` 0
     ==================  =========================================================================
@@ -147,8 +152,10 @@ def estimate_memory(
             "rowwise_adam" or "head_sgd" of ``largemargin.optim`` with its moment in bfloat16.
         fused: whether the optimizer is made with ``fused=True``.
         dtype: of the class vectors.
-        impl: of the statistics; "auto" decides as ``class_stats`` does.
+        impl: of the statistics; "auto" decides as ``class_stats`` does, on a GPU with bfloat16
+            products (autocast).
         sample_rate: of the classes, as in :class:`ShardedClassHead`.
+        device: "cuda" or "cpu", which takes smaller blocks.
 
     Example:
         >>> plan = estimate_memory(1024, 1_000_000, 512, world_size=8, optimizer="adamw")
@@ -162,6 +169,7 @@ def estimate_memory(
     check_choice("optimizer", optimizer, (*OPTIMIZERS, *HEAD_OPTIMIZERS))
     check_choice("impl", impl, PLANNED_IMPLS)
     check_number("sample_rate", sample_rate, above=0, at_most=1)
+    check_choice("device", device, DEVICES)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise LargeMarginError(
             f"dtype must be a floating point torch.dtype, as torch.bfloat16, but {dtype!r} was "
@@ -171,7 +179,8 @@ def estimate_memory(
     gathered = num_samples * world_size
     seen = min(local, int(sample_rate * local) + gathered) if sample_rate < 1 else local
     if impl == "auto":
-        impl = "dense" if gathered * seen <= DENSE_LIMIT else "chunked"
+        many = "triton" if device == "cuda" and dtype != torch.float64 else "chunked"
+        impl = "dense" if gathered * seen <= DENSE_LIMIT else many
     size = local * dim * dtype.itemsize
     kept, temporary = OPTIMIZERS.get(optimizer, (0, 0))
     a_number, a_row = HEAD_OPTIMIZERS.get(optimizer, (0, 0))
@@ -189,21 +198,31 @@ def estimate_memory(
         gradients=size,
         optimizer_state=kept * size + local * (a_number * dim + a_row),
         features=4 * gathered * dim * max(WIDE, dtype.itemsize),
-        workspace=_workspace(gathered, seen, local, dim, dtype, impl, sample_rate < 1),
+        workspace=_workspace(gathered, seen, local, dim, dtype, impl, sample_rate < 1, device),
         step=0 if fused else temporary * size,
     )
 
 
 def _workspace(
-    samples: int, seen: int, local: int, dim: int, dtype: torch.dtype, impl: str, sampled: bool
+    samples: int,
+    seen: int,
+    local: int,
+    dim: int,
+    dtype: torch.dtype,
+    impl: str,
+    sampled: bool,
+    device: str,
 ) -> int:
     number = max(WIDE, dtype.itemsize)
     if impl == "dense":
-        needed = number * (6 * samples * seen + seen * dim)
+        needed = number * (6 * samples * seen + 2 * seen * dim)
+    elif impl == "triton":
+        # A chunk's gradients and copy, norms, and the features in bfloat16 as they are and turned.
+        needed = min(chunk_bytes(seen), 2 * seen * (samples + dim)) + WIDE * (seen + samples * dim)
     else:
-        block = min(seen, max(MIN_BLOCK, BLOCK_ELEMENTS // max(samples, 1)))
+        block = block_size(samples, seen, device)
         needed = number * (4 * samples * block + 3 * block * dim)
-    if dtype.itemsize < WIDE:
+    if dtype.itemsize < WIDE and impl != "triton":
         needed += 2 * number * seen * dim
     if sampled:
         # Rows and their gradient, and a random number, an index and two marks for every class.
@@ -248,7 +267,7 @@ def most_classes(
     low, high = 1, 2
     while fits(high):
         low, high = high, 2 * high
-    # "auto" changes from dense to chunked, so small heads are not monotone; large ones are.
+    # "auto" changes from dense to the others, so small heads are not monotone; large ones are.
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
