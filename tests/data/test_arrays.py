@@ -233,4 +233,4 @@ def test_hugging_face_that_cannot_be_had(monkeypatch, tmp_path):
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
     with pytest.raises(LargeMarginError, match=r"nobody/nothing .*no network.*save_to_disk"):
-        load_data(DataConfig("huggingface", "nobody/nothing"))
+        load_data(DataConfig("huggingface", "nobody/nothing", download=True))

@@ -1,6 +1,7 @@
 """From the words of a command line to a sub-command, its exit status and its messages."""
 
 import ast
+import errno
 import importlib
 import os
 import sys
@@ -28,6 +29,12 @@ COMMANDS = (
 )
 """In the order a newcomer meets them."""
 
+OUTSIDE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO),
+    *(errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP),
+)
+"""Failures of disks and folders: nothing in the program is at fault, so they need no traceback."""
+
 USAGE = "usage: largemargin COMMAND [options]    (largemargin COMMAND --help for its options)"
 FIRST_STEPS = """\
 First steps:
@@ -37,7 +44,8 @@ First steps:
   largemargin measure runs/<time>-<name>                  the geometry of what came out
 
   --version    version of this library
-  --traceback  with any command: where an error comes from (also LARGEMARGIN_TRACEBACK=1)"""
+  --traceback  with any command: where an error comes from (also LARGEMARGIN_TRACEBACK=1)
+  --trust-config  let settings name a network by its Python path: model.name package.module.Net"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,6 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if wants_traceback or not isinstance(error, LargeMarginError):
             raise
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if wants_traceback or error.errno not in OUTSIDE:
+            raise
+        file = "" if error.filename is None else f": {error.filename}"
+        print(f"error: {error.strerror}{file}", file=sys.stderr)
         return 2
 
 

@@ -1,7 +1,6 @@
 """``CommandParser``: jsonargparse with short usage, plain help texts and errors that help."""
 
 import argparse
-import itertools
 import re
 import sys
 import textwrap
@@ -11,6 +10,7 @@ from typing import Any, NoReturn
 
 import jsonargparse
 
+from largemargin.cli.config_files import check_versions, config_files, limit_imports
 from largemargin.cli.shorthand import expand
 
 PRINT_CONFIG = "print all settings as YAML, ready for --config, and exit"
@@ -63,8 +63,14 @@ class CommandParser(jsonargparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, *rest: Any, **options: Any
     ) -> jsonargparse.Namespace:
-        words = list(sys.argv[1:] if args is None else args)
-        return super().parse_args(expand(words, self.shorthand), *rest, **options)
+        words = limit_imports(list(sys.argv[1:] if args is None else args))
+        check_versions(words)
+        try:
+            return super().parse_args(expand(words, self.shorthand), *rest, **options)
+        except Exception as error:
+            if type(error).__name__ != "ImportDenied":  # not public, and not always caught inside
+                raise
+            self.error(str(error))
 
     def format_help(self, formatter: argparse.HelpFormatter | None = None) -> str:
         hidden = [action for action in self._actions if _is_config_of_a_group(action)]
@@ -97,9 +103,7 @@ class CommandParser(jsonargparse.ArgumentParser):
         return f"{message}. Did you mean {' or '.join(meant)}?"
 
     def _config_files(self) -> str:
-        words = getattr(self, "args", [])
-        files = [after for word, after in itertools.pairwise(words) if word == "--config"]
-        files += [word.partition("=")[2] for word in words if word.startswith("--config=")]
+        files = list(config_files(getattr(self, "args", [])))
         return f"{', '.join(files)}: " if files else ""
 
 
@@ -137,6 +141,11 @@ READABLE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
         lambda found: f"{_kinds(found[1])} is expected, not {found[2]}.",
     ),
     (r"Problems parsing config: ", r"problems parsing config, which must be YAML: "),
+    (
+        r".*?Importing '([\w.]+)' is not allowed.*",
+        r"class_path \1 is refused: settings are values, and building a class that a file names "
+        "would run code.",
+    ),
 )
 
 

@@ -21,7 +21,9 @@ Examples:
   largemargin plan --classes 10000000 --dim 512 --gpus 8 --optimizer adamw
   largemargin plan --classes 10000000 --dim 512 --sample_rate 0.1 --json true"""
 
-Optimizer = Literal["sgd", "sgd_momentum", "adagrad", "rmsprop", "adam", "adamw"]
+Optimizer = Literal[
+    "sgd", "sgd_momentum", "adagrad", "rmsprop", "adam", "adamw", "rowwise_adam", "head_sgd"
+]
 
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -46,7 +48,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--impl",
-        type=Literal["auto", "dense", "chunked"],
+        type=Literal["auto", "dense", "chunked", "triton"],
         default="auto",
         help="of the class statistics",
     )

@@ -150,6 +150,9 @@ def _calibrated(options: Any, asked: Asked) -> Any:
         device=asked.device,
         progress=show_progress(),
     )
-    found.save(path)
+    try:
+        found.save(path)
+    except OSError as error:  # a run that others may only read predicts all the same
+        print(f"The threshold is not kept: {error.strerror}.", file=sys.stderr)
     print(found, file=sys.stderr)
     return found

@@ -1,5 +1,6 @@
 """The options that make a ``RunConfig``, for every sub-command that trains."""
 
+import argparse
 import os
 import sys
 from collections.abc import Collection
@@ -31,6 +32,10 @@ def add_run_options(
         "--config",
         action="config",
         help="YAML file with any of the settings below; options after it override it",
+    )
+    # What files of settings begin with; it is checked before they are parsed.
+    parser.add_argument(
+        "--format_version", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS
     )
     parser.add_class_arguments(RunConfig, skip=set(skip))
     for group in parser._action_groups:

@@ -53,6 +53,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             header: dict[str, str] = file.metadata() or {}
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except Exception as error:
+        if is_pickle(path):
+            raise LargeMarginError(
+                f"{path} is a pickle, as torch.save writes it, under the name of a safetensors "
+                "file. Reading one can run any code, so it is refused. If you trust where it comes "
+                "from: safetensors.torch.save_file(torch.load(path, weights_only=True), new_path)."
+            ) from error
         raise LargeMarginError(
             f"{path} is not a whole safetensors file ({error}). It may have been cut short while "
             "it was copied; fetch it again or use another checkpoint."
@@ -63,6 +69,21 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
                 raise LargeMarginError(f"{path} is damaged: it refers to a missing {target!r}.")
             tensors[name.removeprefix(ALIAS)] = tensors[target]
     return tensors
+
+
+def is_pickle(path: Path) -> bool:
+    """Whether a file that is no safetensors file begins as torch.save and pickle begin theirs."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(8)
+    except OSError:
+        return False
+    if start[:4] == b"PK\x03\x04":  # an archive, which torch.save writes
+        return True
+    # Protocol 2 or later: then comes a frame, or something else. Safetensors begin with the length
+    # of their header, far below 4 GiB, which ends in zeros.
+    begun = start[:1] == b"\x80" and start[1:2] in b"\2\3\4\5"
+    return begun and (start[2:3] == b"\x95" or any(start[4:8]))
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:

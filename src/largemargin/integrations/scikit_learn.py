@@ -5,6 +5,24 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any, Self
 
+try:
+    from sklearn.base import (
+        BaseEstimator,
+        ClassifierMixin,
+        ClassNamePrefixFeaturesOutMixin,
+        TransformerMixin,
+    )
+    from sklearn.model_selection import train_test_split
+    from sklearn.utils import check_random_state
+    from sklearn.utils.class_weight import compute_class_weight
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+except ImportError as missing:
+    raise ImportError(
+        "LargeMarginClassifier needs scikit-learn 1.6 or newer. Install it: "
+        "pip install 'largemargin[sklearn]'."
+    ) from missing
+
 import numpy as np
 import torch
 from torch import nn
@@ -24,24 +42,6 @@ from largemargin.integrations.fitting import (
 )
 from largemargin.integrations.networks import build
 from largemargin.integrations.objectives import objective_for
-
-try:
-    from sklearn.base import (
-        BaseEstimator,
-        ClassifierMixin,
-        ClassNamePrefixFeaturesOutMixin,
-        TransformerMixin,
-    )
-    from sklearn.model_selection import train_test_split
-    from sklearn.utils import check_random_state
-    from sklearn.utils.class_weight import compute_class_weight
-    from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-except ImportError as missing:
-    raise ImportError(
-        "LargeMarginClassifier needs scikit-learn 1.6 or newer. Install it: "
-        "pip install 'largemargin[sklearn]'."
-    ) from missing
 
 
 class LargeMarginClassifier(

@@ -52,6 +52,7 @@ def revive(kind: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         names = {field.name for field in dataclasses.fields(kind)}
+        _check_format(kind, value)
         unknown = sorted(set(value) - names)
         if unknown:
             raise LargeMarginError(
@@ -62,6 +63,17 @@ def revive(kind: Any, value: Any) -> Any:
     if kind is float:
         return _SPECIAL[value] if isinstance(value, str) else float(value)
     return value
+
+
+def _check_format(kind: Any, value: Any) -> None:
+    """Records with a ``format`` say which they were written in; newer ones mean something else."""
+    known = getattr(kind, "format", None)
+    found = value.get("format", 0) if isinstance(value, dict) else 0
+    if isinstance(known, int) and (not isinstance(found, int) or found > known):
+        raise LargeMarginError(
+            f"the file was written by a newer version of largemargin: its format is {found!r}, and "
+            f"this one reads up to {known}. Upgrade it: pip install --upgrade largemargin"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +114,11 @@ class Record:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        partial.write_text(self.to_json(indent=1) + "\n", encoding="utf-8")
-        partial.replace(path)
+        try:
+            partial.write_text(self.to_json(indent=1) + "\n", encoding="utf-8")
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -111,7 +126,7 @@ class Record:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except (json.JSONDecodeError, TypeError, KeyError, AttributeError, ValueError) as error:
             if isinstance(error, LargeMarginError):
-                raise
+                raise LargeMarginError(f"{path}: {error}") from error
             raise LargeMarginError(
                 f"{path} is not a {cls.__name__} written by save(): {error}."
             ) from error

@@ -40,7 +40,7 @@ class HeadSGD(RowOptimizer):
     State: ``step``, and ``momentum`` in ``moment_dtype``.
 
     Example:
-        >>> weight = nn.Parameter(torch.ones(2, 3))
+        >>> weight = torch.nn.Parameter(torch.ones(2, 3))
         >>> optimizer = HeadSGD([weight], lr=0.5)
         >>> weight.sum().backward()
         >>> optimizer.step(); weight.data

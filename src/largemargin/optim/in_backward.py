@@ -37,6 +37,7 @@ def apply_in_backward(optimizer: Optimizer) -> InBackward:
         a handle; ``remove()`` ends it.
 
     Example:
+        >>> from largemargin.optim import HeadSGD
         >>> head = ClassHead(8, 5, bias=False)
         >>> handle = apply_in_backward(HeadSGD(head.parameters(), lr=0.1))
         >>> before = head.weight.detach().clone()

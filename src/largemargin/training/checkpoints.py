@@ -121,6 +121,7 @@ class Checkpoints:
         """Do what a run did not come to that was killed just after it had replaced last.json."""
         if best is not None and self._named("best") != best:
             self._point("best", best)
+        remove_drafts(self.folder)
         self._forget({last, best or self._named("best")})
 
     def _forget(self, kept: set[str | None]) -> None:
