@@ -26,6 +26,9 @@ AGGREGATES: tuple[Aggregate, ...] = ("max", "mean")
 EXACT_LIMIT = 2**20
 """Up to this many numbers, all pairs of prototypes are subtracted from each other directly."""
 BLOCK = 2**22
+"""Pairs of sample and class looked at together."""
+GPU_BLOCK = 2**25
+"""The same on a GPU, which waits for the launches of smaller blocks."""
 CANDIDATES = 2
 _PAIRS = "it compares class vectors with each other."
 
@@ -165,7 +168,8 @@ def nearest_rival(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | No
         own_logit += bias.index_select(0, own)[:, None]
     own_size = torch.linalg.vector_norm(mine, dim=1, keepdim=True).square()
     given = Centroids(points, -2 * mine, own_size, own_logit, own)
-    size = max(256, BLOCK // max(own.shape[0], 1))
+    pairs = BLOCK if weight.device.type == "cpu" else GPU_BLOCK
+    size = max(256, pairs // max(own.shape[0], 1))
     scores, indices = [], []
     for start in range(0, num_classes, size):
         block = slice(start, min(start + size, num_classes))

@@ -18,6 +18,7 @@ from largemargin.errors import (
     check_number,
     check_same_device,
 )
+from largemargin.losses.finite import watch
 from largemargin.losses.margins import ldam_margins
 from largemargin.losses.rebuild import rebuilding_repr
 from largemargin.losses.scale import auto_scale
@@ -80,7 +81,7 @@ class Loss(nn.Module):
         impl: how the class statistics are computed: "auto", "dense", "chunked" or "triton".
         precision: of the matrix products: "highest", "tf32", "bf16" or None.
         validate: check label values; None means in eager mode on the CPU only.
-        check_finite: raise on NaN or infinite inputs.
+        check_finite: raise on NaN or infinity in inputs, in the value and in its gradients.
 
     ``forward`` also takes ``sample_weight`` (N,): the mean then divides by the weights' sum. When
     every row is ignored or the weights sum to 0, the value is 0 with zero gradients.
@@ -143,6 +144,8 @@ class Loss(nn.Module):
         self.precision: Precision | None = precision
         self.validate = validate
         self.check_finite = check_finite
+        if check_finite:
+            watch(self)
 
     def forward(
         self,
@@ -264,11 +267,8 @@ class Loss(nn.Module):
         keep = labels != self.ignore_index
         if labels.device.type == "cpu" and not torch.compiler.is_compiling() and bool(keep.all()):
             return inputs, labels, None
-        return (
-            (torch.where(keep[:, None], inputs[0], 0), *inputs[1:]),
-            torch.where(keep, labels, 0),
-            keep,
-        )
+        kept = torch.where(keep[:, None], inputs[0], 0)
+        return (kept, *inputs[1:]), torch.where(keep, labels, 0), keep
 
     def _targets(self, labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
         """Hard labels where they suffice, otherwise (N, C) smoothed, class-weighted targets."""

@@ -10,7 +10,7 @@ from largemargin.losses.loss import Loss, LossOptions
 from largemargin.losses.terms import matrix_of
 from largemargin.ops import normalize as normalize_rows
 from largemargin.ops import safe_norm
-from largemargin.ops.rows import promote
+from largemargin.ops.rows import SQUARABLE, promote
 from largemargin.ops.shards import refuse_sharded
 from largemargin.shapes import Prototypes
 
@@ -70,6 +70,10 @@ def super_symmetry(prototypes: Prototypes) -> Tensor:
     refuse_sharded(prototypes, "super_symmetry", _ALL)
     rows = promote(prototypes)
     num_classes = rows.shape[0]
+    # Scale-free, so that rows whose squares leave the range of their dtype are divided first.
+    largest = rows.detach().abs().amax()
+    far = (largest > SQUARABLE[1]) | ((largest < SQUARABLE[0]) & (largest > 0))
+    rows = rows / torch.where(far, largest, 1)
     with torch.autocast(rows.device.type, enabled=False):
         gram = rows @ rows.T
     size = torch.diagonal(gram).mean()

@@ -47,9 +47,12 @@ def _write_gradient(
     else:
         product *= unit
     if MASS:
-        below = product - largest[None, :]
+        # In the order of the forward pass, so that both round alike.
         if HAS_BIAS:
-            below += tl.load(bias + place, there, 0.0).to(tl.float32)[:, None] * unit
+            offset = tl.load(bias + place, there, 0.0).to(tl.float32) * unit
+            below = (product + offset[:, None]) - largest[None, :]
+        else:
+            below = product - largest[None, :]
         grad = power(below, PRECISE)
         if MOMENT:
             slope = tl.load(asked + 2 * num_samples + sample, known, 0.0) / unit
