@@ -45,6 +45,8 @@ def navigation() -> list[Any]:
             "Project": [
                 {"Design": "design.md"},
                 {"Stability": "stability.md"},
+                {"Reliability": "reliability.md"},
+                {"Security": "security.md"},
                 {"Contributing": "contributing.md"},
                 {"Changes": "changelog.md"},
             ]

@@ -10,6 +10,7 @@ SHOWN = {
     "design.md": "DESIGN.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
+    "security.md": "SECURITY.md",
     "benchmark/index.md": "papers/benchmark/README.md",
     "benchmark/protocol.md": "papers/benchmark/PROTOCOL.md",
     "benchmark/log.md": "papers/benchmark/LOG.md",

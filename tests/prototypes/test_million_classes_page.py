@@ -119,7 +119,7 @@ def test_tables_of_measured_rows() -> None:
     step = {"device": "a GPU", "moved_gib": 7.6, "gib_per_s": 3800.0, "state_mib": 977.0}
     step |= {"temporary_mib": 0.1, "ratio": 0.6, "provider": "HeadSGD", "C": 10**6, "D": 512}
     assert "| HeadSGD | 2.00 ms | 7.6 GiB |" in made.optimizer_table([step | {"median_ms": 2.0}])
-    run = {"phase": "final", "provider": "ours", "lr": 0.001, "margin": 0.2, "ms_per_step": 2.0}
+    run = {"phase": "final", "provider": "ours", "lr": 0.001, "margin": 0.2, "epochs": 3}
     rows = [run | {"recall_at_1": found} for found in (0.9, 0.91, 0.92)]
     rows.append(rows[0] | {"phase": "tuning", "recall_at_1": 0.1})
     assert "| ours | 91.00 +- 1.00 % | 90.00, 91.00, 92.00 |" in made.omniglot_table(rows)

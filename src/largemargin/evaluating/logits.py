@@ -12,6 +12,7 @@ from largemargin.dropin.find import find_layer, out_features, unwrapped
 from largemargin.dropin.outputs import tensors_in
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.batches import call
+from largemargin.measuring.turns import turn
 
 
 class LogitModel(nn.Module):
@@ -144,21 +145,22 @@ class LogitModel(nn.Module):
     def evaluating(self, *, gradients: bool = False) -> Iterator["LogitModel"]:
         """Evaluation mode, every module's mode restored afterwards; without gradients by default.
 
-        Parameters collect no gradient in either case.
+        Parameters collect no gradient in either case. One thread at a time.
         """
-        modes = [(module, module.training) for module in self.modules()]
-        needing = [each for each in self.parameters() if each.requires_grad] if gradients else []
-        self.eval()
-        try:
-            for parameter in needing:
-                parameter.requires_grad_(False)
-            with torch.set_grad_enabled(gradients):
-                yield self
-        finally:
-            for parameter in needing:
-                parameter.requires_grad_(True)
-            for module, mode in modes:
-                module.training = mode
+        with turn(self.model):
+            modes = [(module, module.training) for module in self.modules()]
+            needing = [each for each in self.parameters() if each.requires_grad and gradients]
+            self.eval()
+            try:
+                for parameter in needing:
+                    parameter.requires_grad_(False)
+                with torch.set_grad_enabled(gradients):
+                    yield self
+            finally:
+                for parameter in needing:
+                    parameter.requires_grad_(True)
+                for module, mode in modes:
+                    module.training = mode
 
 
 def _without_ddp(model: nn.Module) -> nn.Module:

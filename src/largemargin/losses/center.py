@@ -74,7 +74,8 @@ def center_update(
     valid: Tensor | None = None,
     sync: bool = False,
 ) -> Tensor:
-    r"""New centers :math:`c_j - \alpha\sum_{y_n=j}(c_j - q_n)/(1 + n_j)`; absent classes stay.
+    r"""New centers :math:`c_j - \alpha\sum_{y_n=j}(c_j - q_n)/(1 + n_j)`; absent classes stay,
+    and so do those with features that are not finite.
 
     Args:
         rate: alpha in [0, 1], default 0.5 (original).
@@ -92,7 +93,9 @@ def center_update(
         slots = class_means(features, labels, centers.shape[0], valid, sync=sync)
         own = centers[slots.classes].to(slots.means.dtype)
         share = slots.counts / (1 + slots.counts)
-        step = torch.where(slots.present[:, None], rate * share[:, None] * (slots.means - own), 0)
+        # One overflowing batch must not spoil a class for good: its center stays.
+        counted = slots.present & torch.isfinite(slots.means.abs().amax(1))
+        step = torch.where(counted[:, None], rate * share[:, None] * (slots.means - own), 0)
         return centers.index_add(0, slots.classes, step.to(centers.dtype))
 
 

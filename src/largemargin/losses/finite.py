@@ -56,7 +56,7 @@ def _view(loss: nn.Module, name: str, given: Any) -> Any:
                 f"though the loss is. {_limits(given)}"
             )
 
-    view.register_hook(look)
+    view.register_hook(look)  # type: ignore[no-untyped-call]
     return view
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from largemargin.errors import LargeMarginError, check_number
+from largemargin.errors import LargeMarginError, check_all_finite, check_number
 from largemargin.losses.loss import Loss, LossOptions
 from largemargin.losses.terms import check_setting, expect, need, of_target
 from largemargin.ops import ComputeOptions, class_stats
@@ -68,6 +68,9 @@ def gaussian_mixture(
                 f"log_variances must have the shape of means, {tuple(means.shape)}, but theirs is "
                 f"{tuple(log_variances.shape)}."
             )
+        if how.get("check_finite"):  # below they go by other names
+            check_all_finite(features=features, means=means, log_variances=log_variances)
+            how = {**how, "check_finite": False}
         q, mu, v = promote(features), promote(means), promote(log_variances)
         inverse = torch.exp(-v)
         half_logdet = 0.5 * v.sum(1)

@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from largemargin.errors import LargeMarginError
+from largemargin.measuring.turns import STANCE, turn
 
 IGNORED = -100
 """The label of samples to leave out, as in torch."""
@@ -30,18 +31,22 @@ def device_of(model: nn.Module) -> torch.device:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients and without compiled code, which knows no new hooks."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with ExitStack() as stack:
+    """Evaluation mode without gradients and without compiled code, which knows no new hooks.
+
+    One thread at a time.
+    """
+    with turn(model), ExitStack() as stack:
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        try:
             stack.enter_context(torch.no_grad())
             if "torch._dynamo" in sys.modules:
+                stack.enter_context(STANCE)
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
+        finally:
+            for module, mode in modes:
+                module.training = mode
 
 
 def call(model: nn.Module, inputs: Any) -> Any:

@@ -26,6 +26,12 @@ def plain_eager() -> bool:
     return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
 
 
+def _batched_gradient(x: Tensor) -> bool:
+    """Many gradients at once, by ``autograd.grad(is_grads_batched=True)``: nothing in place."""
+    batched: bool = torch._C._functorch.is_legacy_batchedtensor(x)
+    return batched
+
+
 def _eager_norm(x: Tensor) -> Tensor:
     """Norms of rows, in float64 only where a square may leave the range of float32."""
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1)
@@ -41,7 +47,7 @@ def _rows_per_block(x: Tensor) -> int | None:
 
     Compiled code keeps no copies anyway, and transforms see a matrix as one value.
     """
-    if x.dim() != 2 or x.numel() <= BLOCK_NUMBERS or not plain_eager():
+    if x.dim() != 2 or not plain_eager() or x.numel() <= BLOCK_NUMBERS:
         return None
     return max(1, BLOCK_NUMBERS // x.shape[1]) if x.shape[0] > 1 else None
 
@@ -118,7 +124,7 @@ class _SafeNorm(torch.autograd.Function):
     def backward(ctx: Any, grad_norm: Tensor, grad_inverse: Tensor) -> tuple[Tensor, None]:
         x, inverse = ctx.saved_tensors
         factor = grad_norm - grad_inverse * inverse * inverse
-        if torch.is_grad_enabled() or not plain_eager():
+        if torch.is_grad_enabled() or not plain_eager() or _batched_gradient(factor):
             return factor * (x * inverse), None
         return (x * inverse).mul_(factor), None  # one array of the size of x, not two
 

@@ -149,6 +149,11 @@ class Checkpoints:
         name = self._named(which)
         return None if name is None else self.checked(name)
 
+    def where(self, which: str = "last") -> Path | None:
+        """Its folder, unchecked, to tell people about."""
+        name = self._named(which)
+        return None if name is None else self.folder / name
+
     def checked(self, name: str) -> Path:
         """The folder of this checkpoint, if its files are what was written."""
         folder = self.folder / name

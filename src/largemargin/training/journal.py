@@ -54,8 +54,8 @@ class Journal:
             }
         )
 
-    def report_bad(self, epoch: int, step: int, seen: Seen) -> None:
-        """Steps that were skipped because something was not finite."""
+    def report_bad(self, epoch: int, step: int, seen: Seen, samples: list[str]) -> None:
+        """Steps that were skipped because something was not finite; samples of the last one."""
         self.bad_steps = seen.bad
         self.write(
             {
@@ -65,6 +65,7 @@ class Journal:
                 "skipped": seen.bad,
                 "in_a_row": seen.bad_in_a_row,
                 "terms": dict(seen.bad_terms),
+                "samples": samples,
             }
         )
 

@@ -20,6 +20,8 @@ class Seen:
     bad: int = 0
     bad_in_a_row: int = 0
     bad_terms: dict[str, int] = field(default_factory=dict)
+    last_bad: int = -1
+    """The step of the epoch, from 0, that was the last one not finite; -1 where all were."""
 
     def row(self) -> dict[str, Any]:
         """Means over the finite steps, as a row of the metrics."""
@@ -66,15 +68,17 @@ class Sums:
     def _begin(self, names: list[str]) -> None:
         self.names = names
         self.seen.terms = dict.fromkeys(names, 0.0)
-        # finite steps, bad ones in a row now, loss, norm, terms | most in a row, bad, bad by term
+        # finite steps, bad ones in a row now, loss, norm, terms
         self._sums = torch.zeros(4 + len(names), dtype=torch.float64, device=self.device)
-        self._bad = torch.zeros(2 + len(names), dtype=torch.float64, device=self.device)
+        # most in a row, bad, the last bad one, bad by term
+        self._bad = torch.zeros(3 + len(names), dtype=torch.float64, device=self.device)
 
     def _add_here(
         self, total: Tensor, terms: dict[str, Tensor], norm: Tensor, finite: bool
     ) -> None:
         seen = self.seen
         if not finite:
+            seen.last_bad = seen.steps + seen.bad
             seen.bad += 1
             self._row += 1
             seen.bad_in_a_row = max(seen.bad_in_a_row, self._row)
@@ -103,7 +107,8 @@ class Sums:
             terms=dict(zip(self.names, sums[4:], strict=True)),
             bad=int(bad[1]),
             bad_in_a_row=int(bad[0]),
-            bad_terms={name: int(n) for name, n in zip(self.names, bad[2:], strict=True) if n},
+            bad_terms={name: int(n) for name, n in zip(self.names, bad[3:], strict=True) if n},
+            last_bad=int(bad[2]) if bad[1] else -1,
         )
         return self.seen
 
@@ -141,7 +146,8 @@ class Sums:
         counts = [seen.bad_terms.get(name, 0) for name in names]
         sums = [seen.steps, self._row, seen.loss, seen.gradient_norm, *seen.terms.values()]
         self._sums.copy_(torch.tensor(sums, dtype=torch.float64))
-        self._bad.copy_(torch.tensor([seen.bad_in_a_row, seen.bad, *counts], dtype=torch.float64))
+        bad = [seen.bad_in_a_row, seen.bad, seen.last_bad, *counts]
+        self._bad.copy_(torch.tensor(bad, dtype=torch.float64))
 
 
 def _add_to(sums: Tensor, bad: Tensor, values: list[Tensor], finite: Tensor) -> None:
@@ -149,9 +155,10 @@ def _add_to(sums: Tensor, bad: Tensor, values: list[Tensor], finite: Tensor) -> 
     stacked = torch.stack(values).double()
     wrong = ~finite
     in_a_row = (sums[1] + 1) * wrong
+    bad[2].copy_(torch.where(wrong, sums[0] + bad[1], bad[2]))
     sums[2:].add_(torch.where(finite, stacked, 0.0))
     sums[0].add_(finite)
     sums[1].copy_(in_a_row)
     bad[0].copy_(torch.maximum(bad[0], in_a_row))
     bad[1].add_(wrong)
-    bad[2:].add_(~stacked[2:].isfinite())
+    bad[3:].add_(~stacked[2:].isfinite())

@@ -30,6 +30,7 @@ from largemargin.training.scores import Scores, autocast
 from largemargin.training.seeds import Stream, seed_all
 from largemargin.training.step import Snapshot, Step
 from largemargin.training.sums import Sums
+from largemargin.training.suspects import suspects
 
 LOOK_EVERY = 50
 """Steps between looks at what the device has added up."""
@@ -278,16 +279,18 @@ class Trainer:
         self.progress.show(seen)
         if seen.bad > self.journal.bad_steps:
             self.snapshot.restore()
-            self.journal.report_bad(self.epoch, self.done, seen)
+            samples = suspects(self.batches, self.epoch, seen.last_bad)
+            self.journal.report_bad(self.epoch, self.done, seen, samples)
         elif seen.bad_in_a_row == 0:
             self.snapshot.keep()
         if seen.bad_in_a_row > self.config.max_bad_steps:
             named = ", ".join(seen.bad_terms) or "the gradient"
+            saved = self.checkpoints.where() or "not there: no epoch was finished"
             raise LargeMarginError(
                 f"{seen.bad_in_a_row} steps in a row were not finite ({named}), at step "
                 f"{self.done} with learning rate {self.rate.at(self.done):.3g}. Lower "
-                "optimizer.lr or optimizer.clip_norm; the last good checkpoint is in "
-                f"{self.checkpoints.folder}."
+                "optimizer.lr or optimizer.clip_norm, and look at the samples that metrics.jsonl "
+                f"names under bad_steps. The last good checkpoint is {saved}."
             )
 
     def _end_epoch(self) -> None:

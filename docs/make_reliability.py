@@ -1,0 +1,163 @@
+"""Writes docs/reliability.md: faults injected, inputs tried, cases passed, mutants killed.
+
+Run ``python docs/make_reliability.py``; a test fails when the committed page is out of date. The
+numbers are committed, too: those of the faults in docs/reliability.json, which ``--take`` makes
+from the last run of tests/faults, those of the mutants in tests/mutants/score.json.
+"""
+
+import datetime
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "reliability.md"
+FIGURES = ROOT / "docs" / "reliability.json"
+MUTANTS = ROOT / "tests" / "mutants" / "score.json"
+GOLDEN = ROOT / "tests" / "golden"
+LAST_RUN = ROOT / "build" / "reliability" / "faults.json"
+COUNTS = ("injected", "tried")
+
+SAMPLED = (
+    "Tests were written for mutants of this sample that had survived, so the score is not an",
+    "estimate for those not tried yet: among them more may survive at first.",
+)
+
+
+def taken(run: dict[str, Any], date: str) -> dict[str, Any]:
+    """A run's numbers, one row for every test function instead of every case."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for case in run["each"]:
+        file = case["test"].partition("::")[0]
+        new = {"file": file, "says": case["says"], "suite": case["suite"], "cases": 0, "passed": 0}
+        row = rows.setdefault((file, case["says"]), {**new, "skipped": 0})
+        row["cases"] += 1
+        row["passed"] += case["passed"]
+        row["skipped"] += case["skipped"] is not None
+    totals = {name: run[name] for name in ("tests", "passed", "skipped", *COUNTS)}
+    given = {name: sum(sum(case[name].values()) for case in run["each"]) for name in COUNTS}
+    return {"date": date, **totals, "given": given, "each": list(rows.values())}
+
+
+def page(faults: dict[str, Any], mutants: dict[str, Any]) -> str:
+    given = faults["given"]
+    injected, tried = (sum(faults[name].values()) for name in COUNTS)
+    golden = [json.loads(path.read_text(encoding="utf-8")) for path in GOLDEN.glob("*.json")]
+    cases = sum(len(item["cases"]) for item in golden)
+    total = mutants["total"]
+    found = total["killed"] + total["timed out"]
+    lines = [
+        "# Reliability",
+        "",
+        "What was done to this library to break it, and how often it held. (This page is made by",
+        "`docs/make_reliability.py` from the numbers that the tests left behind; do not edit it by",
+        "hand.) What is promised about files from strangers, and how to report a weakness, stands",
+        "in [SECURITY.md](../SECURITY.md).",
+        "",
+        "| what | number | held |",
+        "|---|---:|---:|",
+        f"| faults injected | {given['injected']:,} | {injected:,} |",
+        f"| hostile, damaged and odd inputs tried | {given['tried']:,} | {tried:,} |",
+        f"| tests with faults or such inputs | {faults['tests']:,} | {faults['passed']:,} |",
+        f"| golden cases, values and gradients ({len(golden)} items) | {cases:,} | {cases:,} |",
+        f"| mutants tried | {total['tried']:,} | {found:,} found by a test |",
+        "",
+        "A fault or input held when its whole test passed; the tables below count those. Golden",
+        "cases are a test of their own, `make conformance`, which fails when one of them does.",
+        "",
+        *_failed(faults),
+        f"## Faults injected ({faults['date']})",
+        "",
+        "The run is broken off or its surroundings fail; then it is continued, and its weights and",
+        "metrics must be those of a run that nothing happened to, or the error must say what to do",
+        "with everything written before intact.",
+        "",
+        *_counted("fault", faults["injected"]),
+        "",
+        "## Inputs tried",
+        "",
+        "Nothing in them may run or hang, and an error must name the input and a way out.",
+        "",
+        *_counted("input", faults["tried"]),
+        "",
+        "## Tests",
+        "",
+        "Quick ones are part of `make test`, full ones of `make test-all`.",
+        "",
+        "| test | where | suite | cases passed |",
+        "|---|---|---|---:|",
+        *(_test(row) for row in faults["each"]),
+        "",
+        *_mutants(mutants),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _failed(faults: dict[str, Any]) -> list[str]:
+    """What did not hold, by name: a page of successes alone would say nothing."""
+    failed = [row for row in faults["each"] if row["passed"] + row["skipped"] < row["cases"]]
+    if not failed:
+        return []
+    rows = [
+        f"- {row['says']} (`{row['file']}`): {row['passed']} of {row['cases']}" for row in failed
+    ]
+    return ["Failed in the run these numbers are from:", "", *rows, ""]
+
+
+def _counted(what: str, numbers: dict[str, int]) -> list[str]:
+    ordered = Counter(numbers).most_common()
+    rows = [f"| {name} | {count:,} |" for name, count in ordered]
+    return [f"| {what} | times |", "|---|---:|", *rows]
+
+
+def _test(row: dict[str, Any]) -> str:
+    skipped = f", {row['skipped']} skipped" if row["skipped"] else ""
+    number = f"{row['passed']} of {row['cases']}{skipped}"
+    return f"| {row['says']} | `{row['file']}` | {row['suite']} | {number} |"
+
+
+def _mutants(mutants: dict[str, Any]) -> list[str]:
+    total = mutants["total"]
+    found = total["killed"] + total["timed out"]
+    whole = total["tried"] == total["possible"]
+    share = found / max(total["tried"] - total["explained"], 1)
+    extent = "all of them" if whole else f"a sample of {total['tried']:,}, not all"
+    return [
+        f"## Mutants ({mutants['date']})",
+        "",
+        "A mutant is a file of the losses, operators or prototypes with one small wrong change,",
+        "made from its syntax tree: a sign flipped, a term dropped, a reduction changed, a tensor",
+        "detached, a mask or comparison off by one, branches swapped, a constant changed. It is",
+        "killed when a test fails, and a test that hangs counts as failed. `make mutants` runs",
+        "them; Triton kernels, docstrings, type hints and messages are left alone.",
+        "",
+        f"There are {total['possible']:,} mutants, and the numbers below are of {extent}. Of those",
+        f"tried {found:,} were killed, {total['explained']:,} compute the same as the original",
+        "(each is explained in `tests/mutants/equivalent.yaml`), and"
+        f" {total['survived']:,} survived.",
+        f"**Score: {share:.1%}** of those that compute something else.",
+        *([] if whole else SAMPLED),
+        "",
+        "| file | possible | tried | killed | explained | survived |",
+        "|---|---:|---:|---:|---:|---:|",
+        *(
+            f"| `{file}` | {row['possible']} | {row['tried']} | {row['killed'] + row['timed out']} "
+            f"| {row['explained']} | {row['survived']} |"
+            for file, row in mutants["files"].items()
+        ),
+    ]
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    if "--take" in sys.argv[1:]:
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        text = json.dumps(taken(read(LAST_RUN), today), indent=1, ensure_ascii=False)
+        FIGURES.write_text(text + "\n", encoding="utf-8")
+    PAGE.write_text(page(read(FIGURES), read(MUTANTS)), encoding="utf-8")
+    sys.stdout.write(f"wrote {PAGE.name}\n")

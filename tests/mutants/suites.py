@@ -1,0 +1,113 @@
+"""Which files are mutated, and which tests are run for each, the quickest and sharpest first.
+
+The Triton kernels are left out: they run on a GPU, or for minutes in Triton's interpreter.
+"""
+
+from pathlib import Path
+
+ROOMS = ("losses", "ops", "prototypes")
+KERNELS = {
+    "ops/_rival_kernels.py",
+    "ops/_tile_gradients.py",
+    "ops/_tile_kernels.py",
+    "ops/_tile_ops.py",
+    "ops/_tile_top.py",
+    "ops/_tiles.py",
+}
+LOSSES = {
+    "arcface": "arcface",
+    "center": "center",
+    "centroid_margin": "centroid_margin or centroid_norm",
+    "compactness": "compactness or noise_alignment",
+    "cosface": "cosface",
+    "cross_entropy": "cross_entropy or label_smoothing",
+    "discriminative": "discriminative",
+    "focal": "focal",
+    "gaussian_mixture": "gaussian_mixture",
+    "gm_softmax": "gm_softmax",
+    "hinges": "hinge or softplus",
+    "input_margin": "margin_distribution or margin_hinge or linearized",
+    "kobayashi": "kobayashi or biased_softmax or rival_divergence",
+    "layer_margin": "layer_margin",
+    "ldam": "ldam",
+    "lm_softmax": "lm_softmax",
+    "normface": "normface",
+    "prototype_penalties": "zero_centroid or super_symmetry",
+    "sample_margin": "sample_margin",
+    "sphereface": "sphereface or lsoftmax",
+    "stability": "stability",
+    "stable_discriminative": "stable_discriminative",
+    "unified_margin": "unified_margin",
+}
+"""Files of losses, and what the names of their tests hold."""
+
+SHARED = {
+    "ops/_dense.py": "class_stats or kobayashi or biased or rival_div or max_hinge or cosface",
+    "ops/class_stats.py": "class_stats or kobayashi or max_hinge or cosface",
+    "ops/rows.py": "normface or cosface or compactness",
+    "prototypes/centroids.py": "sequence or compactness or centroid_norm or robust_discriminative",
+}
+"""For files that many losses stand on: those that show the most of them."""
+
+ORACLE = "tests/contract/test_oracle.py"
+GRADIENTS = "tests/contract/test_gradients.py"
+GOLDEN = "tests/test_conformance.py::test_every_golden_case_passes"
+EXAMPLES = "tests/test_docstrings.py"
+ALSO = {
+    "losses/discriminative.py": ("tests/training/test_stable_discriminative.py",),
+    "losses/scale.py": ("tests/dropin/test_scale.py",),
+    "losses/schedules.py": ("tests/dropin/test_schedules.py",),
+    "ops/_fused.py": ("tests/contract/test_fused.py",),
+    "ops/_sharded.py": (
+        "tests/prototypes/test_sharded.py",
+        "tests/prototypes/test_sharded_ranks.py",
+    ),
+    "ops/shards.py": ("tests/prototypes/test_sharded.py",),
+    "ops/rows.py": ("tests/ops/test_rows.py", "tests/contract/test_fused.py"),
+    "ops/boundary.py": ("tests/properties/test_items_centroids.py",),
+    "ops/rivals.py": ("tests/properties/test_items_centroids.py",),
+    "losses/centroid_margin.py": ("tests/mutants/test_centroid_margins.py",),
+    "prototypes/centroids.py": ("tests/prototypes/test_centroids.py",),
+    "prototypes/fixed.py": ("tests/prototypes/test_fixed.py",),
+    "prototypes/form.py": ("tests/prototypes/test_head.py",),
+    "prototypes/head.py": ("tests/prototypes/test_head.py",),
+    "prototypes/packing.py": ("tests/prototypes/test_packing.py",),
+    "prototypes/planning.py": ("tests/prototypes/test_planning.py",),
+    "prototypes/sharded.py": (
+        "tests/prototypes/test_sharded.py",
+        "tests/prototypes/test_sharded_ranks.py",
+    ),
+    "prototypes/top.py": ("tests/prototypes/test_head.py", "tests/prototypes/test_sharded.py"),
+}
+"""Tests that belong to one file and are not found by the name of a loss."""
+
+
+def files(package: Path) -> list[str]:
+    """The files that are mutated, as paths inside the package."""
+    found = [path for room in ROOMS for path in sorted((package / room).glob("*.py"))]
+    names = [path.relative_to(package).as_posix() for path in found]
+    return [name for name in names if name not in KERNELS and not name.endswith("__init__.py")]
+
+
+def stages(file: str) -> list[list[str]]:
+    """Arguments of pytest, one list after the other until something fails."""
+    also = [*ALSO.get(file, ())]
+    added = ["tests/mutants/test_killers.py"]
+    name = LOSSES.get(Path(file).stem) if file.startswith("losses/") else None
+    if name is not None:
+        named = ["-k", f"{name} or other_pure or sequence"]
+        return [
+            [ORACLE, GRADIENTS, *named],
+            [*added, *also],
+            ["tests/contract", EXAMPLES, *named],
+            [GOLDEN],
+        ]
+    some = SHARED.get(file, "cosface or kobayashi or max_hinge or discriminative or sphereface")
+    own = " or ".join(Path(path).stem for path in also)
+    edges = [f"tests/contract/test_{part}.py" for part in ("edges", "precision", "bad_settings")]
+    return [
+        [*also, *added, ORACLE, "-k", " or ".join(filter(None, (own, some, "test_killers")))],
+        [GRADIENTS, "-k", f"test_gradient and ({some})"],
+        [GOLDEN],
+        [ORACLE, *edges, EXAMPLES, "-k", f"test_oracle or {some} or {Path(file).stem}"],
+    ]
