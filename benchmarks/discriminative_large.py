@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from rows import Row, environment, verdict, write
+from rows import Row, cuda_seconds, environment, verdict, write
 from torch import Tensor, nn
 
 import largemargin as lm
@@ -73,12 +73,7 @@ def seconds(step: Callable[[], object], device: str) -> float:
         start = time.perf_counter()
         step()
         return time.perf_counter() - start
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    step()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3
+    return cuda_seconds(step)
 
 
 def extra_mib(problem: Problem, device: str) -> float | None:

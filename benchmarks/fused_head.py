@@ -18,7 +18,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from rows import Row, environment, verdict, write
+from rows import Row, cuda_seconds, environment, verdict, write
 from torch import Tensor
 
 import largemargin as lm
@@ -166,20 +166,14 @@ def timed(step: Step, *, repetitions: int, graph: bool) -> float:
         run = captured.replay
     for _ in range(2):
         run()
-    times = []
-    for _ in range(repetitions):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        run()
-        stop.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop))
+    median = statistics.median(cuda_seconds(run) for _ in range(repetitions))
     if graph:
         del kept, captured
-    return statistics.median(times)
+    return 1e3 * median
 
 
-def measure(at: Problem, step: Step, *, graph: bool, repetitions: int) -> Row:
+def measure(at: Problem, step: Step, *, repetitions: int) -> Row:
+    """Without and, where the step can be captured, with a CUDA graph: for every provider alike."""
     step()  # compiles
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -190,8 +184,10 @@ def measure(at: Problem, step: Step, *, graph: bool, repetitions: int) -> Row:
     gradient_bytes = sum(x.numel() * x.element_size() for x in at.inputs)
     extra = torch.cuda.max_memory_allocated() - before - gradient_bytes
     row: Row = {"ms": timed(step, repetitions=repetitions, graph=False), "extra_mib": extra / 2**20}
-    if graph:
+    try:
         row["graph_ms"] = timed(step, repetitions=repetitions, graph=True)
+    except RuntimeError as error:
+        row["graph_failed"] = str(error).splitlines()[0][:200]
     return row
 
 
@@ -230,12 +226,12 @@ def rows_of(classes: int, samples: int, quick: bool) -> Iterator[Row]:
     repetitions = 5 if huge else 20
     common = {"C": classes, "N": samples, "D": 512, "prototypes": str(at.weight.dtype)}
     if not huge:
-        row = measure(at, products(at), graph=True, repetitions=repetitions)
+        row = measure(at, products(at), repetitions=repetitions)
         yield common | {"provider": "three bare bfloat16 products", "loss": "none"} | row
     for name in LOSSES:
         step = ours(at, name, impl="triton")
         row = {} if huge else check(at, name, step)
-        row |= measure(at, step, graph=True, repetitions=repetitions)
+        row |= measure(at, step, repetitions=repetitions)
         row |= {"required_ms": REQUIRED[classes], "aim_ms": AIM[classes]}
         row |= {"memory_limit_mib": MEMORY[classes]}
         row["verdict"] = verdict(row["graph_ms"], REQUIRED[classes])
@@ -248,19 +244,19 @@ def rows_of(classes: int, samples: int, quick: bool) -> Iterator[Row]:
     if quick or huge:
         return
     if classes < 1_000_000:
-        row = measure(at, ours(at, "CosFace", impl="dense"), graph=True, repetitions=repetitions)
+        row = measure(at, ours(at, "CosFace", impl="dense"), repetitions=repetitions)
         yield common | {"provider": "largemargin dense", "loss": "CosFace"} | row
     if classes >= 1_000_000:
         loss = LOSSES["CosFace"](impl="chunked").cuda()
         compiled = torch.compile(lambda x, w, y: loss(x, w, y), dynamic=False)
         step = lambda: gradients(at, lambda: compiled(*at.inputs, at.labels))  # noqa: E731
-        row = check(at, "CosFace", step) | measure(at, step, graph=True, repetitions=5)
+        row = check(at, "CosFace", step) | measure(at, step, repetitions=5)
         row |= {"required_ms": 20.0, "verdict": verdict(row["graph_ms"], 20.0)}
         yield common | {"provider": "largemargin chunked, compiled", "loss": "CosFace"} | row
     for provider, name, step in others(at):
         try:
             row = check(at, name, step) if name in LOSSES and provider.startswith("torch") else {}
-            row |= measure(at, step, graph=False, repetitions=5 if classes > 10**5 else repetitions)
+            row |= measure(at, step, repetitions=5 if classes > 10**5 else repetitions)
         except (RuntimeError, torch.cuda.OutOfMemoryError) as error:
             row = {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
         yield common | {"provider": provider, "loss": name} | row

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rows import Row, environment, verdict, write
+from rows import Row, cuda_seconds, environment, verdict, write
 from torch import Tensor, nn
 
 from largemargin.optim import HeadSGD, RowwiseAdam
@@ -153,13 +153,7 @@ def seconds(step: Callable[[], None], device: str) -> float:
         start = time.perf_counter()
         step()
         return time.perf_counter() - start
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(IN_A_ROW):
-        step()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3 / IN_A_ROW
+    return cuda_seconds(step, IN_A_ROW)
 
 
 def temporary(step: Callable[[], None], device: str) -> int | None:

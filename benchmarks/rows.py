@@ -41,6 +41,19 @@ def interleaved(
     return seconds
 
 
+def cuda_seconds(step: Callable[[], object], times: int = 1) -> float:
+    """Seconds a call takes on the GPU, by its own clock."""
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(times):
+        step()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3 / times
+
+
 def spread_ms(seconds: Sequence[float]) -> Row:
     """Median, 20th and 80th percentile in milliseconds."""
     fifths = statistics.quantiles(seconds, n=5, method="inclusive")

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from largemargin.ops._tiles import Chunks, Tiles, _describe, _product, _programs, choose_tiles
+from largemargin.ops._tiles import Chunks, Tiles, choose_tiles, describe, product, programs
 from largemargin.ops.similarity import AffineForm
 
 SPARE = 1
@@ -23,7 +23,7 @@ def tile_top(
     num_samples, num_classes = rows.shape[0], columns.shape[0]
     if not num_samples:
         return rows.new_empty(0, k), rows.new_empty(0, k, dtype=torch.long)
-    tiles = tiles or choose_tiles(rows.device, _product(precision, rows.device).low)
+    tiles = tiles or choose_tiles(rows.device, product(precision, rows.device).low)
     tile = tiles.forward
     chunks = Chunks(rows, columns, normalize, precision, tiles)
     count = -(-num_classes // tile.classes)
@@ -32,12 +32,12 @@ def tile_top(
     size = chunks.size(gradients=False)
     size = -(-size // tile.classes) * tile.classes
     blocks = -(-num_samples // tile.samples)
-    groups = max(1, _programs(rows.device, tile) // blocks)
+    groups = max(1, programs(rows.device, tile) // blocks)
     bias = None if form.column_bias is None else form.column_bias.float().contiguous()
     for start, stop, low in chunks.pieces(size, inverse if normalize else None, normalize):
         chunks.kernels.maxima[(blocks, min(groups, -(-(stop - start) // tile.classes)))](
-            _describe(chunks.rows, (tile.samples, tile.depth)),
-            _describe(low, (tile.classes, tile.depth)),
+            describe(chunks.rows, (tile.samples, tile.depth)),
+            describe(low, (tile.classes, tile.depth)),
             inverse[start:stop] if normalize else best,
             best if bias is None else bias[start:stop],
             best,
@@ -46,22 +46,17 @@ def tile_top(
             start,
             chunks.width,
             num_samples,
-            FACTOR=normalize and not chunks.copy,
             MASKED=(stop - start) % tile.classes != 0,
             HAS_BIAS=bias is not None,
-            INPUT=chunks.product.input,
-            SAMPLES=tile.samples,
-            CLASSES=tile.classes,
+            **chunks.how(tile),
             DEPTH=tile.depth,
-            FLATTEN=tile.flatten,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
         )
-    return _of_best(form, best, inverse, min(k + SPARE, count), k, tile.classes, chunks)
+    return _of_best(form, bias, best, inverse, min(k + SPARE, count), k, tile.classes, chunks)
 
 
 def _of_best(
     form: AffineForm,
+    bias: Tensor | None,
     best: Tensor,
     inverse: Tensor,
     slots: int,
@@ -74,7 +69,6 @@ def _of_best(
     # In the order of the classes, so that the first of equal scores is the first class.
     chosen = best.T.contiguous().topk(slots, 1).indices.sort(1).values
     scores = rows.new_empty(num_samples, slots, width)
-    bias = None if form.column_bias is None else form.column_bias.float().contiguous()
     dims = min(512, max(16, 1 << (columns.shape[1] - 1).bit_length()))
     columns = columns if columns.stride(1) == 1 else columns.contiguous()
     chunks.kernels.rescore[(num_samples, slots)](

@@ -80,7 +80,7 @@ def _processors(index: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
 
 
-def _programs(device: torch.device, tile: Tile) -> int:
+def programs(device: torch.device, tile: Tile) -> int:
     if device.type != "cuda":
         return 3
     index = device.index if device.index is not None else torch.cuda.current_device()
@@ -95,7 +95,7 @@ class _Product(NamedTuple):
     precise: bool
 
 
-def _product(precision: str, device: torch.device) -> _Product:
+def product(precision: str, device: torch.device) -> _Product:
     if precision == "bf16":
         # Triton's interpreter has no bfloat16 products: there the rounded numbers are float32.
         return _Product(torch.bfloat16 if device.type == "cuda" else torch.float32, "ieee", False)
@@ -115,7 +115,7 @@ def _rounded_rows(rows: Tensor, product: _Product, precision: str) -> Tensor:
     return low if low.data_ptr() % 16 == 0 else low.clone()
 
 
-def _describe(x: Tensor, block: tuple[int, int]) -> Any:
+def describe(x: Tensor, block: tuple[int, int]) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[import-untyped]
 
     return TensorDescriptor(x, list(x.shape), list(x.stride()), list(block))
@@ -131,7 +131,7 @@ class Chunks:
 
         self.kernels, self.gradients, self.tiles = _tile_kernels, _tile_gradients, tiles
         self.columns, self.normalize = columns, normalize
-        self.product = _product(precision, columns.device)
+        self.product = product(precision, columns.device)
         self.rows = _rounded_rows(rows, self.product, precision)
         self.width = self.rows.shape[1]
         self.rounded = precision == "bf16" and self.product.low != torch.bfloat16
@@ -155,6 +155,18 @@ class Chunks:
         size = max(1024, budget // row // 1024 * 1024)
         return size if size < whole else _padded(whole, self.product.low)
 
+    def how(self, tile: Tile) -> dict[str, Any]:
+        """What every kernel over tiles is compiled with."""
+        return {
+            "FACTOR": self.normalize and not self.copy,
+            "INPUT": self.product.input,
+            "SAMPLES": tile.samples,
+            "CLASSES": tile.classes,
+            "FLATTEN": tile.flatten,
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+        }
+
     def pieces(
         self, size: int, inverse: Tensor | None, norms: bool
     ) -> Iterator[tuple[int, int, Tensor]]:
@@ -177,7 +189,7 @@ class Chunks:
         rows = max(1, PREPARED_BYTES // (dims * columns.element_size()))
         if columns.stride(1) != 1:
             columns = columns.contiguous()
-        self.kernels.prepare[(min(-(-count // rows), _programs(columns.device, PREPARE)),)](
+        self.kernels.prepare[(min(-(-count // rows), programs(columns.device, PREPARE)),)](
             columns,
             low,
             low if inverse is None else inverse[start:stop],
@@ -214,18 +226,18 @@ def run_forward(
     inverse = rows.new_empty(num_classes if normalize else 0)
     if not num_samples:
         return found, chosen, inverse.fill_(1)
-    tiles = tiles or choose_tiles(rows.device, _product(precision, rows.device).low)
+    tiles = tiles or choose_tiles(rows.device, product(precision, rows.device).low)
     chunks, tile = Chunks(rows, columns, normalize, precision, tiles), tiles.forward
     size = chunks.size(gradients=False)
     blocks = -(-num_samples // tile.samples)
-    groups = max(1, _programs(rows.device, tile) // blocks)
+    groups = max(1, programs(rows.device, tile) // blocks)
     groups = min(groups, -(-size // tile.classes))
     state = torch.empty(6, groups, num_samples, dtype=torch.float32, device=rows.device)
-    described = _describe(chunks.rows, (tile.samples, tile.depth))
+    described = describe(chunks.rows, (tile.samples, tile.depth))
     for start, stop, low in chunks.pieces(size, inverse if normalize else None, normalize):
         chunks.kernels.forward[(blocks, groups)](
             described,
-            _describe(low, (tile.classes, tile.depth)),
+            describe(low, (tile.classes, tile.depth)),
             inverse[start:stop] if normalize else state,
             state if bias is None else bias[start:stop],
             labels,
@@ -235,21 +247,13 @@ def run_forward(
             start,
             int(start > 0),
             chunks.width,
-            FACTOR=normalize and not chunks.copy,
             MASKED=(stop - start) % tile.classes != 0,
             HAS_BIAS=bias is not None,
-            RIVAL=bool(want & RIVAL),
             MASS=bool(want & (MASS | RIVAL | MOMENT)),
-            MOMENT=bool(want & MOMENT),
-            TOTAL=bool(want & TOTAL),
             PRECISE=chunks.product.precise,
-            INPUT=chunks.product.input,
-            SAMPLES=tile.samples,
-            CLASSES=tile.classes,
+            **_wanted(want),
+            **chunks.how(tile),
             DEPTH=tile.depth,
-            FLATTEN=tile.flatten,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
         )
     chunks.kernels.combine[(-(-num_samples // 32),)](
         state,
@@ -266,6 +270,11 @@ def run_forward(
         num_warps=1,
     )
     return found, chosen, inverse
+
+
+def _wanted(want: int) -> dict[str, bool]:
+    bits = {"RIVAL": RIVAL, "MOMENT": MOMENT, "TOTAL": TOTAL}
+    return {name: bool(want & bit) for name, bit in bits.items()}
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, precision: str) -> None:
@@ -313,7 +322,7 @@ def run_backward(
     grad_bias = torch.zeros_like(bias) if bias is not None and needs_bias else rows.new_empty(0)
     if not num_samples:
         return grad_rows, grad_columns.zero_(), grad_bias
-    tiles = tiles or choose_tiles(rows.device, _product(precision, rows.device).low)
+    tiles = tiles or choose_tiles(rows.device, product(precision, rows.device).low)
     chunks = Chunks(rows, columns, normalize, precision, tiles)
     tile, last = tiles.gradient, tiles.columns
     size = chunks.size(gradients=True)
@@ -324,16 +333,16 @@ def run_backward(
     turned = buffer.new_zeros(chunks.width, buffer.shape[1])[:, :num_samples]
     turned.copy_(chunks.rows.T)
     along = rows.new_empty(2, blocks, -(-size // tile.classes) * tile.classes)
-    described = _describe(chunks.rows, (tile.samples, tile.depth))
-    described_turned = _describe(turned, (last.depth, last.samples))
+    described = describe(chunks.rows, (tile.samples, tile.depth))
+    described_turned = describe(turned, (last.depth, last.samples))
     for start, stop, low in chunks.pieces(size, inverse if normalize else None, False):
         count = stop - start
         width = -(-count // tile.classes) * tile.classes
         gradients = buffer[:count, :num_samples]
-        groups = min(max(1, _programs(rows.device, tile) // blocks), width // tile.classes)
+        groups = min(max(1, programs(rows.device, tile) // blocks), width // tile.classes)
         chunks.gradients.gradient[(blocks, groups)](
             described,
-            _describe(low, (tile.classes, tile.depth)),
+            describe(low, (tile.classes, tile.depth)),
             gradients,
             inverse[start:stop] if normalize else asked,
             asked if bias is None else bias[start:stop],
@@ -347,28 +356,19 @@ def run_backward(
             chunks.width,
             gradients.stride(0),
             NORMALIZE=normalize,
-            FACTOR=normalize and not chunks.copy,
             HAS_BIAS=bias is not None,
-            RIVAL=bool(want & RIVAL),
             MASS=bool(want & (MASS | MOMENT)),
-            MOMENT=bool(want & MOMENT),
-            TOTAL=bool(want & TOTAL),
             PRECISE=chunks.product.precise,
-            INPUT=chunks.product.input,
-            SAMPLES=tile.samples,
-            CLASSES=tile.classes,
+            **_wanted(want),
+            **chunks.how(tile),
             DEPTH=tile.depth,
-            FLATTEN=tile.flatten,
-            num_warps=tile.warps,
-            num_stages=tile.stages,
         )
-        used = along.view(-1)[: 2 * blocks * width].view(2, blocks, width)
         if needs_rows:
             _add_product(grad_rows, gradients.T, low[:, : columns.shape[1]], precision)
         if needs_columns:
             parts = -(-columns.shape[1] // last.depth) * -(-count // last.classes)
-            chunks.gradients.column_gradient[(min(_programs(rows.device, last), parts),)](
-                _describe(gradients, (last.classes, last.samples)),
+            chunks.gradients.column_gradient[(min(programs(rows.device, last), parts),)](
+                describe(gradients, (last.classes, last.samples)),
                 described_turned,
                 low,
                 inverse[start:stop] if normalize else asked,
@@ -381,15 +381,10 @@ def run_backward(
                 columns.shape[1],
                 low.stride(0),
                 NORMALIZE=normalize,
-                FACTOR=normalize and not chunks.copy,
-                INPUT=chunks.product.input,
-                SAMPLES=last.samples,
-                CLASSES=last.classes,
+                **chunks.how(last),
                 DIMS=last.depth,
-                FLATTEN=last.flatten,
-                num_warps=last.warps,
-                num_stages=last.stages,
             )
         if bias is not None and needs_bias:
-            grad_bias[start:stop] = used[1, :, :count].sum(0)
+            sums = along.view(-1)[blocks * width : 2 * blocks * width].view(blocks, width)
+            grad_bias[start:stop] = sums[:, :count].sum(0)
     return grad_rows, grad_columns, grad_bias

@@ -83,7 +83,9 @@ def top_classes(
     On a GPU and for many classes fused kernels look for the best in bfloat16 and score the
     candidates again in float32, where the products are bfloat16 anyway (autocast, or class vectors
     of that dtype) or ``precision="bf16"`` asks for it. Among classes whose scores are closer than
-    bfloat16 can tell, about 0.4 % of |q||W|, the k-th best may then be taken for the next one.
+    bfloat16 can tell, about 0.4 % of |q||W|, the k-th best may then be taken for the next one, and
+    equal scores are in the order of their classes only if few of them are (a feature of zeros has
+    the same score for all).
 
     Args:
         features: (N, D).

@@ -225,8 +225,8 @@ def shortened(config: RunConfig, fraction: float) -> RunConfig:
     )
 
 
-def run_name(config: RunConfig) -> str:
-    """Name of the folder of a run: network, data and a hash of all that decides its result."""
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """All that decides the result of a run; where and how fast it was made is left out."""
     settings = to_dict(config)
     for name in NEUTRAL:
         *groups, last = name.split(".")
@@ -234,6 +234,11 @@ def run_name(config: RunConfig) -> str:
         for group in groups:
             place = place[group]
         place.pop(last)
-    text = json.dumps(settings, sort_keys=True)
+    return settings
+
+
+def run_name(config: RunConfig) -> str:
+    """Name of the folder of a run: network, data and a hash of all that decides its result."""
+    text = json.dumps(settings_of(config), sort_keys=True)
     model = config.model.name.replace("/", "-")
     return f"{model}-{config.data.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

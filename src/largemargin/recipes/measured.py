@@ -9,11 +9,11 @@ import torch
 
 from largemargin.data import Data
 from largemargin.errors import LargeMarginError
-from largemargin.recipes.cells import NEUTRAL
+from largemargin.recipes.cells import settings_of
 from largemargin.recipes.metrics import Number, Subject, measured
 from largemargin.recipes.records import finite
 from largemargin.recipes.schema import Measure, Recipe
-from largemargin.training import Run, RunConfig, to_dict
+from largemargin.training import Run, RunConfig
 from largemargin.training.environment import commit
 from largemargin.training.files import read_json, write_json
 from largemargin.training.runs import ENVIRONMENT
@@ -154,18 +154,6 @@ def curves_of(run: Run) -> dict[str, Any]:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.5g}")
-
-
-def settings_of(config: RunConfig) -> dict[str, Any]:
-    """All that decides the result of a run; where and how fast it was made is left out."""
-    settings = to_dict(config)
-    for name in NEUTRAL:
-        *groups, last = name.split(".")
-        place = settings
-        for group in groups:
-            place = place[group]
-        place.pop(last)
-    return settings
 
 
 def measured_file(recipe_path: Path) -> Path:

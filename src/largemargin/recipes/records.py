@@ -1,48 +1,23 @@
 """One JSON line for every measured run, written when it ends; and back into ``measured/``."""
 
-import json
 import math
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from largemargin.errors import LargeMarginError
+from largemargin.training import record_lines
+
+NEEDED = ("run", "status", "places", "numbers")
 
 
 def append_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Add a line and wait until it is on the disk; a half line of a killed process is cut off."""
-    line = (json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-    try:
-        size = os.fstat(handle).st_size
-        if size and os.pread(handle, 1, size - 1) != b"\n":
-            os.ftruncate(handle, os.pread(handle, size, 0).rfind(b"\n") + 1)
-        os.write(handle, line)
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    """Add a line; numbers that are not finite become null."""
+    record_lines.append_record(path, finite(record))
 
 
 def read_records(paths: Iterable[Path]) -> list[dict[str, Any]]:
-    """All lines of these files, in order; files that are not there hold none."""
-    found = []
-    for path in paths:
-        if not path.is_file():
-            continue
-        lines = path.read_text(encoding="utf-8").split("\n")
-        # The last one is empty, or was cut short when its process was killed.
-        for number, line in enumerate(lines[:-1], 1):
-            try:
-                record = json.loads(line)
-                record["run"], record["status"], record["places"], record["numbers"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise LargeMarginError(
-                    f"line {number} of {path} is no record of a run ({error!r}). Remove it."
-                ) from None
-            found.append(record)
-    return found
+    """All lines of these files, in order."""
+    return record_lines.read_records(paths, NEEDED)
 
 
 def finite(value: Any) -> Any:

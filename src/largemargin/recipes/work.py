@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from largemargin.errors import LargeMarginError, check_number
+from largemargin.recipes.cells import settings_of
 from largemargin.recipes.images import Images
-from largemargin.recipes.measured import about, measure_run, settings_of
+from largemargin.recipes.measured import about, measure_run
 from largemargin.recipes.queue import (
     FAILED,
     Task,

@@ -164,7 +164,10 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise LargeMarginError(f"cannot read {path}: {error.strerror or error}.") from error
+        raise LargeMarginError(
+            f"cannot read {path}: {error.strerror or error}. Pass the path of a YAML file of "
+            "settings or of a recipe, seen from this folder."
+        ) from error
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
