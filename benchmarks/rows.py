@@ -54,6 +54,20 @@ def cuda_seconds(step: Callable[[], object], times: int = 1) -> float:
     return begin.elapsed_time(end) / 1e3 / times
 
 
+def captured(step: Callable[[], object]) -> Callable[[], object]:
+    """The step as a CUDA graph; what it returned lives as long as the graph."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = step()
+
+    def replay(_: object = kept) -> None:
+        graph.replay()
+
+    return replay
+
+
 def spread_ms(seconds: Sequence[float]) -> Row:
     """Median, 20th and 80th percentile in milliseconds."""
     fifths = statistics.quantiles(seconds, n=5, method="inclusive")

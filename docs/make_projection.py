@@ -1,6 +1,7 @@
 """Writes measured tables and the projection for 10^8 classes into how-to/million_classes.md.
 
-The tables are rows of ``benchmarks/results``: ``head_optimizer_cuda.json`` and ``omniglot.json``.
+The tables are rows of ``benchmarks/results``: ``fused_head_cuda.json``,
+``head_optimizer_cuda.json`` and ``omniglot.json``.
 The projection is arithmetic on measured rates of one GPU (``fused_head_cuda.json`` and the
 optimizers) and a stated network; nothing of it was run. Run ``python docs/make_projection.py``
 after the benchmarks; a test fails when the committed page is out of date.
@@ -21,7 +22,7 @@ from largemargin.prototypes import estimate_memory
 HERE = Path(__file__).parent
 PAGE = HERE / "how-to" / "million_classes.md"
 RESULTS = HERE.parent / "benchmarks" / "results"
-TABLES = ("optimizers", "omniglot", "projection")
+TABLES = ("heads", "optimizers", "omniglot", "projection")
 
 CLASSES, DIM, SAMPLES = 10**8, 512, 256
 GPUS = (16, 64, 256)
@@ -186,6 +187,36 @@ def optimizer_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def _milliseconds(row: Row, name: str) -> str:
+    return f"{row[name]:.2f}" if row.get(name) is not None else "-"
+
+
+def head_table(rows: Sequence[Row]) -> str:
+    """Forward and backward of ours and of the others, by number of classes."""
+    steps = [row for row in rows if row["provider"] != "predict" and "ms" in row]
+    if not steps:
+        return "Not measured yet: there are no rows of a GPU."
+    lines = [f"Forward and backward on {steps[0]['device']}, 512 dimensions, milliseconds:"]
+    for classes in dict.fromkeys(row["C"] for row in steps):
+        own = [row for row in steps if row["C"] == classes]
+        kind = own[0]["prototypes"].removeprefix("torch.")
+        lines += [
+            "",
+            f"{classes:,} classes of {kind}, {own[0]['N']:,} samples:",
+            "",
+            "| provider | loss | eager | in a CUDA graph | memory beyond gradients |",
+            "|---|---|---|---|---|",
+        ]
+        for row in own:
+            extra = row.get("extra_mib")
+            memory = "-" if extra is None or extra < 0 else f"{extra:,.0f} MiB"
+            lines.append(
+                f"| {row['provider']} | {row['loss']} | {_milliseconds(row, 'ms')} "
+                f"| {_milliseconds(row, 'graph_ms')} | {memory} |"
+            )
+    return "\n".join(lines)
+
+
 def omniglot_table(rows: Sequence[Row]) -> str:
     final = [row for row in rows if row["phase"] == "final"]
     if not final:
@@ -220,6 +251,7 @@ def marks(name: str) -> tuple[str, str]:
 def page() -> str:
     steps = rows_of("head_optimizer_cuda")
     made = {
+        "heads": head_table(rows_of("fused_head_cuda")),
         "optimizers": optimizer_table(steps),
         "omniglot": omniglot_table(rows_of("omniglot")),
         "projection": table(rates(rows_of("fused_head_cuda"), steps)),

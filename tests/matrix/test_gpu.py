@@ -225,7 +225,7 @@ def test_an_empty_batch_is_zero(name: str, autocast: bool) -> None:
 
 
 def test_chunked_keeps_no_logits_and_many_classes_need_no_square() -> None:
-    many, rows = 100_000, 512
+    many, rows = 1_000_000, 512
     weight = normal(1, many, 16).requires_grad_()
     features, y = normal(0, rows, 16).requires_grad_(), labels(2, rows, many)
     for loss in (CosFace(impl="chunked"), Discriminative(many, 16)):
@@ -238,7 +238,7 @@ def test_chunked_keeps_no_logits_and_many_classes_need_no_square() -> None:
         loss(features, weight, y).backward()
         used = torch.cuda.max_memory_allocated() - start
         logits = rows * many * 4
-        assert used < 0.75 * logits, f"{type(loss).__name__}: {used / logits:.2f} of the logits"
+        assert used < 0.3 * logits, f"{type(loss).__name__}: {used / logits:.2f} of the logits"
         weight.grad = features.grad = None
 
 

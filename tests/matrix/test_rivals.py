@@ -14,6 +14,7 @@ from torch.testing import assert_close
 from largemargin.losses import centroid_margin
 from largemargin.losses.centroid_margin import nearest_rival
 from largemargin.ops.boundary import paired_boundary_distance
+from largemargin.ops.rivals import nearest_two
 
 module = sys.modules[centroid_margin.__module__]
 
@@ -30,7 +31,7 @@ def problem(device: str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return points.to(device), weight.to(device), own.to(device), bias.to(device)
 
 
-def compare(device: str) -> None:
+def compare(device: str, atol: float = 1e-4) -> None:
     for with_bias in (True, False):
         points, weight, own, bias = problem(device)
         assert points.shape[0] * weight.numel() > module.EXACT_LIMIT  # searched by products
@@ -41,7 +42,7 @@ def compare(device: str) -> None:
         exact = paired_boundary_distance(wide[0][:, None], wide[1][mine][:, None], wide[1], gaps)
         exact.scatter_(1, mine[:, None], -torch.inf)
         got = exact.gather(1, found.cpu()[:, None]).squeeze(1)
-        assert_close(got, exact.amax(1), rtol=0, atol=1e-4)
+        assert_close(got, exact.amax(1), rtol=0, atol=atol)
         assert not torch.any(found.cpu() == mine)
 
 
@@ -58,7 +59,8 @@ def test_the_interpreted_kernel_finds_the_nearest() -> None:
     program = (
         "from matrix.test_rivals import compare, module;"
         "import largemargin.ops._rival_kernels as kernels;"
-        "module.BLOCK = 256; kernels.COLUMNS = 128; compare('cpu')"
+        "module.BLOCK = 256; kernels.COLUMNS = 128; compare('cpu');"
+        "kernels.orders = lambda: kernels.SHORT; compare('cpu')"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -75,5 +77,16 @@ def test_the_interpreted_kernel_finds_the_nearest() -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_finds_the_nearest() -> None:
-    compare("cuda")
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("points", [1, 1000])
+def test_a_gpu_finds_the_nearest(
+    monkeypatch: pytest.MonkeyPatch, precision: str, points: int
+) -> None:
+    """By plain products of few points, and of numbers split into parts."""
+    monkeypatch.setattr(sys.modules[nearest_two.__module__], "MANY_POINTS", points)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        compare("cuda", atol=1e-4 if precision == "highest" or points == 1 else 1e-1)
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from largemargin.data import Augment, Data, DataConfig, Samples
+from largemargin.errors import LargeMarginError
 from largemargin.models import ModelConfig
 from largemargin.training import (
     NoiseConfig,
@@ -149,7 +150,7 @@ def test_a_resumed_graph_run_goes_on_where_it_stopped(tmp_path: Path, data: Data
         if row["epoch"] == 1:
             raise InterruptedError
 
-    with pytest.raises(InterruptedError):
+    with pytest.raises(LargeMarginError, match="continue: largemargin train --resume"):
         train(settings, data=data, progress=False, folder=tmp_path / "cut", on_epoch=stop)
     resumed = train(settings, data=data, progress=False, folder=tmp_path / "cut", resume=True)
     assert_close(train(settings, data=data, progress=False), resumed)

@@ -13,7 +13,7 @@ from largemargin.losses.terms import check_setting, matrix_of
 from largemargin.ops import safe_norm
 from largemargin.ops.boundary import DEGENERATE, paired_boundary_distance
 from largemargin.ops.moving import live
-from largemargin.ops.rivals import Centroids, nearest_two
+from largemargin.ops.rivals import for_search, nearest_two
 from largemargin.ops.rows import promote
 from largemargin.ops.shards import refuse_sharded
 from largemargin.prototypes.centroids import NO_SOFT, CentroidBank
@@ -27,8 +27,8 @@ EXACT_LIMIT = 2**20
 """Up to this many numbers, all pairs of prototypes are subtracted from each other directly."""
 BLOCK = 2**22
 """Pairs of sample and class looked at together."""
-GPU_BLOCK = 2**25
-"""The same on a GPU, which waits for the launches of smaller blocks."""
+GPU_BLOCK, GPU_NUMBERS = 2**24, 2**23
+"""The same on a GPU, which waits for the launches of smaller blocks; and of class vectors."""
 CANDIDATES = 2
 _PAIRS = "it compares class vectors with each other."
 
@@ -163,18 +163,14 @@ def nearest_rival(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | No
     # rounding error of the Gram matrix small; the logits' common shift is the same for all.
     middle = weight.mean(0)
     mine = weight.index_select(0, own) - middle
-    own_logit = (points * mine).sum(1, keepdim=True)
-    if bias is not None:
-        own_logit += bias.index_select(0, own)[:, None]
-    own_size = torch.linalg.vector_norm(mine, dim=1, keepdim=True).square()
-    given = Centroids(points, -2 * mine, own_size, own_logit, own)
-    pairs = BLOCK if weight.device.type == "cpu" else GPU_BLOCK
-    size = max(256, pairs // max(own.shape[0], 1))
+    own_bias = None if bias is None else bias.index_select(0, own)
+    given = for_search(points, mine, own_bias, own, middle)
+    size = _block_size(own.shape[0], weight)
     scores, indices = [], []
     for start in range(0, num_classes, size):
         block = slice(start, min(start + size, num_classes))
         near = None if bias is None else bias[block]
-        best, index = nearest_two(given, weight[block] - middle, near, start)
+        best, index = nearest_two(given, weight[block], near, start)
         scores.append(best)
         indices.append(index)
     candidates = indices[0]
@@ -185,6 +181,12 @@ def nearest_rival(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | No
     exact = _pair_distance(points, weight, own, candidates, bias)
     exact = exact.masked_fill(candidates == own[:, None], -torch.inf)
     return candidates.gather(1, exact.argmax(1, keepdim=True)).squeeze(1)
+
+
+def _block_size(samples: int, weight: Tensor) -> int:
+    if weight.device.type == "cpu":
+        return max(256, BLOCK // max(samples, 1))
+    return max(256, min(GPU_BLOCK // max(samples, 1), GPU_NUMBERS // weight.shape[1]))
 
 
 def centroid_norm(centroids: Prototypes) -> Tensor:

@@ -71,15 +71,17 @@ def _write_gradient(
             rival = tl.load(rivals + sample, known, -1).to(tl.int32) - first
             more = tl.load(asked + 5 * num_samples + sample, known, 0.0)
             grad += tl.where(place[:, None] == rival[None, :], more[None, :], 0.0)
-    if NORMALIZE:
-        tl.store(along + place, tl.sum(grad * product, 1) / unit)
     if HAS_BIAS:
         tl.store(along_bias + place, tl.sum(grad, 1))
     if FACTOR:
         grad *= factor[:, None]
+    rounded = grad.to(grads.dtype.element_ty)
+    if NORMALIZE:
+        # Of the numbers that the column gradient multiplies: what cancels there cancels exactly.
+        tl.store(along + place, tl.sum(rounded.to(tl.float32) * product, 1) / unit)
     # Straight from the registers: a copy in shared memory would cost a resident program.
     at = grads + place.to(tl.int64)[:, None] * stride + sample[None, :]
-    tl.store(at, grad.to(grads.dtype.element_ty), there[:, None] & known[None, :])
+    tl.store(at, rounded, there[:, None] & known[None, :])
 
 
 @triton.jit
@@ -116,8 +118,8 @@ def gradient(
 
     ``asked`` is (6, N): largest logit, the factors of exp(l - largest) and of
     exp(l - largest)(l - largest), and the gradients of mean (over C - 1), target and rival.
-    ``along`` is (2, sample blocks, chunk): sums over a block's samples of gradient times logit
-    without bias, and of the gradient alone.
+    ``along`` is (2, sample blocks, chunk): sums over a block's samples of what is written times
+    logit without bias, and of the gradient alone.
     """
     block = tl.program_id(0)
     group = tl.program_id(1)
@@ -179,6 +181,7 @@ def column_gradient(
     SAMPLES: tl.constexpr,
     CLASSES: tl.constexpr,
     DIMS: tl.constexpr,
+    BLOCKS: tl.constexpr,
     FLATTEN: tl.constexpr,
 ):
     """Gradients of a chunk of class vectors, through their normalisation.
@@ -194,16 +197,15 @@ def column_gradient(
         start_class = (tile // parts) * CLASSES
         place = start_class + tl.arange(0, CLASSES)
         there = place < count
-        slope = tl.zeros((CLASSES,), tl.float32)
+        # Before the product, which hides how long these take to arrive.
+        sums = tl.zeros((BLOCKS, CLASSES), tl.float32)
         factor = tl.zeros((CLASSES,), tl.float32)
         if NORMALIZE:
-            for block in range(blocks):
-                slope += tl.load(along + block * width + place)
+            block = tl.arange(0, BLOCKS)[:, None]
+            sums = tl.load(along + block * width + place[None, :], block < blocks, 0.0)
             factor = tl.load(inverse + place, there, 0.0)
-            slope *= factor
         at = start_dim + tl.arange(0, DIMS)
         both = there[:, None] & (at < dim)[None, :]
-        # Before the product, which hides how long it takes to arrive.
         value = tl.zeros((CLASSES, DIMS), result.dtype.element_ty)
         if NORMALIZE:
             value = tl.load(low + place.to(tl.int64)[:, None] * stride + at[None, :], both, 0.0)
@@ -219,6 +221,9 @@ def column_gradient(
             if FACTOR:
                 # Not the square of the factor to the slope: it would leave the range of float32.
                 value *= factor[:, None]
+            slope = tl.sum(sums, 0)
+            if not FACTOR:
+                slope *= factor
             product -= slope[:, None] * value
             product = tl.where((factor < SHORT)[:, None], product, 0.0)
         target = result + place.to(tl.int64)[:, None] * dim + at[None, :]

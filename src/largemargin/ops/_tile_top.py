@@ -8,6 +8,8 @@ from largemargin.ops.similarity import AffineForm
 
 SPARE = 1
 """Tiles looked at beyond k, since bfloat16 may put the k-th best behind the next."""
+GROUP = 64
+"""Tiles whose maxima are compared first."""
 
 
 def tile_top(
@@ -54,6 +56,23 @@ def tile_top(
     return _of_best(form, bias, best, inverse, min(k + SPARE, count), k, tile.classes, chunks)
 
 
+def _largest(best: Tensor, slots: int) -> Tensor:
+    """Which tiles have the largest maxima, (N, slots): they lie in as many groups of tiles."""
+    count, num_samples = best.shape
+    groups = count // GROUP
+    if groups <= slots:
+        return best.T.contiguous().topk(slots, 1).indices
+    whole = best[: groups * GROUP].view(groups, GROUP, num_samples)
+    chosen = whole.amax(1).T.contiguous().topk(slots, 1).indices
+    inside = torch.arange(GROUP, device=best.device)
+    tiles = (chosen[:, :, None] * GROUP + inside).flatten(1)
+    # What does not fill a group is looked at anyway.
+    rest = torch.arange(groups * GROUP, count, device=best.device).expand(num_samples, -1)
+    tiles = torch.cat((tiles, rest), 1)
+    values = best.T.gather(1, tiles)
+    return tiles.gather(1, values.topk(slots, 1).indices)
+
+
 def _of_best(
     form: AffineForm,
     bias: Tensor | None,
@@ -67,7 +86,7 @@ def _of_best(
     rows, columns = form.rows.contiguous(), form.columns
     num_samples = rows.shape[0]
     # In the order of the classes, so that the first of equal scores is the first class.
-    chosen = best.T.contiguous().topk(slots, 1).indices.sort(1).values
+    chosen = _largest(best, slots).sort(1).values
     scores = rows.new_empty(num_samples, slots, width)
     dims = min(512, max(16, 1 << (columns.shape[1] - 1).bit_length()))
     columns = columns if columns.stride(1) == 1 else columns.contiguous()

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from largemargin.ops.product import multiply
 
-CHUNK_BYTES = 96 * 2**20
+CHUNK_BYTES = 100 * 2**20
 """Of a chunk's gradients and its copy of the prototypes."""
 MANY = 500_000
 """From so many classes on chunks are twice as large: a CPU must keep up with the launches."""
-COPY_BYTES = 96 * 2**20
+COPY_BYTES = 100 * 2**20
 """Of a chunk's copy in the forward pass, which has no gradients."""
 MASS, RIVAL, MOMENT, TOTAL = 1, 2, 4, 8
 
@@ -70,7 +70,7 @@ def choose_tiles(device: torch.device, low: torch.dtype) -> Tiles:
     return HOPPER if large and low == torch.bfloat16 else GENERIC
 
 
-PREPARE = Tile(0, 0, 0, 4, 1, programs=16)
+PREPARE = Tile(0, 0, 0, 8, 1, programs=32)
 PREPARED_BYTES = 2**14
 """What a program of the preparation holds at a time."""
 
@@ -145,15 +145,22 @@ class Chunks:
         self.buffer: Tensor | None = None
 
     def size(self, gradients: bool) -> int:
-        """Classes of a chunk, a multiple of every tile's."""
+        """Classes of a chunk: a multiple of what all programs take in one round, if that fits."""
         item = self.product.low.itemsize
         row = item * ((self.rows.shape[0] if gradients else 0) + self.width * self.copy)
         whole = self.columns.shape[0]
         if not row:
             return whole
         budget = chunk_bytes(whole) if gradients else COPY_BYTES
-        size = max(1024, budget // row // 1024 * 1024)
+        size = max(1024, budget // row)
+        step = self._round(self.tiles.gradient if gradients else self.tiles.forward)
+        size = size // step * step if size >= step else size // 1024 * 1024
         return size if size < whole else _padded(whole, self.product.low)
+
+    def _round(self, tile: Tile) -> int:
+        blocks = -(-self.rows.shape[0] // tile.samples)
+        groups = max(1, programs(self.rows.device, tile) // blocks)
+        return tile.classes * groups
 
     def how(self, tile: Tile) -> dict[str, Any]:
         """What every kernel over tiles is compiled with."""
@@ -383,6 +390,7 @@ def run_backward(
                 NORMALIZE=normalize,
                 **chunks.how(last),
                 DIMS=last.depth,
+                BLOCKS=1 << (blocks - 1).bit_length(),
             )
         if bias is not None and needs_bias:
             sums = along.view(-1)[blocks * width : 2 * blocks * width].view(blocks, width)

@@ -24,6 +24,30 @@ class Centroids(NamedTuple):
     """(K, 1)."""
     own: Tensor
     """(K,), the own classes."""
+    middle: Tensor
+    """(D,), taken off the rows before they are multiplied."""
+    parts: Tensor | None = None
+    """(2 K, 6 D) or (2 K, 3 D), points and doubled rows split for the kernels."""
+
+
+MANY_POINTS = 64
+"""From so many on products of split numbers pay on a GPU."""
+
+
+def for_search(
+    points: Tensor, mine: Tensor, own_bias: Tensor | None, own: Tensor, middle: Tensor
+) -> Centroids:
+    """Points (K, D), the rows of their classes less the ``middle``, their biases and classes."""
+    own_logit = (points * mine).sum(1, keepdim=True)
+    if own_bias is not None:
+        own_logit += own_bias[:, None]
+    own_size = torch.linalg.vector_norm(mine, dim=1, keepdim=True).square()
+    doubled, parts = -2 * mine, None
+    if _fused(mine) and (len(points) >= MANY_POINTS or not mine.is_cuda):
+        from largemargin.ops._rival_kernels import orders, split
+
+        parts = split(torch.cat((points, doubled)), None, orders()[0], 1.0)[0]
+    return Centroids(points, doubled, own_size, own_logit, own, middle, parts)
 
 
 def nearest_two(
@@ -34,24 +58,32 @@ def nearest_two(
     .. math:: s_{ci} = \frac{z_i - z_c}{\|W_c - W_i\|},\qquad
               \|W_c - W_i\|^2 = \|W_c\|^2 + \|W_i\|^2 - 2\langle W_c, W_i\rangle
 
-    over the classes ``start``, ``start + 1``, ... whose rows are ``block`` (B, D), but the own.
+    over the classes ``start``, ``start + 1``, ... whose rows are ``block`` (B, D), but the own;
+    the ``middle`` is taken off the rows.
     Squared lengths from products carry an error of the order of ``eps`` times the sizes. They are
     made smaller by that share, so that one comparison with 0 tells which pairs have no boundary:
     their distance is 0, as in :func:`~largemargin.ops.boundary.paired_boundary_distance`. NaN
     counts as the nearest, so that it is not hidden. On a GPU all but the two products is one
-    kernel.
+    kernel, and the products of many points are those of numbers split into three bfloat16.
     """
     share = 1 - 8 * torch.finfo(block.dtype).eps
-    sizes = share * torch.linalg.vector_norm(block, dim=1).square()
     if _fused(block):
-        from largemargin.ops._rival_kernels import launch
+        from largemargin.ops._rival_kernels import launch, orders, product, split
 
-        square, gap = given.doubled @ block.T, given.points @ block.T
+        if given.parts is None:
+            block = block - given.middle
+            sizes = share * torch.linalg.vector_norm(block, dim=1).square()
+            square, gap = given.doubled @ block.T, given.points @ block.T
+        else:
+            columns, sizes = split(block, given.middle, orders()[1], share)
+            gap, square = product(given.parts, columns).chunk(2)
         own_size = share * given.own_size
         found: tuple[Tensor, Tensor] = launch(
             square, gap, sizes, bias, own_size, given.own_logit, given.own, start
         )
         return found
+    block = block - given.middle
+    sizes = share * torch.linalg.vector_norm(block, dim=1).square()
     square = torch.addmm(sizes, given.doubled, block.T).add_(share * given.own_size)
     gap = given.points @ block.T if bias is None else torch.addmm(bias, given.points, block.T)
     degenerate = square <= DEGENERATE**2
