@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+import make_decisions
 from site_pages import reproductions
 
 ROOT = Path(__file__).parents[1]
@@ -183,7 +184,21 @@ def papers() -> str:
     )
 
 
+def decisions() -> str:
+    """What the benchmark recommends, and how many of its tests have been made."""
+    entries = make_decisions.read_presets()
+    known = sum(entry["compared"] is not None for entry in entries.values())
+    told = (
+        "None of its tests has been made yet, so every preset is softmax."
+        if not known
+        else f"{known} of {len(entries)} presets rest on a measurement. Where no margin method "
+        "won, the preset is the tuned baseline; where nothing was measured, softmax."
+    )
+    return f"{told}\n\n{make_decisions.decision_table(entries)}"
+
+
 PARTS = {
+    "decisions": decisions,
     "papers": papers,
     "heads": heads,
     "geometry": geometry,

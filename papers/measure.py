@@ -3,7 +3,7 @@
     python papers/measure.py plan                            what is missing and what it costs
     python papers/measure.py run --minutes 9 --out results.jsonl --path cifar10=~/cifar10.npz
     python papers/measure.py take results.jsonl              into papers/*/measured, with tables
-    python papers/measure.py tables                          write the tables again
+    python papers/measure.py tables                          write tables and figures again
 
 ``run`` writes one line when a run ends and begins no run that would not end in time. Called again
 it does what is missing in ``papers/*/measured`` and in ``--out``.
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from largemargin.errors import LargeMarginError
-from largemargin.recipes.pages import take_records, write_pages
+from largemargin.recipes.pages import share_runs, take_records, write_pages
 from largemargin.recipes.queue import left_of, measured_already, plan_text, tasks_of
 from largemargin.recipes.work import work_off
 
@@ -50,8 +50,8 @@ def main(words: list[str] | None = None) -> int:
     elif options.command == "take":
         for file in options.files:
             print(f"{file}: {take_records(file, queue.parent)} runs")
-        write_pages(queue.parent)
-    else:
+    if options.command in ("take", "tables"):
+        share_runs(queue)
         write_pages(queue.parent)
     return 0
 
@@ -79,7 +79,7 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     run.add_argument("--commit", help="of the code, where there is no git to ask")
     take = commands.add_parser("take", help="records into measured/, and the tables")
     take.add_argument("files", nargs="+", type=Path)
-    commands.add_parser("tables", help="write the tables of measured/ again")
+    commands.add_parser("tables", help="write the tables and figures of measured/ again")
     return parser.parse_args(words)
 
 

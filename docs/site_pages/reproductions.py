@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from largemargin.recipes import Cell, Claim, Line, Recipe, read_claims, read_recipe
 from largemargin.recipes import Table as Measured
+from largemargin.recipes.figures import CAPTIONS, Picture, pictures_of
 from largemargin.recipes.lines import AS_PRINTED
 from largemargin.recipes.measured import read_measured
 from largemargin.recipes.pages import measured_tables
@@ -101,7 +102,15 @@ def pages() -> dict[str, str]:
     made = {"reproductions/index.md": _index()}
     for paper in PAPERS.values():
         made[f"reproductions/{paper.folder}.md"] = _page(paper)
+    for table in tables():
+        for picture in pictures_of(table.path):
+            made[f"reproductions/{_picture(table, picture)}"] = picture.path.read_text("utf-8")
     return made
+
+
+def _picture(table: Table, picture: Picture) -> str:
+    """Name of a figure on the site, where those of all papers lie in one folder."""
+    return f"{table.paper.folder}-{picture.path.name}"
 
 
 def _index() -> str:
@@ -159,6 +168,10 @@ def _table(table: Table) -> list[str]:
         missing = sum(not _known(line) for line in each.lines)
         if missing:
             lines += [f"{missing} of {len(each.lines)} numbers are not measured here.", ""]
+        for picture in pictures_of(table.path):
+            if picture.protocol == each.protocol:
+                told = CAPTIONS[picture.kind]
+                lines += [f"![{told}]({_picture(table, picture)})", "", f"*{told}*", ""]
     lines += _reported(table)
     return lines
 

@@ -158,12 +158,18 @@ def odn_text(key: Key) -> Expected:
     return Expected(base | changed, odn_terms(key["loss"]))
 
 
+def whole(protocol: Callable[[Key], Expected]) -> Callable[[Key], Expected]:
+    """The same with all training images."""
+    return lambda key: protocol({**key, "train_percent": "100"})
+
+
 RECIPES: dict[str, tuple[Callable[[Key], Expected], int, int]] = {
     "lmd/table1": (those.lmd_table1, 90, 90),
     "lmd/table2": (those.lmd_table2, 30, 30),
     "lmd/table3": (those.lmd_table3, 20, 20),
     "lmd/table4": (those.lmd_table4, 10, 11),
     "lmd/figure1": (those.lmd_figure1, 30, 30),
+    "lmd/figures4and6": (whole(those.lmd_table3), 4, 20),
     "robust/table1": (those.robust_small("cifar10", 0.06), 5, 30),
     "robust/figures8to10": (those.robust_small("cifar10", 0.06), 5, 80),
     "robust/table2": (those.robust_small("svhn", 0.15), 5, 30),
@@ -185,5 +191,5 @@ RECIPES: dict[str, tuple[Callable[[Key], Expected], int, int]] = {
     "odn/text": (odn_text, 20, 18),
 }
 """By recipe: the protocol of a cell, the number of cells, the number of rows of the claims."""
-UNPRINTED = {"lmd/figure1", "robust/figures8to10"}
+UNPRINTED = {"lmd/figure1", "lmd/figures4and6", "robust/figures8to10"}
 """Figures that print no numbers."""

@@ -52,6 +52,8 @@ def run(
     changes = dict(SMALL)
     if name in FRACTIONS:
         changes["data.fraction"] = FRACTIONS[name]
+    if name == "lmd/figures4and6":  # whose four groups of blocks it is about
+        changes |= {"model.name": "resnet18", "model.options": {"width": 8}}
     if name == "ltlm/table2":
         changes["data.imbalance_ratio"] = 4.0
     if name in ("lmd/table4", "kobayashi/table4"):

@@ -12,7 +12,7 @@ import pytest
 
 from largemargin import LargeMarginError
 from largemargin.recipes import work
-from largemargin.recipes.pages import measured_tables, take_records, write_pages
+from largemargin.recipes.pages import measured_tables, share_runs, take_records, write_pages
 from largemargin.recipes.queue import left_of, measured_already, plan_text, seconds_of, tasks_of
 from largemargin.recipes.records import append_record, read_records
 from largemargin.recipes.work import work_off
@@ -68,6 +68,7 @@ def test_a_run_that_tables_share_is_made_once(queue: Path) -> None:
     assert shared.wanted.keys() == {"accuracy", "error"}
     assert tasks[-1].places[0].protocol == "batch_size 64"
     assert len(tasks_of(queue, ["smaller"])) == 1
+    assert tasks_of(queue, ["first"])[0].places == shared.places
     with pytest.raises(LargeMarginError, match="It has first, second, smaller"):
         tasks_of(queue, ["third"])
 
@@ -127,6 +128,17 @@ def test_work_is_written_taken_and_not_done_again(queue: Path, tmp_path: Path) -
     take_records(tmp_path / "out.jsonl", tmp_path)
     write_pages(tmp_path)
     assert page.read_text() == before
+
+    stored = tmp_path / "paper/measured/table2.json"
+    whole = json.loads(stored.read_text())
+    del kept["as printed"]["softmax"]
+    stored.write_text(json.dumps({**whole, "protocols": kept}))
+    assert share_runs(queue) == 1
+    assert share_runs(queue) == 0
+    shared = json.loads(stored.read_text())["protocols"]["as printed"]["softmax"]
+    assert shared["reported"] == {"error": 50.0}
+    assert [run["seed"] for run in shared["runs"]] == [0]
+    assert shared["runs"][0]["numbers"].keys() >= {"error"}
 
 
 def test_no_run_begins_that_would_not_end(queue: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,9 @@ from largemargin.benchmarking.halving import (
     finalists,
     is_complete,
     job,
+    rung_jobs,
 )
+from largemargin.benchmarking.pareto import ACCURACIES, dominates, front
 from largemargin.benchmarking.protocol import Protocol, Situation
 from largemargin.benchmarking.statistics import detectable_effect
 from largemargin.training.config_file import to_dict
@@ -29,6 +31,9 @@ BESIDE = (
     "occlusion",
 )
 """Numbers of final runs whose means are reported."""
+
+SOFTMAX = "softmax"
+"""The method that costs of training are told by."""
 
 WINNER, NONE, WORSE = "winner", "no winner", "worse"
 
@@ -94,9 +99,26 @@ def _situation(protocol: Protocol, situation: Situation, records: Records) -> di
             "validation": score if score > float("-inf") else None,
             **_settings(protocol, situation, name, trial),
         }
+    if tuned and situation.score == "corrupted_mean":
+        found["pareto"] = {"validation": front(_last_rung(protocol, situation, records))}
     if complete:
         _add_test(protocol, situation, records, found)
     return found
+
+
+def _last_rung(
+    protocol: Protocol, situation: Situation, records: Records
+) -> dict[str, list[Mapping[str, Any]]]:
+    """The runs that the choice was made by, on validation images, of every method."""
+    last = len(protocol.rungs) - 1
+    return {
+        name: [
+            records[each.key]
+            for each in rung_jobs(protocol, situation, name, records, last) or ()
+            if each.key in records
+        ]
+        for name in situation.methods
+    }
 
 
 def _count_diverged(records: Records) -> dict[str, int]:
@@ -132,6 +154,8 @@ def _add_test(
     scores = {name: _scores(each, situation) for name, each in runs.items()}
     for name, theirs in runs.items():
         found["methods"][name] = _method(theirs, scores[name], runs[situation.baseline])
+        if SOFTMAX in runs:
+            found["methods"][name]["seconds_over_softmax"] = _over(theirs, runs[SOFTMAX])
     chosen, baseline = found["chosen"], situation.baseline
     found["test"] = compared(protocol, scores[chosen], scores[baseline])
     for one, other in ((chosen, situation.beside), (situation.beside, baseline)):
@@ -141,6 +165,7 @@ def _add_test(
         }
     if situation.score == "corrupted_mean":
         found["dominates"] = _dominates(found["methods"][chosen], found["methods"][baseline])
+        found["pareto"]["test"] = front(runs)
 
 
 def _scores(runs: Sequence[Mapping[str, Any]], situation: Situation) -> list[float]:
@@ -179,7 +204,7 @@ def _method(
         "scores": list(scores),
         "mean": statistics.fmean(scores),
         "std": statistics.stdev(scores),
-        "seconds_over_baseline": _seconds(runs) / max(1e-9, _seconds(baseline)),
+        "seconds_over_baseline": _over(runs, baseline),
     }
     for name in BESIDE:
         values = [each[name] for each in runs if each.get(name) is not None]
@@ -194,17 +219,18 @@ def _method(
     return found
 
 
+def _over(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> float:
+    return _seconds(runs) / max(1e-9, _seconds(others))
+
+
 def _seconds(runs: Sequence[Mapping[str, Any]]) -> float:
     return float(statistics.median(each["seconds"] for each in runs))
 
 
 def _dominates(method: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool | None:
-    """At least as good in all three accuracies, and better in one."""
-    names = ("accuracy", "gaussian 16/255", "occlusion")
-    if any(name not in each for each in (method, baseline) for name in names):
+    if any(name not in each for each in (method, baseline) for name in ACCURACIES):
         return None  # a run diverged
-    gaps = [method[name] - baseline[name] for name in names]
-    return bool(min(gaps) >= 0 and max(gaps) > 0)
+    return dominates(method, baseline)
 
 
 def _where(records: Records) -> dict[str, list[str]]:
@@ -237,7 +263,11 @@ def preset_entries(
         }
         if each["verdict"]:
             method = each["chosen"] if each["verdict"] == WINNER else each["baseline"]
-            entry["recommended"] = {"method": method, **each["tuned"][method]}
+            entry["recommended"] = {
+                "method": method,
+                **each["tuned"][method],
+                "seconds_over_softmax": each["methods"][method].get("seconds_over_softmax"),
+            }
             entry["compared"] = _short(each)
         entries[name] = entry
     return entries

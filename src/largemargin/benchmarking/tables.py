@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from largemargin.benchmarking.pareto import ACCURACIES
 from largemargin.benchmarking.plan import Cost
 
 Found = Mapping[str, Mapping[str, Any]]
@@ -24,6 +25,16 @@ Differences are in points, test images, mean of 6 paired seeds, with the 95 % co
 p is Holm-corrected over all situations. *Detectable* is the smallest true difference that the test
 would have found with probability 0.8."""
 
+BESIDE = """\
+Test images, means over the seeds; no test was registered for these and no claim follows. ECE:
+expected calibration error in percent, 15 bins, of the softmax of the logits as they are. Rejection:
+area under the risk-coverage curve in percent, where the margin says which predictions to hold back.
+Smaller is better in both. Time is that of training over the time of softmax, and over that of the
+baseline where softmax was not trained."""
+
+SUREST = (0.95, 0.9, 0.8, 0.7, 0.5)
+"""Shares of the predictions, the surest ones, whose accuracy is told."""
+
 VERDICTS = {
     "winner": "**better**",
     "no winner": "no difference shown",
@@ -35,6 +46,8 @@ VERDICTS = {
 def readme(found: Found, costs: Sequence[Cost]) -> str:
     """The whole page."""
     parts = [INTRO, "## The registered tests\n", tests(found), "", RULE]
+    if any(each["test"] for each in found.values()):
+        parts += ["", "## Calibration, rejection, cost\n", beside(found), "", BESIDE]
     for each in found.values():
         if each["tuned"] or each["methods"]:
             parts += ["", f"## {each['title']}", "", details(each)]
@@ -65,6 +78,72 @@ def tests(found: Found) -> str:
     return "\n".join(lines)
 
 
+def beside(found: Found) -> str:
+    """Baseline and chosen method of every concluded situation, in what no test is about."""
+    lines = [
+        "| situation | method | ECE | rejection by margin | by probability | "
+        "surest 80 % by margin | time |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each in found.values():
+        if not each["test"]:
+            continue
+        for name in (each["baseline"], each["chosen"]):
+            method = each["methods"][name]
+            time = method.get("seconds_over_softmax", method["seconds_over_baseline"])
+            cells = [
+                each["title"],
+                name,
+                _percent(method.get("ece")),
+                _percent(method.get("rejection_by_margin", {}).get("area")),
+                _percent(method.get("rejection_by_probability", {}).get("area")),
+                _percent(method.get("rejection_by_margin", {}).get("accuracy at 0.8")),
+                f"x{time:.2f}",
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.2f}"
+
+
+def rejection(each: Mapping[str, Any]) -> str:
+    """Accuracy of the surest predictions, by margin and by probability, of every method."""
+    head = ["method", "surest by", "area", *(f"{100 * share:g} %" for share in SUREST)]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for name, method in each["methods"].items():
+        for by in ("margin", "probability"):
+            curve = method.get(f"rejection_by_{by}")
+            if curve is None:
+                continue
+            cells = [name, by, _percent(curve["area"])]
+            cells += [_percent(curve.get(f"accuracy at {share}")) for share in SUREST]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def pareto(each: Mapping[str, Any]) -> str:
+    """All methods by their three accuracies; who is on the front, on each kind of images."""
+    lines = [
+        "| images | method | clean | noise 16/255 | occlusion | mean | runs | Pareto front |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for split, methods in sorted(each["pareto"].items()):
+        for name, row in methods.items():
+            values = [row[key] for key in ACCURACIES]
+            by = ", ".join(row["dominated_by"])
+            cells = [
+                split,
+                f"**{name}**" if name == each["chosen"] else name,
+                *(_percent(value) for value in [*values, sum(values) / len(values)]),
+                str(row["runs"]),
+                f"dominated by {by}" if by else "on it",
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def _baseline(each: Mapping[str, Any]) -> str:
     known = each["methods"].get(each["baseline"])
     return f"{each['baseline']} {100 * known['mean']:.2f}" if known else str(each["baseline"])
@@ -89,7 +168,7 @@ COLUMNS = {
     "gaussian 16/255": ("noise 16/255", 100, 2),
     "occlusion": ("occlusion", 100, 2),
     "recall_at_1": ("recall at 1", 100, 2),
-    "seconds_over_baseline": ("time", 1, 2),
+    "seconds_over_baseline": ("time over baseline", 1, 2),
 }
 
 
@@ -124,7 +203,20 @@ def details(each: Mapping[str, Any]) -> str:
                 for key in ("rejection_by_margin", "rejection_by_probability")
             ]
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", *_notes(each)])
+    more = []
+    if each.get("pareto"):
+        more += ["", PARETO, "", pareto(each)]
+    if table := rejection(each):
+        more += ["", REJECTION, "", table]
+    return "\n".join([*lines, "", *_notes(each), *more])
+
+
+PARETO = """\
+Three accuracies at once: a method is dominated where another is at least as good in all three and
+better in one. Validation images: all methods in the last rung of their tuning. Test images: methods
+that have final runs with all seeds."""
+
+REJECTION = "Accuracy of the surest predictions in percent, of all methods with final runs:"
 
 
 def _notes(each: Mapping[str, Any]) -> list[str]:

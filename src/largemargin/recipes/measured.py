@@ -10,9 +10,11 @@ import torch
 from largemargin.data import Data
 from largemargin.errors import LargeMarginError
 from largemargin.recipes.cells import settings_of
-from largemargin.recipes.metrics import Number, Subject, measured
+from largemargin.recipes.metrics import LATER, Number, Subject, label, measured
 from largemargin.recipes.records import finite
 from largemargin.recipes.schema import Measure, Recipe
+from largemargin.recipes.sketchbook import take_sketches
+from largemargin.recipes.sketches import FAILED, sketched
 from largemargin.training import Run, RunConfig
 from largemargin.training.environment import commit
 from largemargin.training.files import read_json, write_json
@@ -20,6 +22,9 @@ from largemargin.training.runs import ENVIRONMENT
 
 KEPT = "reproduce.json"
 """In the folder of a run: its numbers, so that they are measured once."""
+
+SKETCHED = "sketches.json"
+"""Likewise, what figures are drawn from."""
 
 Wanted = dict[str, tuple[str, Mapping[str, Any]]]
 """Metric and options by label."""
@@ -73,13 +78,13 @@ class Measurements:
         return next((number.std for number in found.values()), None)
 
 
-def label(metric: str, options: Mapping[str, Any]) -> str:
-    """``noisy_accuracy sigma=8/255``."""
-    return " ".join([metric, *(f"{name}={value}" for name, value in sorted(options.items()))])
-
-
 def measure_run(
-    run: Run, wanted: Wanted, load: Callable[[], Data], split: str, device: torch.device
+    run: Run,
+    wanted: Wanted,
+    load: Callable[[], Data],
+    split: str,
+    device: torch.device,
+    sketches: Wanted | None = None,
 ) -> dict[str, list[float | None]]:
     """What is wanted of a run, as value and deviation over draws; known numbers are not repeated.
 
@@ -89,18 +94,44 @@ def measure_run(
         load: gives the data of the run.
         split: images that are evaluated.
         device: to evaluate on.
+        sketches: for figures, by label; :func:`about` finds them in the folder of the run.
     """
     file = run.folder / KEPT
     kept: dict[str, Any] = read_json(file) if file.is_file() else {}
     subject = Subject(run, load, split, device)
     found = {}
-    for name, (metric, options) in wanted.items():
+    for name in now(wanted):
+        metric, options = wanted[name]
         entry = f"{split}: {name}"
         if entry not in kept:
             kept[entry] = list(measured(subject, metric, options))
             write_json(file, finite(kept))
         found[name] = kept[entry]
+    drawn = sketches_of(run)
+    for name, (kind, options) in (sketches or {}).items():
+        if name not in drawn:
+            drawn[name] = finite(_sketch(subject, kind, options))
+            write_json(run.folder / SKETCHED, drawn)
     return found
+
+
+def _sketch(subject: Subject, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A model that cannot be drawn, as one with infinite features, still has its numbers."""
+    try:
+        return sketched(subject, kind, options)
+    except LargeMarginError as error:
+        return {"kind": kind, FAILED: str(error)}
+
+
+def now(wanted: Wanted) -> dict[str, None]:
+    """Labels of what is measured on the model; the rest follows from sketches."""
+    return dict.fromkeys(name for name, (metric, _) in wanted.items() if metric not in LATER)
+
+
+def sketches_of(run: Run) -> dict[str, Any]:
+    """What was kept of a run for figures, by label."""
+    file = run.folder / SKETCHED
+    return dict(read_json(file)) if file.is_file() else {}
 
 
 def computed(wanted: Wanted) -> dict[str, Any]:
@@ -136,6 +167,7 @@ def about(run: Run, config: RunConfig, numbers: Mapping[str, Any], **more: Any) 
         "torch": environment.get("torch"),
         **{name: value for name, value in more.items() if value is not None},
         **curves_of(run),
+        **({"sketches": drawn} if (drawn := sketches_of(run)) else {}),
         "settings": settings_of(config),
     }
 
@@ -185,7 +217,7 @@ def write_measured(
     """Put runs into ``measured/<table>.json`` beside the recipe, by protocol and cell.
 
     What was measured before stays: runs with other seeds, and numbers of the same run that were
-    not measured this time.
+    not measured this time. Sketches go to a file of their own, and their labels stay with the run.
     """
     path = measured_file(recipe_path)
     before = read_measured(recipe_path)
@@ -196,7 +228,15 @@ def write_measured(
             known = merged.get(each["seed"], {})
             same = known.get("run") == each.get("run")
             numbers = {**(known.get("numbers", {}) if same else {}), **each["numbers"]}
-            merged[each["seed"]] = {**each, "numbers": numbers}
+            run = {**each, "numbers": numbers}
+            drawn = each.get("sketches", ())
+            if isinstance(drawn, Mapping):
+                drawn = take_sketches(recipe_path, recipe, protocol, name, each["seed"], drawn)
+            if labels := {*drawn, *(known.get("sketches", ()) if same else ())}:
+                run["sketches"] = sorted(labels)
+            else:
+                run.pop("sketches", None)
+            merged[each["seed"]] = run
         if merged:
             cells[name] = [merged[seed] for seed in sorted(merged, key=str)]
     if not cells:

@@ -17,20 +17,24 @@ from largemargin.evaluating.cross_camera import CrossCamera, cross_camera
 from largemargin.evaluating.embeddings import Embeddings, embeddings_of
 from largemargin.evaluating.perturbed import perturbation_suite, perturbed_accuracy
 from largemargin.geometry import (
-    VarianceSplit,
     class_margin,
     low_curvature_mask,
     sample_margins,
     variance_split,
 )
 from largemargin.measuring.curvature import Curvature, CurvatureSettings, measure_curvature
+from largemargin.measuring.distributions import Distribution
 from largemargin.measuring.input_margins import measure_input_margins
 from largemargin.recipes.free_features import mean_class_margin
+from largemargin.recipes.stages import Stages, stages_of
 from largemargin.robust import Perturbation
 from largemargin.training import Run
 
 ROAD = (400, 500)
 """(H, W) for which the sizes of ROB Table 4 were made."""
+
+SAMPLES = 1000
+"""Images whose features are looked at stage by stage, the same number of every class."""
 
 
 class Number(NamedTuple):
@@ -48,7 +52,8 @@ class Subject:
     ) -> None:
         self.run, self.load, self.split, self.device = run, load, split, device
         self._features: dict[str, Embeddings] = {}
-        self._flat: dict[str, VarianceSplit] = {}
+        self._stages: dict[int, Stages] = {}
+        self._margins: dict[str, Distribution] = {}
 
     @cached_property
     def data(self) -> Data:
@@ -100,25 +105,21 @@ class Subject:
         batches = Batches(self.samples, 500, device=self.device, shuffle=False)
         return measure_curvature(self.model, batches, CurvatureSettings(precision="high"))
 
-    def flat(self, name: str) -> VarianceSplit:
-        """Variances of the features of a split, embedded in the plane by t-SNE."""
-        if name not in self._flat:
-            found = self.features(name)
-            self._flat[name] = variance_split(in_plane(found.features), found.labels)
-        return self._flat[name]
+    def stages(self, count: int) -> Stages:
+        """Features along the network, of so many of the evaluated images."""
+        if count not in self._stages:
+            model: Any = self.model
+            self._stages[count] = stages_of(model, self.samples, count=count, device=self.device)
+        return self._stages[count]
 
-
-def in_plane(features: Tensor) -> Tensor:
-    """(N, D) to (N, 2) by t-SNE with scikit-learn's defaults and seed 0."""
-    try:
-        from sklearn.manifold import TSNE
-    except ImportError:
-        raise LargeMarginError(
-            "t-SNE needs scikit-learn. Install it: pip install 'largemargin[sklearn]'"
-        ) from None
-    perplexity = min(30.0, (len(features) - 1) / 3)
-    made = TSNE(perplexity=perplexity, random_state=0, init="pca")
-    return torch.as_tensor(made.fit_transform(features.double().numpy()))
+    def input_margins(self, name: str) -> Distribution:
+        """Linearised margins in input space of a split (ODN-G)."""
+        if name not in self._margins:
+            batches = Batches(self.part(name), 256, device=self.device, shuffle=False)
+            found = measure_input_margins(self.model, batches).input
+            assert found is not None
+            self._margins[name] = found.overall
+        return self._margins[name]
 
 
 def accuracy(subject: Subject) -> Number:
@@ -174,16 +175,33 @@ def rank5(subject: Subject) -> Number:
 
 
 def plane_variance(subject: Subject, *, part: str, of: str) -> Number:
-    """Variance within or between classes, or their ratio, of features embedded by t-SNE."""
-    return Number(float(getattr(subject.flat(part), of)))
+    """Variance within or between classes, or their ratio, of features embedded by t-SNE.
+
+    It is read from the sketch of the same features, where t-SNE is done: see :data:`LATER`.
+    """
+    raise LargeMarginError(
+        "plane_variance is not measured on the model: the recipe must have a sketch of the kind "
+        f"planes with {part!r} among its parts."
+    )
+
+
+LATER = ("plane_variance",)
+"""Metrics that follow from sketches, once features are embedded in the plane."""
+
+
+def stage_variance(subject: Subject, *, stage: str, samples: int = SAMPLES) -> Number:
+    """Variance between classes over that within, of the features after a part of the network."""
+    found = subject.stages(samples)
+    if stage not in found.rows:
+        raise LargeMarginError(
+            f"there is no stage {stage!r} in this network, but {', '.join(found.rows)}."
+        )
+    return Number(float(variance_split(found.rows[stage].double(), found.labels).ratio))
 
 
 def input_margin_ratio(subject: Subject, *, part: str = "test") -> Number:
     """Mean over standard deviation of the linearised margins in input space (ODN-RATIO)."""
-    batches = Batches(subject.part(part), 256, device=subject.device, shuffle=False)
-    found = measure_input_margins(subject.model, batches)
-    assert found.input is not None
-    return Number(float(found.input.overall.ratio))
+    return Number(float(subject.input_margins(part).ratio))
 
 
 def curvature(subject: Subject, *, of: str, share: float = 0.9) -> Number:
@@ -230,6 +248,7 @@ METRICS: Mapping[str, Callable[..., Number]] = MappingProxyType(
         "rank1": rank1,
         "rank5": rank5,
         "plane_variance": plane_variance,
+        "stage_variance": stage_variance,
         "input_margin_ratio": input_margin_ratio,
         "curvature": curvature,
         "curvature_correlation": curvature_correlation,
@@ -238,6 +257,11 @@ METRICS: Mapping[str, Callable[..., Number]] = MappingProxyType(
         "free_class_margin": free_class_margin,
     }
 )
+
+
+def label(metric: str, options: Mapping[str, Any]) -> str:
+    """``noisy_accuracy sigma=8/255``."""
+    return " ".join([metric, *(f"{name}={value}" for name, value in sorted(options.items()))])
 
 
 def measured(subject: Subject | None, metric: str, options: Mapping[str, Any]) -> Number:

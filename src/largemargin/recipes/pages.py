@@ -6,6 +6,7 @@ from typing import Any
 
 from largemargin.errors import LargeMarginError
 from largemargin.recipes.claims import read_claims
+from largemargin.recipes.figures import CAPTIONS, pictures_of, write_figures
 from largemargin.recipes.lines import measurements_of, reported_by_cell, table_of
 from largemargin.recipes.measured import (
     Measurements,
@@ -13,10 +14,14 @@ from largemargin.recipes.measured import (
     read_measured,
     write_measured,
 )
+from largemargin.recipes.metrics import label
+from largemargin.recipes.queue import Place, tasks_of
 from largemargin.recipes.records import read_records
 from largemargin.recipes.reproduce import read_cells
 from largemargin.recipes.schema import read_recipe
+from largemargin.recipes.sketches import settled_run
 from largemargin.recipes.table import Line, Table, spread_of, text_of
+from largemargin.recipes.verdicts import Sample
 from largemargin.training.files import write_text
 
 PAGE = "README.md"
@@ -37,10 +42,43 @@ def take_records(file: Path, folder: Path) -> int:
     records = read_records([file])
     found: dict[tuple[str, str], dict[str, list[Mapping[str, Any]]]] = {}
     for record in records:
-        run = {name: value for name, value in record.items() if name != "places"}
+        run = settled_run({name: each for name, each in record.items() if name != "places"})
         for place in record["places"]:
             table = found.setdefault((place["recipe"], place["protocol"]), {})
             table.setdefault(place["cell"], []).append(run)
+    _write(found, folder)
+    return len(records)
+
+
+def share_runs(queue: Path) -> int:
+    """Put runs that one table has into ``measured/`` of the others that name the same run.
+
+    Returns:
+        How many places were filled.
+    """
+    found: dict[tuple[str, str], dict[str, list[Mapping[str, Any]]]] = {}
+    filled = 0
+    for task in tasks_of(queue):
+        stored = {place: _stored(queue.parent, place, task.name) for place in task.places}
+        for known in [run for run in stored.values() if run is not None][:1]:
+            run = {name: each for name, each in known.items() if name != "sketches"}
+            for place in [place for place, run_there in stored.items() if run_there is None]:
+                cells = found.setdefault((place.recipe, place.protocol), {})
+                cells.setdefault(place.cell, []).append(run)
+                filled += 1
+    _write(found, queue.parent)
+    return filled
+
+
+def _stored(folder: Path, place: Place, name: str) -> dict[str, Any] | None:
+    cells = read_measured(folder / place.recipe).get(place.protocol, {})
+    return next((run for run in cells.get(place.cell, []) if run.get("run") == name), None)
+
+
+def _write(
+    found: Mapping[tuple[str, str], dict[str, list[Mapping[str, Any]]]], folder: Path
+) -> None:
+    """Runs by recipe and protocol, then by cell."""
     for (name, protocol), runs in found.items():
         path = folder / name
         recipe = read_recipe(path)
@@ -48,14 +86,16 @@ def take_records(file: Path, folder: Path) -> int:
         claims = read_claims(recipe, path.parent / recipe.claims, cells)
         unknown = runs.keys() - {cell.name for cell in cells}
         if unknown:
-            raise LargeMarginError(f"{path} has no cell {sorted(unknown)[0]!r}, but {file} has.")
+            raise LargeMarginError(
+                f"{path} has no cell {sorted(unknown)[0]!r}, but a run was made for it. Take the "
+                "records with the recipe they were made by."
+            )
         needed = measurements_of(claims, recipe)
         known = read_measured(path).get(protocol, {})
         for cell in cells:
             if not cell.train and cell.name not in known:
                 runs[cell.name] = [computed(needed[cell.name].wanted)]
         write_measured(path, recipe, protocol, runs, reported_by_cell(claims))
-    return len(records)
 
 
 def measured_tables(path: Path) -> list[Table]:
@@ -79,7 +119,7 @@ def measured_tables(path: Path) -> list[Table]:
 
 
 def write_pages(folder: Path) -> list[Path]:
-    """A page ``measured/README.md`` for every paper of which something was measured."""
+    """The figures and a page ``measured/README.md`` of every paper with something measured."""
     pages = []
     for paper in sorted(each for each in folder.iterdir() if (each / "measured").is_dir()):
         recipes = [path for path in sorted(paper.glob("*.yaml")) if read_measured(path)]
@@ -87,6 +127,7 @@ def write_pages(folder: Path) -> list[Path]:
             continue
         parts = [f"# {paper.name}: measured", "", INTRODUCTION]
         for path in recipes:
+            write_figures(path)
             for table in measured_tables(path):
                 parts += ["", *_section(path, table)]
         page = paper / "measured" / PAGE
@@ -116,7 +157,38 @@ def _section(path: Path, table: Table) -> list[str]:
         *(_row(line) for line in lines),
         "",
         f"{len(table.lines) - len(lines)} of {len(table.lines)} numbers not measured here.",
+        *_beside(path, table.protocol),
+        *_figures(path, table.protocol),
     ]
+
+
+def _beside(path: Path, protocol: str) -> list[str]:
+    """Numbers that are measured and compared with nothing."""
+    recipe = read_recipe(path)
+    rows = []
+    for cell, runs in read_measured(path)[protocol].items():
+        for measure in recipe.record:
+            name = label(measure.metric, measure.options)
+            found = [run["numbers"][name][0] for run in runs if name in run["numbers"]]
+            sample = Sample(tuple(value for value in found if value is not None))
+            if sample.n:
+                spread = f" ± {sample.std:.2f}" if sample.n > 1 else ""
+                told = f"{sample.mean:.2f}{spread} {measure.unit}".rstrip()
+                shown = " | ".join(each.replace("|", "\\|") for each in (cell, name, told))
+                rows.append(f"| {shown} | {sample.n} |")
+    if not rows:
+        return []
+    head = ["| | | measured | runs |", "|---|---|---|---|"]
+    return ["", "Measured beside, compared with nothing:", "", *head, *rows]
+
+
+def _figures(path: Path, protocol: str) -> list[str]:
+    lines = []
+    for picture in pictures_of(path):
+        if picture.protocol == protocol:
+            told = CAPTIONS[picture.kind]
+            lines += ["", f"![{picture.path.stem}]({picture.path.name})", "", told]
+    return lines
 
 
 def _made(runs: list[dict[str, Any]]) -> str:

@@ -10,9 +10,10 @@ from largemargin.recipes.cells import chosen_of
 from largemargin.recipes.claims import read_claims
 from largemargin.recipes.images import train_size
 from largemargin.recipes.lines import measurements_of, protocol_of
-from largemargin.recipes.measured import Wanted, read_measured
+from largemargin.recipes.measured import Wanted, now, read_measured
 from largemargin.recipes.reproduce import prepared, runs_of
 from largemargin.recipes.schema import read_recipe
+from largemargin.recipes.sketchbook import sketches_for
 from largemargin.training import RunConfig
 from largemargin.training.config_file import read_yaml, settings_from
 
@@ -74,6 +75,7 @@ class Task:
     split: str
     needed: str
     wanted: Wanted = field(default_factory=dict)
+    sketches: Wanted = field(default_factory=dict)
     places: list[Place] = field(default_factory=list)
 
     @property
@@ -94,7 +96,7 @@ def tasks_of(path: str | Path, names: Sequence[str] = ()) -> list[Task]:
 
     Args:
         path: of the queue; recipes are looked for beside it.
-        names: of the entries; default all.
+        names: of the entries; default all. Their runs are measured for every entry that has them.
     """
     queue, folder = read_queue(path), Path(path).parent
     known = [each.title for each in queue.entries]
@@ -104,23 +106,30 @@ def tasks_of(path: str | Path, names: Sequence[str] = ()) -> list[Task]:
                 f"the queue has no entry {name!r}. It has {', '.join(dict.fromkeys(known))}."
             )
     tasks: dict[str, Task] = {}
+    chosen = set()
     for entry in queue.entries:
+        added = _add(tasks, entry, queue.set, folder)
         if not names or entry.title in names:
-            _add(tasks, entry, queue.set, folder)
-    return list(tasks.values())
+            chosen.update(added)
+    return [task for task in tasks.values() if task.name in chosen]
 
 
-def _add(tasks: dict[str, Task], entry: Entry, common: Mapping[str, Any], folder: Path) -> None:
+def _add(
+    tasks: dict[str, Task], entry: Entry, common: Mapping[str, Any], folder: Path
+) -> list[str]:
+    """Add the runs of an entry; returns their names."""
+    names = []
     path = folder / entry.recipe
     recipe = read_recipe(path)
     changes = {**common, **entry.set}
     cells = prepared(path, recipe, entry.epochs_fraction, entry.seeds, changes)
     needed = measurements_of(read_claims(recipe, path.parent / recipe.claims, cells), recipe)
+    drawn = sketches_for(recipe, cells)
     protocol = protocol_of(entry.epochs_fraction, changes)
     for cell in chosen_of(cells, entry.only):
         if not cell.train or cell.name not in needed:
             continue
-        for _, config, _ in runs_of(cell, Path()):
+        for seed, config, _ in runs_of(cell, Path()):
             task = tasks.setdefault(
                 config.name,
                 Task(config.name, entry.title, config, recipe.split, recipe.data_needed),
@@ -131,7 +140,10 @@ def _add(tasks: dict[str, Task], entry: Entry, common: Mapping[str, Any], folder
                     f"on {task.split} images by {task.entry}. Put them into two queues."
                 )
             task.wanted.update(needed[cell.name].wanted)
+            task.sketches.update(drawn.get((cell.name, seed), {}))
             task.places.append(Place(entry.recipe, protocol, cell.name))
+            names.append(task.name)
+    return names
 
 
 def measured_already(folder: Path, tasks: Iterable[Task]) -> dict[str, set[str]]:
@@ -143,7 +155,7 @@ def measured_already(folder: Path, tasks: Iterable[Task]) -> dict[str, set[str]]
                 for run in runs:
                     if run.get("run"):
                         labels = found.setdefault(run["run"], set())
-                        labels.update(run["numbers"])
+                        labels.update(run["numbers"], run.get("sketches", ()))
                         if run["status"] != "finished":
                             labels.add(FAILED)
     return found
@@ -159,7 +171,7 @@ def left_of(tasks: Sequence[Task], known: Mapping[str, set[str]]) -> list[Task]:
         task
         for task in tasks
         if FAILED not in known.get(task.name, ())
-        and not known.get(task.name, set()) >= task.wanted.keys()
+        and not known.get(task.name, set()) >= now(task.wanted) | task.sketches.keys()
     ]
 
 
@@ -188,24 +200,50 @@ def seconds_of(task: Task) -> float | None:
     return max(images / rate, steps * STEP)
 
 
+MEASURING = {"curvature": 9.0, "noisy_accuracy": 1.5, "perturbed_accuracy": 1.5, "stages": 1.0}
+"""Guesses of seconds for 10,000 images of a ResNet-18, in which the runs beside it wait. Curvature
+took 5.2 (benchmarks/results/input_curvature_cuda.json), and 20 noisy copies come on top."""
+
+OTHER = 0.3
+"""Seconds for every other number that needs the network again."""
+
+
+def measuring_seconds_of(task: Task) -> float:
+    """About how long the numbers and sketches of a run take after it; what is shared, once."""
+    kinds = [metric for metric, _ in task.wanted.values()]
+    many = [kind for kind in kinds if kind in ("noisy_accuracy", "perturbed_accuracy")]
+    once = {_shared(kind) for kind in kinds if kind not in many}
+    once |= {_shared(kind) for kind, _ in task.sketches.values()}
+    return sum(MEASURING.get(kind, OTHER) for kind in [*many, *once])
+
+
+def _shared(kind: str) -> str:
+    """What several metrics and sketches are read from."""
+    if "curvature" in kind:
+        return "curvature"
+    return "stages" if kind.startswith("stage") else kind
+
+
 def plan_text(tasks: Sequence[Task], left: Sequence[Task]) -> str:
     """Runs, images and seconds by entry, of what is left."""
-    rows = [("entry", "runs", "left", "million images", "seconds, about")]
+    rows = [("entry", "runs", "left", "million images", "training, s", "measuring, s")]
     missing = {task.name for task in left}
     for entry in dict.fromkeys(task.entry for task in tasks):
         mine = [task for task in tasks if task.entry == entry]
         todo = [task for task in mine if task.name in missing]
         rows.append((entry, str(len(mine)), str(len(todo)), *_sums(todo)))
     rows.append(("all", str(len(tasks)), str(len(left)), *_sums(left)))
-    widths = [max(len(row[index]) for row in rows) for index in range(5)]
-    return "\n".join(
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    lines = [
         row[0].ljust(widths[0])
         + "".join(f"  {text.rjust(width)}" for text, width in zip(row[1:], widths[1:], strict=True))
         for row in rows
-    )
+    ]
+    return "\n".join([*lines, "Guesses for one H200, several runs side by side."])
 
 
-def _sums(tasks: Sequence[Task]) -> tuple[str, str]:
+def _sums(tasks: Sequence[Task]) -> tuple[str, str, str]:
     images = sum(task.images or 0 for task in tasks)
     seconds = sum(seconds_of(task) or 0 for task in tasks)
-    return f"{images / 1e6:.1f}", f"{seconds:.0f}"
+    measuring = sum(measuring_seconds_of(task) for task in tasks)
+    return f"{images / 1e6:.1f}", f"{seconds:.0f}", f"{measuring:.0f}"

@@ -20,6 +20,7 @@ from largemargin.recipes.lines import (
 )
 from largemargin.recipes.measured import (
     Measurements,
+    Wanted,
     about,
     computed,
     measure_run,
@@ -27,6 +28,8 @@ from largemargin.recipes.measured import (
     write_measured,
 )
 from largemargin.recipes.schema import Recipe, read_recipe
+from largemargin.recipes.sketchbook import sketches_for
+from largemargin.recipes.sketches import settled_run
 from largemargin.recipes.table import Table
 from largemargin.training import Interrupted, Run, RunConfig, train
 from largemargin.training.config_file import read_yaml
@@ -83,6 +86,7 @@ def reproduce(
         table,
         Path(folder),
         Images(paths),
+        sketches=sketches_for(table, cells),
         known=read_measured(path).get(protocol, {}),
         trainer=trainer or _train,
         train_missing=train_missing,
@@ -156,12 +160,14 @@ class _Session:
         folder: Path,
         images: Images,
         *,
+        sketches: Mapping[tuple[str, int], Wanted],
         known: Mapping[str, Sequence[Mapping[str, Any]]],
         trainer: Trainer,
         train_missing: bool,
         progress: bool,
     ) -> None:
         self.recipe, self.folder, self.images, self.known = recipe, folder, images, known
+        self.sketches = sketches
         self.trainer, self.train_missing, self.progress = trainer, train_missing, progress
 
     def data(self, config: DataConfig) -> Data:
@@ -203,7 +209,8 @@ class _Session:
             return found
         for seed, config, folder in runs_of(cell, self.folder):
             known = self._stored(cell, seed, config.name)
-            if known is not None and known["numbers"].keys() >= found.wanted.keys():
+            drawn = self.sketches.get((cell.name, seed), {})
+            if known is not None and _has(known, found.wanted, drawn):
                 found.take(known)
                 continue
             if not Run(folder).finished and not (chosen and self.train_missing):
@@ -211,7 +218,7 @@ class _Session:
             if not Run(folder).finished:
                 self.data(config.data)  # without it nothing of the table can be run
             try:
-                found.take(self._run(config, folder, found))
+                found.take(self._run(config, folder, found, drawn))
             except Interrupted:
                 raise
             except LargeMarginError as error:
@@ -219,14 +226,21 @@ class _Session:
                 break
         return found
 
-    def _run(self, config: RunConfig, folder: Path, found: Measurements) -> dict[str, Any]:
+    def _run(
+        self, config: RunConfig, folder: Path, found: Measurements, drawn: Wanted
+    ) -> dict[str, Any]:
         load = partial(self.data, config.data)
         run = Run(folder)
         if not run.finished:
             run = self.trainer(self.images.placed(config), folder, load(), self.progress)
         device = pick_device(config.device)
-        numbers = measure_run(run, found.wanted, load, self.recipe.split, device)
-        return about(run, config, numbers)
+        numbers = measure_run(run, found.wanted, load, self.recipe.split, device, drawn)
+        return settled_run(about(run, config, numbers))
+
+
+def _has(run: Mapping[str, Any], wanted: Wanted, drawn: Wanted) -> bool:
+    """Whether all that is wanted of a run was measured."""
+    return run["numbers"].keys() >= wanted.keys() and {*run.get("sketches", ())} >= drawn.keys()
 
 
 def _train(config: RunConfig, folder: Path, data: Data, progress: bool) -> Run:

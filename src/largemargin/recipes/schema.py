@@ -67,6 +67,23 @@ class Axis:
 
 
 @dataclass(frozen=True)
+class Sketch:
+    """What is kept of a run for a figure, beside its numbers.
+
+    Args:
+        kind: a name of ``recipes.sketches.SKETCHES``.
+        options: its arguments.
+        only: cells, as in ``reproduce``; default all.
+        every_seed: of every run of a cell, because numbers follow from it; default of the first.
+    """
+
+    kind: str
+    options: dict[str, Any] = field(default_factory=dict)
+    only: tuple[str, ...] = ()
+    every_seed: bool = False
+
+
+@dataclass(frozen=True)
 class LeftOut:
     """Reported numbers that no run of this recipe answers.
 
@@ -103,6 +120,7 @@ class Recipe:
         left_out: reported numbers without a run.
         data_needed: what to place where.
         readings: what the paper leaves open and how it was read.
+        sketches: what figures are drawn from.
     """
 
     title: str
@@ -122,6 +140,7 @@ class Recipe:
     without: tuple[dict[str, Any], ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     readings: tuple[str, ...] = ()
+    sketches: tuple[Sketch, ...] = ()
 
 
 def read_recipe(path: str | Path) -> Recipe:

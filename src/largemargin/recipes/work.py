@@ -23,6 +23,7 @@ from largemargin.recipes.queue import (
     Task,
     left_of,
     measured_already,
+    measuring_seconds_of,
     seconds_of,
     tasks_of,
 )
@@ -98,7 +99,8 @@ def work_off(
     files = [Path(each) for each in out]
     for record in read_records(files):
         labels = known.setdefault(record["run"], set())
-        labels.update(record["numbers"], () if record["status"] == "finished" else (FAILED,))
+        labels.update(record["numbers"], record.get("sketches", ()))
+        labels.update(() if record["status"] == "finished" else (FAILED,))
     left = left_of(tasks, known)
     worker = _Worker(
         left,
@@ -180,7 +182,8 @@ class _Worker:
         seconds = seconds_of(task)
         if self.end is None or self.anyway or seconds is None:
             return True
-        return self.clock() + self.ratio * seconds * self.side_by_side < self.end
+        taken = self.ratio * seconds * self.side_by_side + measuring_seconds_of(task)
+        return self.clock() + taken < self.end
 
     def _job(self, task: Task) -> Job:
         folder = self.folder / task.name
@@ -216,7 +219,9 @@ class _Worker:
         started = self.clock()
         load = partial(self.images.data, task.config.data, task.needed)
         try:
-            numbers = measure_run(run, task.wanted, load, task.split, self.device_kind)
+            numbers = measure_run(
+                run, task.wanted, load, task.split, self.device_kind, task.sketches
+            )
         except Exception as error:
             self._broke(task, error)
             return

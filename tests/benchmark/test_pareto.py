@@ -1,0 +1,116 @@
+"""Accuracies wanted all at once, and what stands beside the registered tests."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("yaml", reason="the protocol is a YAML file")
+pytest.importorskip("scipy", reason="the paired tests are scipy's")
+
+from benchmark.tiny import TINY, tiny_protocol
+
+from largemargin.benchmarking import Protocol, conclude, next_jobs, plan
+from largemargin.benchmarking.conclude import preset_entries
+from largemargin.benchmarking.pareto import ACCURACIES, front
+from largemargin.benchmarking.tables import readme
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "digits_corrupted"
+MADE = {
+    "softmax": (0.90, 0.40, 0.50),
+    "label_smoothing": (0.80, 0.70, 0.60),
+    "cosface": (0.79, 0.70, 0.60),
+    "kobayashi": (0.82, 0.75, 0.65),
+}
+"""Clean, under noise, under occlusion."""
+SECONDS = {"softmax": 2.0, "label_smoothing": 4.0, "cosface": 5.0, "kobayashi": 6.0}
+
+
+@pytest.fixture
+def protocol(tmp_path: Path) -> Protocol:
+    situation = {
+        **TINY["situations"]["digits_few"],
+        "title": "Corrupted digits",
+        "score": "corrupted_mean",
+        "baseline": "label_smoothing",
+        "beside": "softmax",
+    }
+    return tiny_protocol(
+        tmp_path, situations={NAME: situation}, presets={"corruption": [NAME]}, seeds=[0, 1, 2, 3]
+    )
+
+
+def made(protocol: Protocol, *, everyone: bool = False) -> dict[str, Any]:
+    records: dict[str, Any] = {}
+    while jobs := list(next_jobs(protocol, protocol.situations[NAME], records, everyone=everyone)):
+        for each in jobs:
+            wobble = 0.001 * (each.seed % 3) if each.stage == "final" else 0.0
+            values = [value + wobble * (each.method == "kobayashi") for value in MADE[each.method]]
+            curve = {"area": 0.03, "accuracy at 0.8": 0.91, "accuracy at 0.5": 0.99}
+            records[each.key] = {
+                "key": each.key,
+                "method": each.method,
+                "status": "finished",
+                "score": sum(values) / 3,
+                **dict(zip(ACCURACIES, values, strict=True)),
+                "ece": 0.0712,
+                "seconds": SECONDS[each.method],
+                "rejection_by_margin": curve,
+                "rejection_by_probability": curve,
+            }
+    return records
+
+
+def test_who_is_dominated() -> None:
+    runs = {name: [dict(zip(ACCURACIES, values, strict=True))] * 2 for name, values in MADE.items()}
+    runs["diverged"] = [dict.fromkeys(ACCURACIES)]
+    found = front(runs)
+    assert {name: each["dominated_by"] for name, each in found.items()} == {
+        "softmax": [],
+        "label_smoothing": ["kobayashi"],
+        "cosface": ["label_smoothing", "kobayashi"],
+        "kobayashi": [],
+    }
+    assert found["softmax"]["accuracy"] == pytest.approx(0.9)
+    assert found["softmax"]["runs"] == 2
+    alike = front({"one": runs["softmax"], "other": runs["softmax"]})
+    assert alike["one"]["dominated_by"] == alike["other"]["dominated_by"] == []
+
+
+def test_the_page_has_the_front_of_all_methods(protocol: Protocol) -> None:
+    found = conclude(protocol, {NAME: made(protocol)})
+    page = readme(found, plan(protocol, {}))
+    assert found[NAME]["pareto"]["test"].keys() == {"softmax", "label_smoothing", "kobayashi"}
+    assert "| test | softmax | 90.00 | 40.00 | 50.00 | 60.00 | 4 | on it |" in page
+    assert (
+        "| validation | cosface | 79.00 | 70.00 | 60.00 | 69.67 | 1 | "
+        "dominated by label_smoothing, kobayashi |" in page
+    )
+    assert "| test | **kobayashi** |" in page
+    assert "| test | cosface" not in page
+    whole = conclude(protocol, {NAME: made(protocol, everyone=True)})
+    assert whole[NAME]["pareto"]["test"].keys() == MADE.keys()
+
+
+def test_calibration_rejection_and_cost_are_told(protocol: Protocol) -> None:
+    found = conclude(protocol, {NAME: made(protocol)})
+    page = readme(found, plan(protocol, {}))
+    assert (
+        "| Corrupted digits | label_smoothing | 7.12 | 3.00 | 3.00 | 91.00 | x2.00 |\n"
+        "| Corrupted digits | kobayashi | 7.12 | 3.00 | 3.00 | 91.00 | x3.00 |" in page
+    )
+    assert "| kobayashi | margin | 3.00 | – | – | 91.00 | – | 99.00 |" in page
+    assert "| kobayashi | probability | 3.00 |" in page
+    nothing = readme(conclude(protocol, {}), plan(protocol, {}))
+    assert "Calibration" not in nothing
+    entries = preset_entries(protocol, found, "papers/benchmark")
+    chosen = entries["corruption"]["recommended"]
+    assert (chosen["method"], chosen["seconds_over_softmax"]) == ("kobayashi", 3.0)
+    spec = importlib.util.spec_from_file_location("decisions", ROOT / "docs" / "make_decisions.py")
+    assert spec is not None
+    assert spec.loader is not None
+    decisions = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(decisions)
+    assert "| x3.00 training time of softmax |" in decisions.decision_table(entries)
