@@ -38,7 +38,8 @@ def taken(run: dict[str, Any], date: str) -> dict[str, Any]:
         row["skipped"] += case["skipped"] is not None
     totals = {name: run[name] for name in ("tests", "passed", "skipped", *COUNTS)}
     given = {name: sum(sum(case[name].values()) for case in run["each"]) for name in COUNTS}
-    return {"date": date, **totals, "given": given, "each": list(rows.values())}
+    took = run.get("took", {})
+    return {"date": date, **totals, "given": given, "took": took, "each": list(rows.values())}
 
 
 def page(faults: dict[str, Any], mutants: dict[str, Any]) -> str:
@@ -82,6 +83,7 @@ def page(faults: dict[str, Any], mutants: dict[str, Any]) -> str:
         "",
         *_counted("input", faults["tried"]),
         "",
+        *_load(faults.get("took", {})),
         "## Tests",
         "",
         "Quick ones are part of `make test`, full ones of `make test-all`.",
@@ -110,6 +112,26 @@ def _counted(what: str, numbers: dict[str, int]) -> list[str]:
     ordered = Counter(numbers).most_common()
     rows = [f"| {name} | {count:,} |" for name, count in ordered]
     return [f"| {what} | times |", "|---|---:|", *rows]
+
+
+def _load(took: dict[str, dict[str, float]]) -> list[str]:
+    """Large jobs of the full suite."""
+    if not took:
+        return []
+    return [
+        "## Large jobs",
+        "",
+        "Run to their end by the full suite, with other tests beside them; memory is what the",
+        "process grew by at most. The tests bound the memory and never the time.",
+        "",
+        "| job | seconds | MiB |",
+        "|---|---:|---:|",
+        *(
+            f"| {what} | {each['seconds']:,.0f} | {each['mib']:,.0f} |"
+            for what, each in took.items()
+        ),
+        "",
+    ]
 
 
 def _test(row: dict[str, Any]) -> str:

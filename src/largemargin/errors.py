@@ -54,7 +54,7 @@ def check_number(
     ]
     wanted = "a finite number" + (f" {' and '.join(bounds)}" if bounds else "")
     good = (
-        isinstance(value, int | float)
+        isinstance(value, (int, float))
         and not isinstance(value, bool)
         and math.isfinite(value)
         and (above is None or value > above)

@@ -44,3 +44,11 @@ def test_cases_become_one_row_for_a_test_and_failures_are_named():
     assert "| it holds | `tests/x.py` | quick | 1 of 3, 1 skipped |" in text
     assert "| a fault | 2 |" in text
     assert "| faults injected | 6 | 2 |" in text
+
+
+def test_large_jobs_have_their_time_and_memory():
+    faults, mutants = numbers()
+    took = {"predict: 50,000 files": {"seconds": 71.6, "mib": 1234.0}}
+    text = make_reliability.page({**faults, "took": took}, mutants)
+    assert "| predict: 50,000 files | 72 | 1,234 |" in text
+    assert "## Large jobs" not in make_reliability.page({**faults, "took": {}}, mutants)

@@ -39,6 +39,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
                 "suite": "full" if item.get_closest_marker("slow") else "quick",
                 "injected": dict(found.injected),
                 "tried": dict(found.tried),
+                "took": found.took,
                 "passed": bool(report.passed),
                 "skipped": str(report.longrepr[2]) if report.skipped else None,
             }
@@ -82,8 +83,14 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "passed": len(done),
         "skipped": sum(row["skipped"] is not None for row in rows),
         **{kind: dict(sorted(total.items())) for kind, total in sums.items()},
+        "took": {k: v for row in done if row["suite"] == "full" for k, v in _took(row).items()},
         "each": sorted(rows, key=lambda row: str(row["test"])),
     }
+
+
+def _took(row: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = row.get("took", {})  # files of earlier versions have none
+    return found
 
 
 def _is_there(test: str) -> bool:

@@ -97,6 +97,10 @@ class Case:
         limit = ORDINARY[self.dtype]
         return max(abs(self.features), abs(self.prototypes)) <= limit
 
+    @property
+    def targets_are_soft(self) -> bool:
+        return self.soft and self.classes <= 500  # hinges of every class against every other
+
     def problem(self) -> Problem:
         """Inputs in the case's dtype, every one of them finite."""
         problem = random_problem(Sizes(self.samples, self.classes, self.dim), seed=self.seed)
@@ -139,14 +143,18 @@ def _settings(name: str) -> list[dict[str, Any]]:
     return [*ZOO[name].settings, *ZOO[name].stopped, {}]
 
 
+def setting_of(name: str, case: Case) -> dict[str, Any]:
+    return _settings(name)[case.setting]
+
+
 def evaluate(
     name: str, case: Case, problem: Problem, dtype: torch.dtype, **options: Any
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Value and gradients, of a loss whose own state is of this dtype."""
-    soft = case.soft and case.classes <= 500  # hinges of every class against every other
+    soft = case.targets_are_soft
     if not soft and len(implementations(name)) > 1:
         options["impl"] = implementations(name)[case.impl]
-    loss = build(name, problem, _settings(name)[case.setting], dtype=dtype, **options)
+    loss = build(name, problem, setting_of(name, case), dtype=dtype, **options)
     restore(loss, problem)
     given, leaves = problem.leaves(loss)
     value = call(loss, given, problem.soft if soft else None)

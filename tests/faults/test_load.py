@@ -1,8 +1,7 @@
-"""Large jobs in little memory: a million features, 50,000 files, 200,000 rows of a table."""
+"""Large jobs: a million features, 50,000 files, 200,000 rows of a table, a thousand classes."""
 
 import io
 import math
-import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,35 +11,41 @@ import pytest
 import torch
 from faults import children
 from faults.children import NEEDS_FORK, ended
-from faults.counting import Faults
+from faults.counting import Faults, Took, watched
 from PIL import Image
+from report.reading import Page
 from torch import Tensor, nn
 
-from largemargin.evaluating import predict
+from largemargin.data import DataConfig
+from largemargin.evaluating import EvaluationConfig, evaluate, predict
 from largemargin.integrations.scikit_learn import LargeMarginClassifier
 from largemargin.measuring import measure
+from largemargin.models import ModelConfig
+from largemargin.report.class_table import SHOWN
+from largemargin.report.write import report
+from largemargin.training import ObjectiveConfig, RunConfig, train
 
 MIB = 2**20
 SLOW = pytest.mark.slow
 
 
-def with_peak(work: Callable[[int], Any], count: int) -> tuple[Any, int]:
-    """What ``work(count)`` gives, and by how many bytes a process grew for it at most.
+def with_peak(work: Callable[[int], Any], count: int) -> tuple[Any, Took]:
+    """What ``work(count)`` gives, and what it takes of time and memory.
 
     In a child, after small ones: here to import what is needed, there to load it.
     """
     work(500)
 
-    def measured() -> tuple[Any, int]:
+    def measured() -> tuple[Any, Took]:
         work(4000)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        value = work(count)
-        return value, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+        with watched() as took:
+            value = work(count)
+        return value, took
 
     end = ended(measured)
     assert not end.error, end.error
-    value, peak = end.value
-    return value, peak
+    value, took = end.value
+    return value, took
 
 
 class Features:
@@ -78,11 +83,12 @@ def test_measure_holds_a_batch_and_a_few_numbers_per_sample(
         found = measure(model, Features(count, dim, classes))
         return found.samples, found.margins["raw"].overall.mean
 
-    (samples, mean), peak = with_peak(work, count)
+    (samples, mean), took = with_peak(work, count)
     faults.attempt("512-d features measured", count)
+    faults.measure(f"measure: {count:,} features of 512 numbers, {classes} classes", took)
     assert samples == count
     assert 0.8 < mean < 1.0
-    assert peak < 32 * MIB + count * dim * 4 // 8, f"{peak / MIB:.0f} MiB"
+    assert took.bytes < 64 * MIB + count * dim * 4 // 8, f"{took.bytes / MIB:.0f} MiB"
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(50_000, marks=SLOW)])
@@ -94,9 +100,11 @@ def test_predict_on_many_files_shows_how_far_it_is(
     for number in range(count):
         (tmp_path / f"{number:05}.png").write_bytes(shades[number % 2])
     (tmp_path / "00007.png").write_bytes(shades[1][:30])
-    found = predict(by_brightness(), [tmp_path], size=(8, 8), channels=1, progress=True)
+    with watched() as took:
+        found = predict(by_brightness(), [tmp_path], size=(8, 8), channels=1, progress=True)
     faults.attempt("files predicted", count)
     faults.inject("a truncated file among many")
+    faults.measure(f"predict: {count:,} files", took)
     assert len(found) == count
     assert found.failed == 1
     rows = list(found)
@@ -139,7 +147,53 @@ def test_a_classifier_fits_a_large_table(
         model = LargeMarginClassifier(epochs=2, batch_size=256, random_state=0)
         return float(model.fit(table[:count], labels[:count]).score(table[:2000], labels[:2000]))
 
-    accuracy, peak = with_peak(work, count)
+    accuracy, took = with_peak(work, count)
     faults.attempt("rows of a table fitted", count)
+    faults.measure(f"LargeMarginClassifier.fit: {count:,} rows of 100 numbers, 2 epochs", took)
     assert accuracy > 0.9
-    assert peak < 100 * MIB + 6 * table.nbytes, f"{peak / MIB:.0f} MiB"
+    assert took.bytes < 100 * MIB + 6 * table.nbytes, f"{took.bytes / MIB:.0f} MiB"
+
+
+@pytest.mark.slow
+def test_a_report_of_a_run_with_a_thousand_classes(tmp_path: Path, faults: Faults) -> None:
+    """From its images to its page, with confusions, noise and attacks; the page stays readable."""
+    classes = 1000
+    run = train(
+        RunConfig(
+            data=DataConfig("arrays", str(many_classes(tmp_path / "many.npz", classes))),
+            model=ModelConfig("mlp"),
+            objective=ObjectiveConfig("cosface"),
+            epochs=2,
+            batch_size=128,
+            device="cpu",
+        ),
+        folder=tmp_path / "run",
+        progress=False,
+    )
+    data = run.data()
+    assert data.test is not None
+    config = EvaluationConfig(draws=1, attack_samples=50)
+    found = evaluate(run.model(), data.test, classes=data.classes, config=config, progress=False)
+    found.save(run.folder / "evaluation.json")
+    with watched() as took:
+        path = report(run, tmp_path / "report.html")
+    faults.attempt("classes in a report", classes)
+    faults.measure(f"report: a run with {classes:,} classes", took)
+    assert path.stat().st_size < 15 * MIB
+    page = Page(path)
+    assert len(page.tables["table-classes"]) == 1 + SHOWN
+    assert 0.2 < run.result["test"]["accuracy"] < 1, "nothing is confused"
+
+
+def many_classes(path: Path, classes: int) -> Path:
+    """Images of 8 x 8 pixels around one of their own for every class."""
+    draw = np.random.default_rng(0)
+    usual = draw.integers(0, 256, (classes, 8, 8))
+    arrays: dict[str, Any] = {"classes": np.array([f"class {n}" for n in range(classes)])}
+    for split, each in {"train": 6, "validation": 2, "test": 3}.items():
+        labels = np.repeat(np.arange(classes), each)
+        images = usual[labels] + draw.normal(0, 60, (len(labels), 8, 8))
+        arrays |= {f"{split}_images": np.clip(images, 0, 255).astype(np.uint8)}
+        arrays |= {f"{split}_labels": labels}
+    np.savez(path, **arrays)
+    return path

@@ -18,12 +18,12 @@ _tensors_detached = []
 
 
 def detached(value):
-    if not hasattr(value, "detach") or not value.is_floating_point():
+    if not getattr(value, "requires_grad", False):
         return value
     _tensors_detached.append(True)
     return value.detach()
 """
-"""Added to the file of a mutant that detaches: where no tensor ever comes by, it is none."""
+"""Added to the file of a mutant that detaches: where no gradient ever comes by, it is none."""
 
 SIGNS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Add: ast.Sub,

@@ -1,47 +1,40 @@
 """Mutation check: does some test fail for every small wrong change to the arithmetic?
 
-``python tests/mutants/run.py --sample 200 --seed 1`` or ``make mutants``. Every mutant is run in a
-copy of the package in a temporary folder that stands first on the path; the source is not touched.
-Results go to build/mutants.json as they come, so that an interrupted run goes on where it stopped;
-``--score`` writes the sums to tests/mutants/score.json.
+``python tests/mutants/run.py --sample 200 --seed 1`` or ``make mutants``. Results go to
+build/mutants.json as they come, so that an interrupted run goes on where it stopped; ``--score``
+writes the sums to tests/mutants/score.json. The source is not touched.
 
-One process imports torch and the test tools once and is forked for every mutant: a run then costs
-what its tests cost. Mutants that no test can tell apart stand in equivalent.yaml, each with the
-reason.
+Mutants inside functions are put into forks of one process that has collected the tests (warm.py):
+about a second each. The others are run in a copy of the package (copies.py). The first run notes
+which lines every test runs, which takes minutes; later ones know. Mutants that no test can tell
+apart stand in equivalent.yaml, each with the reason.
 """
 
 import argparse
-import compileall
 import datetime
 import hashlib
 import importlib
 import json
 import os
 import random
-import shutil
 import signal
 import sys
-import tempfile
 import time
-import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from mutants.changes import Mutant, mutants
-from mutants.suites import files, stages
+from mutants.copies import PACKAGE, ROOT, Worker
+from mutants.suites import WARM, files
+from mutants.swap import swappable
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-PACKAGE = ROOT / "src" / "largemargin"
 RESULTS = ROOT / "build" / "mutants.json"
+NOTES = ROOT / "build" / "mutants_tests.json"
 SCORE = HERE / "score.json"
 EQUIVALENT = HERE / "equivalent.yaml"
-DID_DETACH = "the mutant has detached a tensor"
-QUICK = 2
-BROKEN = 70
-"""Exit status of a run of tests that could not be made."""
 BEFORE_FORKING = ("torch", "numpy", "pytest", "hypothesis", "yaml", "torch.utils.checkpoint")
 
 
@@ -55,119 +48,6 @@ def explained() -> dict[str, str]:
         + (f" #{e['number']}" if e.get("number") else ""): e["reason"]
         for e in entries
     }
-
-
-class Bench:
-    """A copy of the package, one file of which is replaced at a time."""
-
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="mutants-"))
-        self.package = self.folder / "largemargin"
-        shutil.copytree(PACKAGE, self.package, ignore=shutil.ignore_patterns("__pycache__"))
-        compileall.compile_dir(self.package, quiet=2)
-
-    def put(self, file: str, source: str) -> None:
-        path = self.package / file
-        path.write_text(source, encoding="utf-8")
-        for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
-            stale.unlink()
-
-    def close(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-class Worker:
-    """Runs one mutant after the other, each stage of its tests in a process of its own."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.bench = Bench()
-        self.timeout, self.quick, self.again = options.timeout, options.quick, options.survivors
-        self.mutant: Mutant | None = None
-        self.pid = 0
-
-    def start(self, mutant: Mutant) -> None:
-        self.mutant, self.began = mutant, time.monotonic()
-        self.stages = stages(mutant.file)
-        self.real = mutant.kind != "detach"
-        if self.again:  # tests were added for it: those first
-            self.stages[:QUICK] = reversed(self.stages[:QUICK])
-        if self.quick:
-            self.stages = self.stages[:QUICK]
-        self.bench.put(mutant.file, mutant.source)
-        self._next()
-
-    def _next(self) -> None:
-        self.stage = self.stages.pop(0)
-        self.since = time.monotonic()
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.setsid()
-            run_tests(self.bench.folder, self.stage)
-
-    def poll(self) -> dict[str, Any] | None:
-        """The outcome once there is one."""
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
-        if pid == 0:
-            if time.monotonic() - self.since < self.timeout:
-                return None
-            os.killpg(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            return self._outcome("timed out")
-        said = (self.bench.folder / "said.txt").read_text(encoding="utf-8", errors="replace")
-        code = os.waitstatus_to_exitcode(status)
-        self.real = self.real or DID_DETACH in said
-        if code in (0, 5):  # nothing failed, or nothing was selected
-            if self.stages:
-                self._next()
-                return None
-            return self._outcome("survived" if self.real else "void")
-        if code == BROKEN:
-            raise RuntimeError(f"the tests could not be run:\n{said[-2000:]}")
-        return self._outcome("killed", _first_failure(said))
-
-    def _outcome(self, what: str, by: str = "") -> dict[str, Any]:
-        assert self.mutant is not None
-        original = (PACKAGE / self.mutant.file).read_text(encoding="utf-8")
-        self.bench.put(self.mutant.file, original)
-        seconds = round(time.monotonic() - self.began, 1)
-        found = {"outcome": what, "kind": self.mutant.kind, "by": by, "seconds": seconds}
-        self.mutant = None
-        return found
-
-
-def _first_failure(said: str) -> str:
-    lines = [line for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return lines[0].split(" - ")[0][:200] if lines else said.strip()[-200:]
-
-
-def run_tests(folder: Path, arguments: list[str]) -> None:
-    """In a process of its own: pytest with the copy first on the path. Does not return."""
-    said = open(folder / "said.txt", "w", encoding="utf-8")  # noqa: SIM115
-    os.dup2(said.fileno(), 1)
-    os.dup2(said.fileno(), 2)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.chdir(ROOT)
-    sys.path.insert(0, str(folder))
-    os.environ["PYTHONPATH"] = os.pathsep.join((str(folder), str(ROOT / "tests")))
-    import pytest
-
-    quiet = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider"]
-    quiet += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # imported before the fork
-    code = BROKEN
-    try:
-        code = int(pytest.main([*arguments, "-m", "not slow", *quiet]))
-        ours = [m for name, m in sys.modules.items() if name.startswith("largemargin")]
-        if any(getattr(module, "_tensors_detached", None) for module in ours):
-            print(DID_DETACH)
-        package = sys.modules.get("largemargin")
-        if package is not None and not str(package.__file__).startswith(str(folder)):
-            raise RuntimeError(f"the tests ran {package.__file__}, not the mutant")
-    except BaseException:
-        traceback.print_exc()
-        code = BROKEN
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
 
 
 def digest(file: str) -> str:
@@ -206,13 +86,68 @@ def write(path: Path, value: Any) -> None:
     draft.replace(path)
 
 
-def go(todo: list[Mutant], results: dict[str, Any], options: argparse.Namespace) -> None:
+class Book:
+    """Writes down what became of each mutant, and tells it."""
+
+    def __init__(self, results: dict[str, Any], total: int) -> None:
+        self.results, self.total, self.count = results, total, Counter[str]()
+        self.written = time.monotonic()
+
+    def record(self, mutant: Mutant, found: dict[str, Any]) -> None:
+        where = {"file": mutant.file, "source": digest(mutant.file), "scope": mutant.scope}
+        row = {**where, "line": mutant.line, "kind": mutant.kind, **found}
+        self.results[mutant.key] = row
+        self.count[found["outcome"]] += 1
+        if time.monotonic() > self.written + 5:
+            self.write()
+        done = f"[{self.count.total()}/{self.total}]"
+        print(f"{done} {found['outcome']:9} {found['seconds']:5.1f} s  {mutant.file}:{mutant.line}")
+        if found["outcome"] == "survived" and mutant.line:
+            print(f"    {mutant.scope}\n    {mutant.before}\n    {mutant.after}")
+        sys.stdout.flush()
+
+    def write(self) -> None:
+        write(RESULTS, self.results)
+        self.written = time.monotonic()
+
+
+def in_forks(todo: list[Mutant], book: Book, options: argparse.Namespace, ends: float) -> None:
+    if not todo:
+        return
+    sys.path.insert(0, str(PACKAGE.parent))
+    os.environ["PYTHONPATH"] = os.pathsep.join((str(PACKAGE.parent), str(ROOT / "tests")))
+    os.chdir(ROOT)
+    import pytest
+    import torch
+    from mutants.warm import Forks
+
+    torch.set_num_threads(1)
+    NOTES.parent.mkdir(parents=True, exist_ok=True)
+    how = {"workers": options.workers, "budget": options.budget, "ends": ends}
+    forks = Forks(PACKAGE, NOTES, book.results, book.record, **how)
+    forks.todo = todo
+    quiet = [
+        "-q",
+        "-s",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "ignore::pytest.PytestAssertRewriteWarning",
+    ]
+    try:
+        code = pytest.main([*WARM, "-m", "not slow and not gpu", *quiet], plugins=[forks])
+    finally:
+        book.write()
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise RuntimeError(f"the tests could not be collected: pytest ended with {code}")
+
+
+def in_copies(todo: list[Mutant], book: Book, options: argparse.Namespace, ends: float) -> None:
     for name in BEFORE_FORKING:
         importlib.import_module(name)
     sys.dont_write_bytecode = True
-    ends = time.monotonic() + options.minutes * 60
-    workers = [Worker(options) for _ in range(options.workers)]
-    waiting, count = list(reversed(todo)), Counter[str]()
+    workers = [Worker(options) for _ in range(options.workers if todo else 0)]
+    waiting = list(reversed(todo))
     try:
         while waiting or any(worker.mutant for worker in workers):
             time.sleep(0.05)
@@ -221,30 +156,16 @@ def go(todo: list[Mutant], results: dict[str, Any], options: argparse.Namespace)
                 if mutant is not None:
                     found = worker.poll()
                     if found is not None:
-                        where = {"file": mutant.file, "source": digest(mutant.file)}
-                        results[mutant.key] = {**where, "line": mutant.line, **found}
-                        count[found["outcome"]] += 1
-                        write(RESULTS, results)
-                        _tell(mutant, found, count, len(todo))
+                        book.record(mutant, found)
                 elif waiting and time.monotonic() < ends:
                     worker.start(waiting.pop())
                 elif waiting and not any(each.mutant for each in workers):
                     print(f"time is up: {len(waiting)} left; run it again to go on")
                     return
     finally:
+        book.write()
         for worker in workers:
-            if worker.mutant is not None:
-                os.killpg(worker.pid, signal.SIGKILL)
-                os.waitpid(worker.pid, 0)
-            worker.bench.close()
-
-
-def _tell(mutant: Mutant, found: dict[str, Any], count: Counter[str], total: int) -> None:
-    done = f"[{sum(count.values())}/{total}]"
-    print(f"{done} {found['outcome']:9} {found['seconds']:5.1f} s  {mutant.file}:{mutant.line}")
-    if found["outcome"] == "survived" and mutant.line:
-        print(f"    {mutant.scope}\n    {mutant.before}\n    {mutant.after}")
-    sys.stdout.flush()
+            worker.close()
 
 
 def score(every: dict[str, list[Mutant]], results: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -282,6 +203,10 @@ def main() -> int:
         "--quick", action="store_true", help="only the sharpest tests; then run --survivors"
     )
     parser.add_argument("--survivors", action="store_true", help="only those that survived so far")
+    parser.add_argument("--copies", action="store_true", help="all in copies of the package")
+    parser.add_argument(
+        "--budget", type=float, default=60, help="seconds of tests for each mutant in a fork"
+    )
     parser.add_argument("--score", action="store_true", help="write tests/mutants/score.json")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # copies are removed then, too
@@ -292,17 +217,23 @@ def main() -> int:
     if options.sample is not None:
         chosen = random.Random(options.seed).sample(chosen, min(options.sample, len(chosen)))
     if options.survivors:
-        todo = [m for m in chosen if results.get(m.key, {}).get("outcome") == "survived"]
+        again = {k for k, row in results.items() if row["outcome"] == "survived"} - reasons.keys()
+        todo = [m for m in chosen if m.key in again]
     else:
         todo = [m for m in chosen if m.key not in results]
+    ends = time.monotonic() + options.minutes * 60
+    book = Book(results, len(todo))
+    warm = [] if options.copies else [m for m in todo if swappable(m)]
+    in_forks(warm, book, options, ends)
+    cold = [m for m in todo if m not in warm or results.get(m.key, {}).get("outcome") == "broken"]
     # An unchanged file first: its tests must pass, or nothing below means anything.
     tests = "quick" if options.quick else "all tests"
-    first = [unchanged(file, tests) for file in dict.fromkeys(m.file for m in todo)]
-    go([m for m in first if m.key not in results], results, options)
-    if broken := [m.key for m in first if results.get(m.key, {}).get("outcome") != "survived"]:
+    first = [unchanged(file, tests) for file in dict.fromkeys(m.file for m in cold)]
+    in_copies([m for m in first if m.key not in results], Book(results, len(first)), options, ends)
+    if broken := [m.key for m in first if results.get(m.key, {}).get("outcome") == "killed"]:
         print("tests fail without any change:", *broken, sep="\n")
         return 2
-    go([m for m in todo if m.key not in reasons or not options.survivors], results, options)
+    in_copies(cold, book, options, ends)
     if options.score:
         whole = all_mutants([]) if options.file else every
         write(SCORE, score(whole, results, options.seed))

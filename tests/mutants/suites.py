@@ -53,6 +53,15 @@ ORACLE = "tests/contract/test_oracle.py"
 GRADIENTS = "tests/contract/test_gradients.py"
 GOLDEN = "tests/test_conformance.py::test_every_golden_case_passes"
 EXAMPLES = "tests/test_docstrings.py"
+WARM = (
+    *("tests/contract", "tests/mutants", "tests/ops/test_rows.py"),
+    *("tests/properties", GOLDEN, EXAMPLES),
+    *(f"tests/dropin/test_{name}.py" for name in ("accumulate", "scale", "schedules")),
+    "tests/dropin/test_schedules_in_training.py",
+    *(f"tests/prototypes/test_{n}.py" for n in ("centroids", "fixed", "head", "packing")),
+    *(f"tests/prototypes/test_{n}.py" for n in ("planning", "sharded")),
+)
+"""Tests of mutants in forks: quick ones that neither compile nor start processes."""
 ALSO = {
     "losses/discriminative.py": ("tests/training/test_stable_discriminative.py",),
     "losses/scale.py": ("tests/dropin/test_scale.py",),

@@ -139,3 +139,18 @@ def test_a_bank_leaves_out_labels_that_do_not_count_unless_told_that_all_do():
     bank(torch.tensor([[1.0], [float("nan")]]), torch.tensor([0, -100]))
     assert bank.centroids.flatten().tolist() == [1, 0]
     assert bank.counts.tolist() == [1, 0]
+
+
+def test_squares_that_overflow_are_no_fault_of_the_features():
+    """The message names what was given, not what the loss has made of it."""
+    loss = lm.GaussianMixture(2, 2, learn_variances=True, check_finite=True)
+    with pytest.raises(LargeMarginError, match="not finite, though its inputs are"):
+        loss(torch.full((1, 2), 1e25), torch.ones(2, 2), torch.tensor([0]))
+
+
+@pytest.mark.parametrize("function", [LF.dense_hinge, LF.soft_hinge, LF.max_hinge])
+def test_infinity_is_only_looked_for_where_that_was_asked_for(function):
+    given = torch.tensor([[torch.nan, 1.0]]), torch.eye(2), torch.tensor([0])
+    assert function(*given).isnan().all()
+    with pytest.raises(LargeMarginError, match="finite"):
+        function(*given, check_finite=True)

@@ -76,7 +76,8 @@ def run(options: Any) -> int:
             on_epoch=None if show_progress() or not _is_first() else partial(_tell, config),
         )
     except Interrupted as stop:
-        print(f"\n{stop}", file=sys.stderr)
+        if _is_first():
+            print(f"\n{stop}", file=sys.stderr)
         return 130
     if _is_first():
         print(summary(done))

@@ -13,9 +13,9 @@ def tensors_in(outputs: Any) -> list[Tensor]:
     if isinstance(outputs, Tensor):
         return [outputs]
     parts: list[Any] = []
-    if isinstance(outputs, dict | Mapping):
+    if isinstance(outputs, (dict, Mapping)):
         parts = list(outputs.values())
-    elif isinstance(outputs, tuple | list):
+    elif isinstance(outputs, (tuple, list)):
         parts = list(outputs)
     elif hasattr(outputs, "__dataclass_fields__"):
         parts = [getattr(outputs, name) for name in outputs.__dataclass_fields__]

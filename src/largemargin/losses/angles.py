@@ -5,24 +5,68 @@ import math
 import torch
 from torch import Tensor
 
+from largemargin.ops.product import resolve_precision
+from largemargin.ops.rows import inverse_norms, plain_eager
+from largemargin.ops.shards import is_shared
+from largemargin.ops.similarity import in_one_dtype
 
-def _tiny(x: Tensor) -> float:
-    # Below this, 1 - cos^2 is rounding noise: the angle counts as 0 or pi and is held constant.
-    return 1e-12 if x.dtype == torch.float64 else 4e-7
+NEAR = 0.99
+"""Cosines from which on the sine is not made of the cosine: it would lose two digits and more."""
+
+NOISE = {"bf16": 2.0**-8, "tf32": 2.0**-10}
+"""Angles that the rounding of a product's factors makes; otherwise that of the dtype does."""
 
 
-def safe_sin(cosine: Tensor) -> Tensor:
-    """sin(theta) >= 0 from cos(theta); exactly 0 with gradient 0 at theta = 0 and pi."""
+def clipped(cosine: Tensor) -> Tensor:
+    """In [-1, 1], with the gradient of what rounding has carried out of it."""
+    known = cosine.detach()
+    return cosine + (known.clamp(-1, 1) - known)
+
+
+def sine_of_target(
+    cosine: Tensor,
+    features: Tensor,
+    prototypes: Tensor,
+    labels: Tensor,
+    precision: str | None = None,
+) -> Tensor:
+    r"""sin(theta) >= 0 of the angles to the targets, whose (clipped) cosines are given.
+
+    Near 0 and pi sqrt(1 - cos^2) keeps nothing of a small sine: the rounding error of the cosine,
+    1e-7, becomes an angle of 4e-4. There the value comes from the chord between the unit vectors,
+    :math:`\sin\theta = c\sqrt{1 - c^2/4},\ c = \|u \mp w\|`, and only the derivative, -cos/sin,
+    from the cosine. Angles that are rounding errors themselves are constants. Soft targets, and
+    prototypes of which this process has a part, have no chords here.
+    """
+    known = cosine.detach()
+    near = known.abs() > NEAR
+    if labels.dim() == 2 or is_shared(prototypes) or _none(near):
+        return _safe_sine(cosine)
+    rows = prototypes.detach().index_select(0, labels.long().clamp(0, prototypes.shape[0] - 1))
+    both = torch.cat(in_one_dtype(features.detach(), rows))
+    u, w = (both * inverse_norms(both)).chunk(2)
+    chord = torch.minimum(
+        torch.linalg.vector_norm(u - w, dim=1), torch.linalg.vector_norm(u + w, dim=1)
+    )
+    small = chord * torch.sqrt(1 - chord * chord / 4)
+    eps = torch.finfo(small.dtype).eps
+    least = max(8 * eps, NOISE.get(resolve_precision(precision, features, prototypes) or "", 0.0))
+    constant = near & (small <= least)
+    square = torch.where(near, small * small, 1 - known * known)
+    square = torch.where(constant, 1, square + (known * known - cosine * cosine))
+    return torch.where(constant, small, torch.sqrt(square))
+
+
+def _none(near: Tensor) -> bool:
+    """Known not to hold anywhere, where asking costs nothing: most batches are far from aligned."""
+    return near.device.type == "cpu" and plain_eager() and not bool(near.any())
+
+
+def _safe_sine(cosine: Tensor) -> Tensor:
+    """sqrt(1 - cos^2), and 0 with gradient 0 where that is rounding noise."""
     square = 1 - cosine * cosine
-    inside = square > _tiny(cosine)
+    inside = square > (1e-12 if cosine.dtype == torch.float64 else 4e-7)
     return torch.where(inside, torch.sqrt(torch.where(inside, square, 1)), 0)
-
-
-def safe_arccos(cosine: Tensor) -> Tensor:
-    """theta in [0, pi] from cos(theta), gradient 0 at both ends instead of infinite."""
-    inside = 1 - cosine * cosine > _tiny(cosine)
-    ends = torch.where(cosine > 0, 0.0, math.pi)
-    return torch.where(inside, torch.arccos(torch.where(inside, cosine, 0)), ends)
 
 
 def continued_cosine(phi: Tensor) -> Tensor:
@@ -30,7 +74,7 @@ def continued_cosine(phi: Tensor) -> Tensor:
 
     Equals the cosine on [0, pi] and goes on falling after it. k is a constant for the gradient.
     """
-    k = torch.floor(phi.detach() / math.pi)
+    k = torch.floor(phi / math.pi)
     return (1 - 2 * torch.remainder(k, 2)) * torch.cos(phi) - 2 * k
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import check_choice
-from largemargin.losses.angles import safe_sin
+from largemargin.losses.angles import clipped, sine_of_target
 from largemargin.losses.loss import Loss, LossOptions
 from largemargin.losses.scale import Scale, check_scale_setting, resolve_scale, turned
 from largemargin.losses.terms import check_margin, expect, need, of_target
@@ -90,19 +90,20 @@ def arcface(
     )
     target = need(stats.target)
     m = of_target(margin, labels, prototypes.shape[0], "margin")
-    penalised = s * _penalised_cosine(target / s, m, mode)
+    cosine = clipped(target / s)
+    sine = sine_of_target(cosine, features, prototypes, labels, how.get("precision"))
+    penalised = s * _penalised_cosine(cosine, sine, m, mode)
     if gradient == "detached":
         penalised = target + (penalised - target).detach()
     return expect(F.softplus(need(stats.rest) - penalised), labels)
 
 
-def _penalised_cosine(cosine: Tensor, margin: float | Tensor, mode: Mode) -> Tensor:
-    cosine = torch.where(cosine.abs() > 1, cosine.sign(), cosine)
+def _penalised_cosine(cosine: Tensor, sine: Tensor, margin: float | Tensor, mode: Mode) -> Tensor:
     if isinstance(margin, Tensor):
         cos_m, sin_m = torch.cos(margin), torch.sin(margin)
     else:
         cos_m, sin_m = math.cos(margin), math.sin(margin)  # type: ignore[assignment]
-    shifted = cosine * cos_m - safe_sin(cosine) * sin_m
+    shifted = cosine * cos_m - sine * sin_m
     if mode == "hard":
         return torch.where(cosine > -cos_m, shifted, cosine - margin * sin_m)
     if mode == "easy":

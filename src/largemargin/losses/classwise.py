@@ -31,15 +31,13 @@ class ClassBatch(NamedTuple):
     """Centroids of a batch, which of its rows count, and NaN if a label was out of range."""
 
     centroids: BatchCentroids
+    slots: Slots
+    """Those of the centroids. (A field: torch 2.9 compiles no property of a tuple.)"""
     valid: Tensor
     guard: Tensor
     num_classes: int
     complete: bool
     """Every row is known to count, so nothing has to be masked."""
-
-    @property
-    def slots(self) -> Slots:
-        return self.centroids.slots
 
     def of_samples(self, per_slot: Tensor) -> Tensor:
         """The row of each sample's class."""
@@ -114,7 +112,7 @@ class ClassWise(Loss):
                     f"{num_classes}. Build both with the same number of classes."
                 )
             centroids = self.bank(features, kept, valid, complete=complete)
-        return ClassBatch(centroids, valid, guard, num_classes, complete)
+        return ClassBatch(centroids, centroids.slots, valid, guard, num_classes, complete)
 
     @property
     def _synced(self) -> bool:

@@ -105,7 +105,7 @@ def layer_margin(
     if not layers:
         raise LargeMarginError("layers must hold at least one activation, but it is empty.")
     check_graph(logits, layers, "layers")
-    gammas = [gamma] * len(layers) if isinstance(gamma, int | float) else list(gamma)
+    gammas = [gamma] * len(layers) if isinstance(gamma, (int, float)) else list(gamma)
     if len(gammas) != len(layers):
         raise LargeMarginError(
             f"gamma must be one number or one per layer, but {len(gammas)} were given for "

@@ -21,7 +21,7 @@ from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
 def check_integer_margin(margin: float, name: str) -> int:
-    whole = isinstance(margin, int | float) and not isinstance(margin, bool)
+    whole = isinstance(margin, (int, float)) and not isinstance(margin, bool)
     if not whole or not math.isfinite(margin) or margin != int(margin) or margin < 1:
         raise LargeMarginError(
             f"margin of {name} multiplies the angle and must be an integer >= 1, but {margin!r} "

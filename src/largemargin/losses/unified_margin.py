@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.losses.angles import continued_cosine, safe_arccos
+from largemargin.losses.angles import clipped, continued_cosine, sine_of_target
 from largemargin.losses.loss import Loss, LossOptions
 from largemargin.losses.scale import (
     Scale,
@@ -72,9 +72,9 @@ def unified_margin(
         **how,
     )
     num_classes = prototypes.shape[0]
-    cosine = need(stats.target) / s
-    theta = safe_arccos(torch.where(cosine.abs() > 1, cosine.sign(), cosine))
-    phi = m1 * theta + of_target(m2, labels, num_classes, "m2")
+    cosine = clipped(need(stats.target) / s)
+    sine = sine_of_target(cosine, features, prototypes, labels, how.get("precision"))
+    phi = m1 * torch.atan2(sine, cosine) + of_target(m2, labels, num_classes, "m2")
     penalised = s * (continued_cosine(phi) - of_target(m3, labels, num_classes, "m3"))
     return expect(F.softplus(need(stats.rest) - penalised), labels)
 

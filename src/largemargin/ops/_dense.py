@@ -1,9 +1,11 @@
 """The definition of the class statistics, on (N, C) logits. Twice differentiable."""
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
-Stats = tuple[
+Stats: TypeAlias = tuple[
     Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
 ]
 
@@ -23,22 +25,40 @@ def dense_stats(logits: Tensor, labels: Tensor, want: tuple[str, ...]) -> Stats:
         others = logits.scatter(1, index, -torch.inf)
         if "rival" in want:
             rival, rival_index = others.max(dim=1)
-        if "rest" in want:
-            rest = torch.logsumexp(others, dim=1)
-        if "spread" in want or "mean" in want:
-            # Relative to the largest rival, so that equal logits of any size leave exactly 0.
-            shift = others.detach().amax(dim=1, keepdim=True)
-            others = others - shift
-            finite = others.scatter(1, index, 0.0)
-            if "spread" in want:
-                spread = shift.squeeze(1) + (torch.softmax(others, dim=1) * finite).sum(1)
-            if "mean" in want:
-                mean = shift.squeeze(1) + finite.sum(1) / (num_classes - 1)
+        rest, spread, mean = _of_rivals(others, index, want)
     target, rival, rest, spread, mean = (
         None if value is None else value.masked_fill(outside, torch.nan)
         for value in (target, rival, rest, spread, mean)
     )
     return target, rival, rival_index, rest, spread, mean
+
+
+def _of_rivals(
+    others: Tensor, index: Tensor, want: tuple[str, ...]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """(rest, spread, mean) of logits whose target, in column ``index``, is minus infinity.
+
+    All relative to the largest of them: equal logits of any size leave exactly 0, and posteriors
+    have no rounding error of the largest logit, as those of logsumexp do. In the gradient of a
+    divergence the posteriors of rest and spread cancel.
+    """
+    rest = spread = mean = None
+    if not {"rest", "spread", "mean"} & set(want):
+        return rest, spread, mean
+    shift = others.detach().amax(dim=1, keepdim=True)
+    others, shift = others - shift, shift.squeeze(1)
+    if "rest" in want or "spread" in want:
+        weights = torch.exp(others)
+        mass = weights.sum(1)
+        if "rest" in want:
+            rest = shift + torch.log(mass)
+    if "spread" in want or "mean" in want:
+        finite = others.scatter(1, index, 0.0)
+        if "spread" in want:
+            spread = shift + (weights * finite).sum(1) / mass
+        if "mean" in want:
+            mean = shift + finite.sum(1) / (others.shape[1] - 1)
+    return rest, spread, mean
 
 
 def _every_class_in_turn(logits: Tensor, want: tuple[str, ...]) -> Stats:

@@ -199,7 +199,7 @@ def class_stats_from_logits(
     check_logits(logits, labels, validate=validate, check_finite=check_finite)
     with torch.autocast(logits.device.type, enabled=False):
         scaled = promote(logits)
-        if not (isinstance(scale, float | int) and scale == 1):
+        if not (isinstance(scale, (float, int)) and scale == 1):
             scaled = scaled * scale
         return ClassStats(*dense_stats(scaled, labels, want))
 

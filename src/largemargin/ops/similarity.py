@@ -61,7 +61,7 @@ def affine_form(
         half_square = -0.5 * scale * promote(columns).square().sum(1)
         column_bias = half_square if column_bias is None else column_bias + half_square
         row_bias = -0.5 * scale * rows.square().sum(1)
-    if not (isinstance(scale, float | int) and scale == 1):
+    if not (isinstance(scale, (float, int)) and scale == 1):
         rows = rows * scale
     return AffineForm(
         rows, columns, column_bias, row_bias, similarity.startswith("cosine"), precision

@@ -41,14 +41,12 @@ class Slots(NamedTuple):
     """(K,) the class of each row."""
     counts: Tensor
     """(K,) samples of that class, over all ranks; 0 marks a row that holds nothing."""
+    present: Tensor
+    """(K,) whether the row holds a class. (A field: torch 2.9 compiles no property of a tuple.)"""
     means: Tensor
     """(K, D) class means with gradient, 0 where nothing is held."""
     by_class: bool
     """Row c is class c; otherwise the first sample of a class holds it."""
-
-    @property
-    def present(self) -> Tensor:
-        return self.counts > 0
 
 
 class BatchCentroids(NamedTuple):
@@ -98,7 +96,8 @@ def class_means(
     counts = features.new_zeros(classes.shape[0]).index_add(0, of_sample, weights)
     if shared:
         sums, counts = all_reduce_sum(sums), all_reduce_sum(counts)
-    return Slots(of_sample, classes, counts, sums / counts.clamp_min(1)[:, None], by_class)
+    means = sums / counts.clamp_min(1)[:, None]
+    return Slots(of_sample, classes, counts, counts > 0, means, by_class)
 
 
 def recomputing() -> bool:

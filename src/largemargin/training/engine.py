@@ -25,7 +25,7 @@ from largemargin.training.environment import environment
 from largemargin.training.failures import Place, explained
 from largemargin.training.files import remove_drafts, write_json
 from largemargin.training.journal import Journal
-from largemargin.training.processes import Processes, several_processes
+from largemargin.training.processes import Agreement, Processes, several_processes
 from largemargin.training.progress import Progress
 from largemargin.training.runs import (
     CONFIG,
@@ -38,12 +38,11 @@ from largemargin.training.runs import (
     locked,
     new_folder,
     pick_device,
+    resume_command,
 )
 from largemargin.training.trainer import Trainer
 from largemargin.training.versions import stamp
 
-AGREE_EVERY = 10
-"""Steps between which several processes ask each other whether one was told to stop."""
 ASKED_ONCE = 1.0
 """Seconds within which signals are one request."""
 
@@ -100,14 +99,13 @@ class Session:
         self.trainer = trainer
         self.processes = processes
         self.folder = trainer.journal.folder
+        self.agreement = Agreement(processes)
         self.training = True
 
     def pause_if_asked(self) -> None:
         """Write a checkpoint and stop, if somebody asked any of the processes to."""
         trainer = self.trainer
-        if self.processes.several and trainer.done % AGREE_EVERY:
-            return  # asking the others takes time
-        if self.processes.any(trainer.stop_requested):
+        if self.agreement.any(trainer.stop_requested, trainer.done):
             trainer.pause()
             raise Interrupted(
                 f"stopped after step {trainer.done}, with a checkpoint. Continue: {self.command}"
@@ -115,7 +113,7 @@ class Session:
 
     @property
     def command(self) -> str:
-        return f"largemargin train --resume {self.folder}"
+        return resume_command(self.folder)
 
     def finish(self) -> Run:
         """Evaluate the best model on the test images, measure its geometry, write the result."""

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from largemargin.errors import LargeMarginError
+from largemargin.training.runs import resume_command
 
 
 @contextmanager
@@ -43,7 +44,7 @@ class Place:
             return "Nothing was trained yet."
         return (
             "Checkpoints written before are whole. When the cause is gone, continue: "
-            f"largemargin train --resume {self.folder}"
+            f"{resume_command(self.folder)}"
         )
 
 

@@ -5,6 +5,7 @@ process without trackers needs neither, and takes the short way.
 """
 
 import os
+import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,6 +20,10 @@ from largemargin.training.config import RunConfig
 from largemargin.training.runs import pick_device
 
 Loaded = TypeVar("Loaded")
+AGREE_EVERY = 10
+"""Steps between which processes ask each other whether one was told to stop, at most."""
+AGREE_SECONDS = 2.0
+"""The same in seconds: launchers kill what has not ended 30 seconds after SIGTERM."""
 
 
 class Processes:
@@ -85,13 +90,14 @@ class Processes:
         if self.several:
             self.accelerator.wait_for_everyone()
 
-    def any(self, asked: bool) -> bool:
-        """Whether one of the processes says so; all of them have to ask at the same step."""
+    def largest(self, *numbers: float) -> list[float]:
+        """The largest that any process has of each; all of them have to ask at the same step."""
         if not self.several:
-            return asked
-        said = torch.tensor(float(asked), device=self.device)
+            return list(numbers)
+        said = torch.tensor(numbers, device=self.device)
         torch.distributed.all_reduce(said, torch.distributed.ReduceOp.MAX)
-        return bool(said)
+        largest: list[float] = said.tolist()
+        return largest
 
     def of_all(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of every process, as ``0.name``, ``1.name`` and so on."""
@@ -124,6 +130,36 @@ class Processes:
         if self.accelerator is not None:
             for tracker in self.accelerator.trackers:
                 tracker.finish()
+
+
+class Agreement:
+    """Whether any of the processes was told to stop: all learn it after the same step.
+
+    Asking the others takes time, so a question is left out for as many steps as fit into
+    :data:`AGREE_SECONDS`, and for :data:`AGREE_EVERY` at most.
+
+    Args:
+        processes: that have to agree.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self.next = 0
+        self._step, self._time = 0, time.monotonic()
+
+    def any(self, asked: bool, step: int) -> bool:
+        """Whether one was told to, as far as is known after this step."""
+        if not self.processes.several:
+            return asked
+        if step < self.next:
+            return False
+        now = time.monotonic()
+        seconds = (now - self._time) / max(1, step - self._step)
+        told, slowest = self.processes.largest(float(asked), seconds)
+        fit = int(AGREE_SECONDS / max(slowest, 1e-9))
+        self.next = step + max(1, min(fit, AGREE_EVERY))
+        self._step, self._time = step, now
+        return told > 0
 
 
 def several_processes() -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,8 +61,7 @@ class Run:
         """Accuracies and timings of a finished run."""
         if not self.finished:
             raise LargeMarginError(
-                f"{self.folder} is not finished. Continue it: largemargin train --resume "
-                f"{self.folder}"
+                f"{self.folder} is not finished. Continue it: {resume_command(self.folder)}"
             )
         result: dict[str, Any] = read_json(self.folder / RESULT)
         check_version(result, versions.RESULT, self.folder / RESULT)
@@ -115,6 +115,22 @@ class Run:
         """What was measured on the test images at the end, if it was."""
         path = self.folder / GEOMETRY
         return Geometry.load(path) if path.is_file() else None
+
+
+def resume_command(folder: str | Path) -> str:
+    """What continues a run, by as many processes as a launcher started here.
+
+    Example:
+        >>> resume_command("runs/my run")
+        "largemargin train --resume 'runs/my run'"
+    """
+    words = f"largemargin train --resume {shlex.quote(str(folder))}"
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        return words
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    machines = "" if here == world else f"--nnodes {world // here} "
+    return f"torchrun {machines}--nproc-per-node {here} -m {words}"
 
 
 def whole_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
