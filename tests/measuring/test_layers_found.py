@@ -186,9 +186,16 @@ def test_blocks_that_do_not_run_are_left_out() -> None:
     assert any("'encoder.layer.2' is left out: the model does not call it" in n for n in g.notes)
 
 
+def stack(blocks: int) -> nn.Sequential:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.ReLU()) for _ in range(blocks)))
+
+
 @pytest.mark.parametrize(
     ("net", "want"),
     [
+        (nn.Sequential(stack(3), stack(1), nn.Linear(3, 2)), ("0.0", "0.1", "0.2")),
+        (nn.Sequential(stack(3), stack(2), nn.Linear(3, 2)), ("0", "1")),
+        (nn.Sequential(stack(3), stack(1), stack(1), nn.Linear(3, 2)), ("0", "1", "2")),
         (nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.Linear(3, 2)), ("1", "2")),
         (
             nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),

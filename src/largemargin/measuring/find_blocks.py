@@ -13,9 +13,10 @@ def block_names(model: nn.Module, head: nn.Module) -> tuple[str, ...]:
 
     They are the children with layers inside of the outermost module that has two such children of
     one type: ``layer1`` to ``layer4`` of a ResNet, the stages of an EfficientNet, the layers of a
-    transformer. A network without such modules is cut after each of its layers with a weight: in an
-    ``nn.Sequential`` just before the next one or ``nn.Flatten``, so that activation and pooling
-    belong to the block.
+    transformer. (Not two of which one alone has such blocks inside: those are a backbone and
+    something beside it.) A network without such modules is cut after each of its layers with a
+    weight: in an ``nn.Sequential`` just before the next one or ``nn.Flatten``, so that activation
+    and pooling belong to the block.
     What the head is inside of is no block.
 
     Example:
@@ -28,12 +29,10 @@ def block_names(model: nn.Module, head: nn.Module) -> tuple[str, ...]:
     while queue:
         path, module = queue.popleft()
         inside = [(_join(path, name), each) for name, each in module.named_children()]
-        blocks = [
-            (name, each) for name, each in inside if id(each) not in around and _composite(each)
-        ]
-        alike = Counter(type(each) for _, each in blocks if _callable(each))
-        if max(alike.values(), default=0) >= 2:
-            return tuple(name for name, each in blocks if _callable(each))
+        blocks = _blocks(inside, around)
+        stacks = [_alike(_blocks(list(each.named_children()), around)) for _, each in blocks]
+        if _alike(blocks) and not (len(blocks) == 2 and sum(stacks) == 1):
+            return tuple(name for name, _ in blocks)
         queue.extend(inside)
     found = _runs(model, head)
     if not found:
@@ -42,6 +41,20 @@ def block_names(model: nn.Module, head: nn.Module) -> tuple[str, ...]:
             "Leave layers out."
         )
     return found
+
+
+def _blocks(inside: list[tuple[str, nn.Module]], around: set[int]) -> list[tuple[str, nn.Module]]:
+    """Those with layers inside that are called, and that the head is not inside of."""
+    return [
+        (name, each)
+        for name, each in inside
+        if id(each) not in around and _composite(each) and _callable(each)
+    ]
+
+
+def _alike(blocks: list[tuple[str, nn.Module]]) -> bool:
+    """Whether two of them are of one type."""
+    return max(Counter(type(each) for _, each in blocks).values(), default=0) >= 2
 
 
 def _join(path: str, name: str) -> str:
