@@ -72,6 +72,8 @@ def growth(objective: str, first: int, steps: int) -> tuple[int, int]:
 
 
 @NEEDS_PROC
+# Whether ArcFace takes hold of five classes on one line is not the question here.
+@pytest.mark.filterwarnings("ignore::largemargin.dropin.watch.MarginWarning")
 @pytest.mark.parametrize(
     ("objective", "steps"),
     [
