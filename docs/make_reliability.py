@@ -127,7 +127,7 @@ def _load(took: dict[str, dict[str, float]]) -> list[str]:
         "| job | seconds | MiB |",
         "|---|---:|---:|",
         *(
-            f"| {what} | {each['seconds']:,.0f} | {each['mib']:,.0f} |"
+            f"| {what} | {each['seconds']:,.0f} | {max(0, each['mib']):,.0f} |"
             for what, each in took.items()
         ),
         "",

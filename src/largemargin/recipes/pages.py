@@ -38,7 +38,9 @@ def take_records(file: Path, folder: Path) -> int:
         How many runs there were.
     """
     if not file.is_file():
-        raise LargeMarginError(f"there is no file {file}.")
+        raise LargeMarginError(
+            f"there is no file {file}. Pass the file of records that a queue was run into."
+        )
     records = read_records([file])
     found: dict[tuple[str, str], dict[str, list[Mapping[str, Any]]]] = {}
     for record in records:
@@ -60,12 +62,14 @@ def share_runs(queue: Path) -> int:
     filled = 0
     for task in tasks_of(queue):
         stored = {place: _stored(queue.parent, place, task.name) for place in task.places}
-        for known in [run for run in stored.values() if run is not None][:1]:
-            run = {name: each for name, each in known.items() if name != "sketches"}
-            for place in [place for place, run_there in stored.items() if run_there is None]:
-                cells = found.setdefault((place.recipe, place.protocol), {})
-                cells.setdefault(place.cell, []).append(run)
-                filled += 1
+        known = next((run for run in stored.values() if run is not None), None)
+        if known is None:
+            continue
+        shared = {name: each for name, each in known.items() if name != "sketches"}
+        for place in [place for place, run in stored.items() if run is None]:
+            cells = found.setdefault((place.recipe, place.protocol), {})
+            cells.setdefault(place.cell, []).append(shared)
+            filled += 1
     _write(found, queue.parent)
     return filled
 
