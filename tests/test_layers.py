@@ -71,7 +71,7 @@ KERNELS = (
     "largemargin.ops._rival_kernels",
     "largemargin.ops._tile_gradients",
     "largemargin.ops._tile_kernels",
-    "largemargin.ops._tiles",
+    "largemargin.ops._tile_chunks",
     "largemargin.optim._kernels",
 )
 MAX_LINES = 400

@@ -8,6 +8,7 @@ from pathlib import Path
 ROOMS = ("losses", "ops", "prototypes")
 KERNELS = {
     "ops/_rival_kernels.py",
+    "ops/_tile_chunks.py",
     "ops/_tile_gradients.py",
     "ops/_tile_kernels.py",
     "ops/_tile_ops.py",

@@ -19,7 +19,13 @@ from largemargin.ops import _tile_ops
 
 HERE = Path(__file__).resolve().parent
 INPUTS = (torch.ones(2, 3), torch.eye(4, 3), torch.tensor([0, 1]))
-CHECKS = ("tile_checks.py", "tile_edge_checks.py", "tile_operator_checks.py", "rival_checks.py")
+CHECKS = (
+    "tile_checks.py",
+    "tile_edge_checks.py",
+    "tile_kept_checks.py",
+    "tile_operator_checks.py",
+    "rival_checks.py",
+)
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed"

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ops.tile_problems import STATISTICS, check_budget, made, outcome
 
-from largemargin.ops import SIMILARITIES, _tiles
+from largemargin.ops import SIMILARITIES, _tile_chunks
 from largemargin.ops._tile_ops import interpreted
 
 pytestmark = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
@@ -100,20 +100,20 @@ def test_an_empty_batch_has_gradients_of_zero(similarity):
 @pytest.fixture
 def small_chunks(monkeypatch):
     """A thousand classes at a time, the least there is, in tiles large enough to interpret."""
-    tile = _tiles.Tile(16, 512, 16, 1, 1)
-    tiles = _tiles.Tiles(tile, tile, _tiles.Tile(16, 512, 16, 1, 1))
-    monkeypatch.setattr(_tiles, "INTERPRETED", tiles)
-    monkeypatch.setattr(_tiles, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(_tiles, "COPY_BYTES", 1)
+    tile = _tile_chunks.Tile(16, 512, 16, 1, 1)
+    tiles = _tile_chunks.Tiles(tile, tile, _tile_chunks.Tile(16, 512, 16, 1, 1))
+    monkeypatch.setattr(_tile_chunks, "INTERPRETED", tiles)
+    monkeypatch.setattr(_tile_chunks, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(_tile_chunks, "COPY_BYTES", 1)
     sizes = []
-    original = _tiles.Chunks.pieces
+    original = _tile_chunks.Chunks.pieces
 
     def counted(self, *args):
         for piece in original(self, *args):
             sizes.append(piece[1] - piece[0])
             yield piece
 
-    monkeypatch.setattr(_tiles.Chunks, "pieces", counted)
+    monkeypatch.setattr(_tile_chunks.Chunks, "pieces", counted)
     return sizes
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import largemargin.functional as LF
 from largemargin import ArcFace, CosFace, CrossEntropy, Kobayashi, class_stats
 from largemargin.errors import LargeMarginError
-from largemargin.ops import SIMILARITIES, _tile_ops, _tiles
+from largemargin.ops import SIMILARITIES, _tile_chunks, _tile_ops
 from largemargin.ops._tile_top import tile_top
 from largemargin.ops.similarity import AffineForm, affine_form, dense_logits
 from largemargin.prototypes import ShardedClassHead
@@ -280,9 +280,9 @@ def test_first_classes_among_equals(tied: list[int], k: int) -> None:
 
 @SLOW
 def test_best_over_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    tile = _tiles.Tile(16, 512, 16, 1, 1)
-    monkeypatch.setattr(_tiles, "INTERPRETED", _tiles.Tiles(tile, tile, tile))
-    monkeypatch.setattr(_tiles, "COPY_BYTES", 1)
+    tile = _tile_chunks.Tile(16, 512, 16, 1, 1)
+    monkeypatch.setattr(_tile_chunks, "INTERPRETED", _tile_chunks.Tiles(tile, tile, tile))
+    monkeypatch.setattr(_tile_chunks, "COPY_BYTES", 1)
     problem = made(3, 2053, 3)
     problem.prototypes[2052] = 4 * problem.features[1]
     assert_top(form_of(problem, "dot"), form_of(problem.double(), "dot"), 4, "highest")

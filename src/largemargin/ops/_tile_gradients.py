@@ -187,12 +187,14 @@ def column_gradient(
     """Gradients of a chunk of class vectors, through their normalisation.
 
     ``rows`` are transposed, (D, N): both factors lie along the dimension that is summed over.
+    From the last class on: what ``gradient`` wrote last is still in the cache.
     The part along a vector is taken off with the vector as rounded for the products: that error
     is one more of the size of theirs, and half the bytes.
     """
     parts = tl.cdiv(dim, DIMS)
     tiles = parts * tl.cdiv(count, CLASSES)
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):
+    for turn in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLATTEN):
+        tile = tiles - 1 - turn
         start_dim = (tile % parts) * DIMS
         start_class = (tile // parts) * CLASSES
         place = start_class + tl.arange(0, CLASSES)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from largemargin.ops._dense import Stats, dense_stats
+from largemargin.ops._tile_chunks import leaves_room
 from largemargin.ops._tiles import MASS, MOMENT, RIVAL, TOTAL, run_backward, run_forward
 from largemargin.ops.rows import promote
 from largemargin.ops.similarity import AffineForm, dense_logits
@@ -71,13 +72,21 @@ def tile_stats(form: AffineForm, labels: Tensor, want: tuple[str, ...]) -> Stats
     bits = 0
     for name in want:
         bits |= BITS[name]
-    found, rival_index, _ = _tile_stats(
+    precision = precision_of(form.precision)
+    # The compiler would copy what is kept, since the backward pass writes to it.
+    keeps = (
+        form.columns.requires_grad
+        and torch.is_grad_enabled()
+        and leaves_room(form.columns, precision)
+        and not torch.compiler.is_compiling()
+    )
+    found, rival_index, *_ = (_tile_stats_keeping if keeps else _tile_stats)(
         form.rows,
         form.columns,
         form.column_bias,
         labels.long().contiguous(),
         form.normalize_columns,
-        precision_of(form.precision),
+        precision,
         bits,
     )
     values = dict(zip(ORDER, found[:5].unbind(), strict=True))
@@ -114,6 +123,40 @@ def _(
         rows.new_empty(8, rows.shape[0], dtype=torch.float32),
         labels.new_empty(rows.shape[0]),
         rows.new_empty(columns.shape[0] if normalize else 0),
+    )
+
+
+@torch.library.custom_op("largemargin::tile_stats_keeping", mutates_args=())
+def _tile_stats_keeping(
+    rows: Tensor,
+    columns: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    normalize: bool,
+    precision: str,
+    want: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same, and the array for the gradients of the columns, which holds their copies."""
+    kept = torch.empty(columns.shape, dtype=columns.dtype, device=columns.device)
+    found = run_forward(rows, columns, bias, labels, normalize, precision, want, kept=kept)
+    return (*found, kept)
+
+
+@_tile_stats_keeping.register_fake
+def _(
+    rows: Tensor,
+    columns: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    normalize: bool,
+    precision: str,
+    want: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return (
+        rows.new_empty(8, rows.shape[0], dtype=torch.float32),
+        labels.new_empty(rows.shape[0]),
+        rows.new_empty(columns.shape[0] if normalize else 0),
+        torch.empty(columns.shape, dtype=columns.dtype, device=columns.device),
     )
 
 
@@ -170,21 +213,24 @@ def _(
     )
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    rows, columns, bias, labels, *ctx.settings = inputs
-    ctx.save_for_backward(rows, columns, bias, labels, *output)
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    rows, columns, bias, labels, found, rival_index, inverse = ctx.saved_tensors
-    normalize, precision, want = ctx.settings
-    if grad is None:
-        return (None,) * 7
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return (*_dense_gradients(ctx, grad), None, None, None, None)
-    needs = sum(bit for bit, needed in zip((1, 2, 4), ctx.needs_input_grad, strict=False) if needed)
-    results = _tile_stats_backward(
+@torch.library.custom_op("largemargin::tile_stats_backward_into", mutates_args=("kept",))
+def _tile_stats_backward_into(
+    kept: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    found: Tensor,
+    rival_index: Tensor,
+    inverse: Tensor,
+    grads: Tensor,
+    normalize: bool,
+    precision: str,
+    want: int,
+    needs: int,
+) -> tuple[Tensor, Tensor]:
+    """The same, with the copies in ``kept``, which becomes the gradient of the columns."""
+    grad_rows, _, grad_bias = run_backward(
         rows,
         columns,
         bias,
@@ -192,12 +238,63 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ..
         found,
         rival_index,
         inverse,
-        grad[:5].contiguous(),
+        grads,
         normalize,
         precision,
         want,
         needs,
+        kept=kept,
     )
+    return grad_rows, grad_bias
+
+
+@_tile_stats_backward_into.register_fake
+def _(
+    kept: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    found: Tensor,
+    rival_index: Tensor,
+    inverse: Tensor,
+    grads: Tensor,
+    normalize: bool,
+    precision: str,
+    want: int,
+    needs: int,
+) -> tuple[Tensor, Tensor]:
+    return (
+        rows.new_empty(rows.shape if needs & 1 else 0),
+        rows.new_empty(0) if bias is None or not needs & 4 else bias.new_empty(bias.shape),
+    )
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    rows, columns, bias, labels, *ctx.settings = inputs
+    ctx.save_for_backward(rows, columns, bias, labels, *output)
+    ctx.set_materialize_grads(False)
+    ctx.holds_copies = len(output) > 3
+
+
+def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+    rows, columns, bias, labels, found, rival_index, inverse, *kept = ctx.saved_tensors
+    if grad is None:
+        return (None,) * 7
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return (*_dense_gradients(ctx, grad), None, None, None, None)
+    needs = sum(bit for bit, needed in zip((1, 2, 4), ctx.needs_input_grad, strict=False) if needed)
+    operands = rows, columns, bias, labels, found, rival_index, inverse, grad[:5].contiguous()
+    results: tuple[Tensor, Tensor, Tensor]
+    if ctx.holds_copies and needs & 2 and type(kept[0]) is Tensor:  # not one that is traced
+        # Only once: with retain_graph=True a second pass makes its own copies. A tensor with a
+        # version of its own, or that pass would be told that what was saved has been modified.
+        ctx.holds_copies = False
+        into = kept[0].data
+        grad_rows, grad_bias = _tile_stats_backward_into(into, *operands, *ctx.settings, needs)
+        results = grad_rows, into, grad_bias
+    else:
+        results = _tile_stats_backward(*operands, *ctx.settings, needs)
     given = (
         result if needs & bit else None for bit, result in zip((1, 2, 4), results, strict=True)
     )
@@ -205,6 +302,7 @@ def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ..
 
 
 _tile_stats.register_autograd(_backward, setup_context=_setup)
+_tile_stats_keeping.register_autograd(_backward, setup_context=_setup)
 
 
 def _dense_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

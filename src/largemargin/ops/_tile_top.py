@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from largemargin.ops._tiles import Chunks, Tiles, choose_tiles, describe, product, programs
+from largemargin.ops._tile_chunks import Chunks, Tiles, choose_tiles, describe, product, programs
 from largemargin.ops.similarity import AffineForm
 
 SPARE = 1

@@ -7,7 +7,7 @@ import torch
 
 from largemargin.errors import LargeMarginError, check_choice, check_num_classes, check_number
 from largemargin.ops._chunked import block_size
-from largemargin.ops._tiles import chunk_bytes
+from largemargin.ops._tile_chunks import chunk_bytes
 from largemargin.ops.class_stats import DENSE_LIMIT
 from largemargin.ops.shards import class_range
 
