@@ -15,6 +15,7 @@ from largemargin.recipes import read_recipe, reproduce
 from largemargin.recipes.figures import CAPTIONS, pictures_of, write_figures
 from largemargin.recipes.measured import now
 from largemargin.recipes.pages import take_records, write_pages
+from largemargin.recipes.panels import densities
 from largemargin.recipes.queue import left_of, measured_already, measuring_seconds_of, tasks_of
 from largemargin.recipes.records import append_record
 from largemargin.recipes.sketchbook import label_of, read_sketches
@@ -200,6 +201,17 @@ def test_records_become_figures(tmp_path: Path) -> None:
     before = {file: file.read_text() for file in page.parent.glob("*.json*")}
     take_records(out, tmp_path)
     assert {file: file.read_text() for file in page.parent.glob("*.json*")} == before
+
+
+def test_rows_that_share_runs_share_a_panel() -> None:
+    from matplotlib.figure import Figure
+
+    one = made_up("margin_density")
+    other = one | {"ratio": 3.0}
+    figure = Figure()
+    cells = {"accuracy, a": one, "accuracy, b": other, "ratio, a": one, "ratio, b": other}
+    densities(figure, cells | {"gain, a": other, "gain, b": one})
+    assert [axes.get_title() for axes in figure.axes] == ["accuracy", "gain"]
 
 
 @pytest.mark.slow

@@ -53,10 +53,19 @@ def embeddings(figure: Figure, cells: Cells) -> None:
 
 
 def densities(figure: Figure, cells: Cells) -> None:
-    """A panel for every group of cells that differ in their last word alone."""
+    """A panel for every group of cells that differ in their last word alone.
+
+    Rows of a table that share their runs have the same curves: one panel, named after the first.
+    """
     groups: dict[str, list[str]] = {}
     for name in cells:
         groups.setdefault(name.rpartition(", ")[0], []).append(name)
+    drawn: list[list[Any]] = []
+    for group, names in list(groups.items()):
+        curves = [cells[name] for name in names]
+        if curves in drawn:
+            del groups[group]
+        drawn.append(curves)
     figure.set_size_inches(4.4 * len(groups), 3.2)
     axes = figure.subplots(1, len(groups), squeeze=False)[0]
     for place, (group, names) in zip(axes, groups.items(), strict=True):
