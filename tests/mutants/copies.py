@@ -5,6 +5,7 @@ For what a module or class computes when it is imported, and for tests in proces
 
 import argparse
 import compileall
+import contextlib
 import os
 import shutil
 import signal
@@ -51,7 +52,7 @@ class Worker:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.bench = Bench()
-        self.timeout, self.quick, self.again = options.timeout, options.quick, options.survivors
+        self.timeout, self.quick = options.timeout, options.quick
         self.mutant: Mutant | None = None
         self.pid = 0
 
@@ -59,8 +60,6 @@ class Worker:
         self.mutant, self.began = mutant, time.monotonic()
         self.stages = stages(mutant.file)
         self.real = mutant.kind != "detach"
-        if self.again:  # tests were added for it: those first
-            self.stages[:QUICK] = reversed(self.stages[:QUICK])
         if self.quick:
             self.stages = self.stages[:QUICK]
         self.bench.put(mutant.file, mutant.source)
@@ -106,8 +105,9 @@ class Worker:
 
     def close(self) -> None:
         if self.mutant is not None:
-            os.killpg(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):  # it has ended
+                os.killpg(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
         self.bench.close()
 
 

@@ -20,7 +20,9 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,30 @@ def in_forks(todo: list[Mutant], book: Book, options: argparse.Namespace, ends: 
         raise RuntimeError(f"the tests could not be collected: pytest ended with {code}")
 
 
+def apart(task: Callable[[], None]) -> dict[str, Any]:
+    """Results after a task in a process of its own: copies need one that has not imported."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            task()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    try:
+        _, status = os.waitpid(pid, 0)
+    except BaseException:
+        os.kill(pid, signal.SIGTERM)
+        raise
+    if status:
+        raise RuntimeError("the mutants in forks ended with an error")
+    return read_results()
+
+
 def in_copies(todo: list[Mutant], book: Book, options: argparse.Namespace, ends: float) -> None:
     for name in BEFORE_FORKING:
         importlib.import_module(name)
@@ -224,7 +250,7 @@ def main() -> int:
     ends = time.monotonic() + options.minutes * 60
     book = Book(results, len(todo))
     warm = [] if options.copies else [m for m in todo if swappable(m)]
-    in_forks(warm, book, options, ends)
+    results.update(apart(lambda: in_forks(warm, book, options, ends)) if warm else {})
     cold = [m for m in todo if m not in warm or results.get(m.key, {}).get("outcome") == "broken"]
     # An unchanged file first: its tests must pass, or nothing below means anything.
     tests = "quick" if options.quick else "all tests"

@@ -102,21 +102,21 @@ def files(package: Path) -> list[str]:
 def stages(file: str) -> list[list[str]]:
     """Arguments of pytest, one list after the other until something fails."""
     also = [*ALSO.get(file, ())]
-    added = ["tests/mutants/test_killers.py"]
+    added = ["tests/mutants/test_constants.py", "tests/mutants/test_killers.py"]
     name = LOSSES.get(Path(file).stem) if file.startswith("losses/") else None
     if name is not None:
         named = ["-k", f"{name} or other_pure or sequence"]
         return [
-            [ORACLE, GRADIENTS, *named],
             [*added, *also],
+            [ORACLE, GRADIENTS, *named],
             ["tests/contract", EXAMPLES, *named],
             [GOLDEN],
         ]
     some = SHARED.get(file, "cosface or kobayashi or max_hinge or discriminative or sphereface")
-    own = " or ".join(Path(path).stem for path in also)
     edges = [f"tests/contract/test_{part}.py" for part in ("edges", "precision", "bad_settings")]
     return [
-        [*also, *added, ORACLE, "-k", " or ".join(filter(None, (own, some, "test_killers")))],
+        [*added, *also],
+        [ORACLE, "-k", some],
         [GRADIENTS, "-k", f"test_gradient and ({some})"],
         [GOLDEN],
         [ORACLE, *edges, EXAMPLES, "-k", f"test_oracle or {some} or {Path(file).stem}"],

@@ -68,7 +68,7 @@ def test_angles_below_rounding_errors_are_constants(precision, least):
         assert torch.allclose(slope, -cosine / sine if factor > 1 else torch.zeros(4))
 
 
-@pytest.mark.parametrize("theta", [1e-6, 0.4, 2.0, math.pi - 1e-6])
+@pytest.mark.parametrize("theta", [1e-6, 0.14, 0.4, 2.0, math.pi - 0.14, math.pi - 1e-6])
 def test_derivatives_of_the_sine_of_every_order(theta):
     given = at_angle(theta, torch.float64)
     cosine = torch.full((4,), math.cos(theta), dtype=torch.float64, requires_grad=True)
@@ -81,6 +81,14 @@ def test_derivatives_of_the_sine_of_every_order(theta):
         (second, -1 / math.sin(theta) ** 3),
     ):
         assert got.tolist() == pytest.approx([want] * 4, rel=1e-8)
+
+
+def test_the_gradient_of_a_sine_goes_through_its_cosine_alone():
+    features, prototypes = (x.requires_grad_() for x in at_angle(0.1))
+    cosine = torch.full((4,), math.cos(0.1), requires_grad=True)
+    sine = sine_of_target(cosine, features, prototypes, LABELS)
+    got = torch.autograd.grad(sine.sum(), (cosine, features, prototypes), allow_unused=True)
+    assert [gradient is None for gradient in got] == [False, True, True]
 
 
 @pytest.mark.parametrize("zero", ["features", "prototypes"])

@@ -61,6 +61,33 @@ def test_the_search_takes_blocks_of_a_bounded_size(monkeypatch):
     assert sizes == [256, 256, 88]
 
 
+@pytest.mark.parametrize(
+    ("samples", "device", "dim", "size"),
+    [
+        (0, "cpu", 8, 2**22),
+        (1, "cpu", 8, 2**22),
+        (2**15, "cpu", 8, 256),
+        (0, "meta", 1, 2**23),
+        (1, "meta", 2, 2**22),
+        (4, "meta", 1, 2**22),
+        (3, "meta", 1, 2**24 // 3),
+        (2**20, "meta", 8, 256),
+        (1, "meta", 2**20, 256),
+    ],
+)
+def test_sizes_of_blocks(samples, device, dim, size):
+    """At least 256; so many similarities, and on a GPU so many numbers of the prototypes."""
+    assert module._block_size(samples, torch.empty(1, dim, device=device)) == size
+
+
+def test_of_two_classes_one_is_the_rival(monkeypatch):
+    points, weight, _, bias = many(classes=2)
+    own = torch.tensor([0, 1, 0, 1, 1, 0, 0])
+    for limit in (0, module.EXACT_LIMIT):
+        monkeypatch.setattr(module, "EXACT_LIMIT", limit)
+        assert module.nearest_rival(points, weight, own, bias).tolist() == (1 - own).tolist()
+
+
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_distances_from_gram_matrices_and_their_gradients(with_bias):
     points, weight, own, bias = many(classes=6, dim=3, count=4)
@@ -90,9 +117,67 @@ def test_large_means_over_rivals_go_by_gram_matrices(monkeypatch):
     monkeypatch.setattr(module, "EXACT_LIMIT", 6 * 3 * 4 / 16)
     module._all_distances(points, weight, own, bias)
     assert not used
-    monkeypatch.setattr(module, "EXACT_LIMIT", 6 * 3 * 4 / 16 - 1)
+    monkeypatch.setattr(module, "EXACT_LIMIT", (6 * 3 * 4 - 1) / 16)
     module._all_distances(points, weight, own, bias)
     assert len(used) == 1
+
+
+def test_few_pairs_are_searched_without_gram_matrices(monkeypatch):
+    points, weight, own, bias = many(classes=6, dim=3, count=4)
+    searched = []
+    unwatched = module.nearest_two
+    monkeypatch.setattr(
+        module, "nearest_two", lambda *given: searched.append(given) or unwatched(*given)
+    )
+    for limit, times in ((6 * 3 * 4, 0), (6 * 3 * 4 - 1, 1)):
+        monkeypatch.setattr(module, "EXACT_LIMIT", limit)
+        module.nearest_rival(points, weight, own, bias)
+        assert len(searched) == times
+
+
+def test_the_own_class_is_at_distance_zero_and_not_at_a_rounding_error():
+    points, weight, own, bias = many(classes=6, dim=64, count=8)
+    found = module._gram_distances(1e6 * points, weight, own, bias)
+    assert found.gather(1, own[:, None]).unique().tolist() == [0]
+
+
+def test_prototypes_as_far_apart_as_their_rounding_error_have_no_boundary():
+    """||w - v||^2 = 2^-48 = 8 eps (||w||^2 + ||v||^2), without rounding."""
+    weight = torch.tensor([[1, 0], [1 - 2**-49, 2**-24]], dtype=torch.float64)
+    points = torch.tensor([[1.0, 1.0]], dtype=torch.float64)
+    apart = module._gram_distances(points, weight, torch.tensor([0]), None)
+    assert apart.tolist() == [[0, 0]]
+    weight[1, 1] *= 2
+    assert module._gram_distances(points, weight, torch.tensor([0]), None)[0, 1] > 0.9
+
+
+def test_products_keep_their_digits_where_others_are_rounded(monkeypatch):
+    points, weight, own, bias = many(classes=6, dim=3, count=4)
+    monkeypatch.setattr(module, "EXACT_LIMIT", 0)
+    want = module.centroid_margin(points, weight, own, bias=bias, aggregate="mean")
+    short = [x.float() for x in (points, weight, bias)]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = module.centroid_margin(*short[:2], own, bias=short[2], aggregate="mean")
+    assert found.dtype == torch.float32
+    assert found.tolist() == pytest.approx(want.tolist(), rel=1e-5)
+
+
+def test_of_two_candidates_the_exactly_nearer_one_is_taken(monkeypatch):
+    """Whichever of them the search held for the nearer one; two, of however many blocks."""
+    points, weight, own, bias = many(count=1)
+    compared = []
+    search, distances = module.nearest_two, module._pair_distance
+    monkeypatch.setattr(module, "nearest_two", lambda *given: [x.flip(1) for x in search(*given)])
+    monkeypatch.setattr(
+        module, "_pair_distance", lambda *given: compared.append(given[3]) or distances(*given)
+    )
+    monkeypatch.setattr(module, "EXACT_LIMIT", 0)
+    want = all_pairs(points, weight, own, bias)
+    want[0, own] = -torch.inf
+    for block in (2**22, 1):
+        monkeypatch.setattr(module, "BLOCK", block)
+        assert module.nearest_rival(points, weight, own, bias).item() == want.argmax()
+    assert [candidates.shape for candidates in compared] == [(1, 2), (1, 2)]
 
 
 def test_detached_classifiers_get_no_gradient():

@@ -21,9 +21,10 @@ def watch(loss: nn.Module) -> None:
     loss.register_forward_hook(_checked, with_kwargs=True)
 
 
-def _named(loss: Any, given: tuple[Any, ...]) -> tuple[str, ...]:
+def _named(loss: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[str, ...]:
     """What the arguments of this call are called."""
-    alone = loss.takes_logits and len(given) < len(loss.needs)
+    by_name = sum(name in options for name in loss.needs)
+    alone = loss.takes_logits and len(given) + by_name < len(loss.needs)
     return ("logits", "labels") if alone else tuple(loss.needs)
 
 
@@ -32,7 +33,7 @@ def _watched(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     if torch.compiler.is_compiling() or "logits" in loss.needs:
         return None
-    names = _named(loss, given)
+    names = _named(loss, given, options)
     seen = [_view(loss, name, each) for name, each in zip(names, given[: len(names)], strict=False)]
     named = {name: _view(loss, name, each) for name, each in options.items()}
     return (*seen, *given[len(names) :]), named
@@ -63,7 +64,7 @@ def _view(loss: nn.Module, name: str, given: Any) -> Any:
 def _checked(loss: Any, given: tuple[Any, ...], options: dict[str, Any], value: Tensor) -> None:
     if torch.compiler.is_compiling() or bool(torch.isfinite(value).all()):
         return
-    named = {**dict(zip(_named(loss, given), given, strict=False)), **options}
+    named = {**dict(zip(_named(loss, given, options), given, strict=False)), **options}
     sizes = ", ".join(
         f"{name} {float(each.detach().abs().max()):.3g}"
         for name, each in named.items()

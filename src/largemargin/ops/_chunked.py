@@ -153,7 +153,7 @@ class _ChunkedStats(torch.autograd.Function):
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             anchors = [grad for grad in grads if grad is not None and grad.requires_grad]
             results = tuple(
-                None if result is None else _Once.apply(result, *ctx.saved_tensors[:2], *anchors)
+                None if result is None else _Once.apply(result, *ctx.saved_tensors[:3], *anchors)
                 for result in results
             )
         return (*results, None, None, None, None, None)

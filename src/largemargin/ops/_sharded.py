@@ -242,7 +242,8 @@ class _Combine(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
             result = _backward(ctx, grads[0])
-        return once(result, grads[0]), None, None, None, None, None, None
+        # Of the statistics too: a loss that is linear in them sends a gradient without a graph.
+        return once(result, grads[0], ctx.saved_tensors[0]), None, None, None, None, None, None
 
 
 def _backward(ctx: Any, grad: Tensor) -> Tensor:

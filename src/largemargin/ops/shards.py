@@ -184,7 +184,7 @@ class _Once(torch.autograd.Function):
     """Passes a gradient on and explains itself when somebody differentiates it again."""
 
     @staticmethod
-    def forward(ctx: Any, result: Tensor, anchor: Tensor) -> Tensor:
+    def forward(ctx: Any, result: Tensor, *anchors: Tensor) -> Tensor:
         return result.view_as(result)
 
     @staticmethod
@@ -195,11 +195,11 @@ class _Once(torch.autograd.Function):
         )
 
 
-def once(result: Tensor, gradient: Tensor) -> Tensor:
-    """What a backward pass made of ``gradient``, outside autograd; a second one says so."""
-    if not (torch.is_grad_enabled() and gradient.requires_grad):
+def once(result: Tensor, *sources: Tensor) -> Tensor:
+    """What a backward pass made of ``sources``, outside autograd; a second one says so."""
+    if not (torch.is_grad_enabled() and any(source.requires_grad for source in sources)):
         return result
-    marked: Tensor = _Once.apply(result, gradient)
+    marked: Tensor = _Once.apply(result, *sources)
     return marked
 
 

@@ -1,0 +1,99 @@
+"""Numbers that modules and classes are built with; documentation and measurements name them."""
+
+import importlib
+import math
+
+import pytest
+import torch
+
+import largemargin as lm
+from largemargin.losses.classwise import ClassWise
+from largemargin.losses.cross_entropy import LogitLoss
+from largemargin.losses.loss import Loss
+from largemargin.ops.rows import _Normalize, _SafeNorm
+from largemargin.prototypes.form import HeadForm, HeadView
+
+SHARE = {"at_least": 0, "at_most": 1}
+CONSTANTS = {
+    "losses.angles": {"NEAR": 0.99, "NOISE": {"bf16": 2.0**-8, "tf32": 2.0**-10}},
+    "losses.centroid_margin": {
+        "EXACT_LIMIT": 2**20,
+        "BLOCK": 2**22,
+        "GPU_BLOCK": 2**24,
+        "GPU_NUMBERS": 2**23,
+        "CANDIDATES": 2,
+    },
+    "losses.hinges": {"_FORM": {"bias": None, "similarity": "dot", "scale": 1.0}},
+    "losses.layer_margin": {"NORMS": (1, 2, math.inf)},
+    "losses.scale": {"PROBABILITY": 0.9},
+    "losses.settings": {
+        "LIMITS": {
+            **{key: {} for key in ("weight", "threshold", "alpha1", "beta1", "alpha2", "beta2")},
+            "scale": {"above": 0},
+            "m1": {"at_least": 1},
+            **dict.fromkeys(("label_smoothing", "smoothing", "rate"), SHARE),
+            "mu": {"above": 0, "at_most": 1},
+        }
+    },
+    "ops._chunked": {"BLOCK_ELEMENTS": 2**20, "GPU_BLOCK_ELEMENTS": 2**25, "MIN_BLOCK": 256},
+    "ops.boundary": {"DEGENERATE": 1e-12},
+    "ops.class_stats": {"DENSE_LIMIT": 2**22},
+    "ops.rivals": {"MANY_POINTS": 64},
+    "ops.rows": {"EPS": 1e-12, "SQUARABLE": (1e-15, 1e15), "BLOCK_NUMBERS": 2**22},
+    "prototypes.centroids": {"SHARED_SLOTS": 4096},
+    "prototypes.packing": {"BLOCK_ELEMENTS": 2**22, "EXPLORE": 1e4, "POLISH": 1e9},
+    "prototypes.planning": {
+        "OPTIMIZERS": {
+            "sgd": (0, 1),
+            "sgd_momentum": (1, 1),
+            "adagrad": (1, 2),
+            "rmsprop": (1, 2),
+            "adam": (2, 3),
+            "adamw": (2, 2),
+        },
+        "HEAD_OPTIMIZERS": {"rowwise_adam": (2, 4), "head_sgd": (2, 0)},
+        "WIDE": 4,
+    },
+    "prototypes.sharded": {"BLOCK": 4096},
+    "prototypes.top": {"CHUNK_ELEMENTS": 2**24},
+}
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_constants_of_modules(name):
+    module = importlib.import_module(f"largemargin.{name}")
+    assert {key: getattr(module, key) for key in CONSTANTS[name]} == CONSTANTS[name]
+
+
+@pytest.mark.parametrize(
+    ("loss", "uses_bias", "takes_logits"),
+    [
+        (Loss, False, False),
+        (LogitLoss, True, True),
+        (lm.CentroidMargin, True, False),
+        (lm.Discriminative, True, False),
+    ],
+)
+def test_what_losses_take(loss, uses_bias, takes_logits):
+    assert (loss.uses_bias, loss.takes_logits) == (uses_bias, takes_logits)
+
+
+def test_what_losses_change_and_refuse():
+    assert ClassWise.defaults == {"sync": True}
+    assert lm.CenterLoss.defaults == {"reduction": "sum", "sync": True}
+    refused = ["soft_targets", "label_smoothing", "class_margin", "chunked"]
+    assert list(lm.CenterLoss.refuses) == refused
+    assert lm.Discriminative.has_norm
+    assert not lm.StableDiscriminative.has_norm
+
+
+def test_heads_without_settings():
+    assert HeadForm("dot") == ("dot", 1.0, False)
+    view = HeadView(torch.eye(2))
+    assert (view.bias, view.similarity, view.scale) == (None, "dot", 1.0)
+    assert lm.SimplexHead.scale == 1
+
+
+def test_norms_have_rules_for_vmap():
+    assert _SafeNorm.generate_vmap_rule
+    assert _Normalize.generate_vmap_rule
