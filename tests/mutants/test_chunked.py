@@ -84,6 +84,16 @@ def test_second_derivatives_by_the_bias_alone_are_refused(function):
         torch.autograd.grad(slope.sum(), bias)
 
 
+def test_second_derivatives_by_what_a_loss_adds_are_refused():
+    """The way to a factor of the statistics leads through their gradients alone."""
+    rows, factor = torch.eye(2, requires_grad=True), torch.tensor(2.0, requires_grad=True)
+    given = AffineForm(rows, torch.ones(3, 2), None, None, False, None)
+    rest = _chunked.chunked_stats(given, torch.tensor([0, 1]), ("rest",))[3]
+    (slope,) = torch.autograd.grad((factor * rest).sum(), rows, create_graph=True)
+    with pytest.raises(LargeMarginError, match="once only"):
+        torch.autograd.grad(slope.sum(), factor)
+
+
 def test_no_gradient_is_made_for_what_needs_none(monkeypatch):
     made = []
     unwatched = _chunked._backward

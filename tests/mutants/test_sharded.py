@@ -180,6 +180,15 @@ def test_second_derivatives_by_class_vectors_alone_are_refused():
         torch.autograd.grad(slope.square().sum(), weight)
 
 
+def test_second_derivatives_by_what_a_loss_adds_are_refused():
+    weight, factor = draw(CLASSES, DIM).requires_grad_(), draw(4).requires_grad_()
+    labels = torch.tensor([0, 1, 2, 3])
+    rest = class_stats(draw(4, DIM, seed=1), sampled(weight), labels, want=("rest",)).rest
+    (slope,) = torch.autograd.grad((factor * rest).sum(), weight, create_graph=True)
+    with pytest.raises(LargeMarginError, match="once only"):
+        torch.autograd.grad(slope.square().sum(), factor)
+
+
 def sampled(weight, rate=1.0, seed=0, number=0):
     marked = weight.view_as(weight)
     marked.class_sample = ClassSample(rate, seed, number)
