@@ -194,6 +194,15 @@ def test_a_descent_where_no_force_is_left_stays():
     assert torch.equal(packing._descend(poles, 3, 4.0, 8.0), poles)
 
 
+def test_a_force_too_small_to_be_seen_is_not_made_large(monkeypatch):
+    """Below 1e-30 a force keeps its size relative to that: here a tenth, over t = 4."""
+    here = torch.tensor([[[1.0, 0, 0]]], dtype=torch.float64)
+    force = torch.tensor([[[0, 0, 1e-31]]], dtype=torch.float64)
+    monkeypatch.setattr(packing, "_repulsion", lambda *_: force)
+    found = packing._descend(here, 2, 4.0, 4.0)
+    assert torch.allclose((found[..., 2] / found[..., 0]), torch.tensor(-0.05).double(), rtol=1e-3)
+
+
 def test_limits_of_a_search():
     for options, match in (
         ({"steps": 1}, "steps"),
