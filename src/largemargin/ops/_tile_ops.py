@@ -110,7 +110,7 @@ def _tile_stats(
 
 
 @_tile_stats.register_fake
-def _(
+def _shapes(
     rows: Tensor,
     columns: Tensor,
     bias: Tensor | None,
@@ -143,21 +143,9 @@ def _tile_stats_keeping(
 
 
 @_tile_stats_keeping.register_fake
-def _(
-    rows: Tensor,
-    columns: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    normalize: bool,
-    precision: str,
-    want: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return (
-        rows.new_empty(8, rows.shape[0], dtype=torch.float32),
-        labels.new_empty(rows.shape[0]),
-        rows.new_empty(columns.shape[0] if normalize else 0),
-        torch.empty(columns.shape, dtype=columns.dtype, device=columns.device),
-    )
+def _(rows: Tensor, columns: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    kept = torch.empty(columns.shape, dtype=columns.dtype, device=columns.device)
+    return (*_shapes(rows, columns, *given), kept)
 
 
 @torch.library.custom_op("largemargin::tile_stats_backward", mutates_args=())
@@ -192,7 +180,7 @@ def _tile_stats_backward(
 
 
 @_tile_stats_backward.register_fake
-def _(
+def _gradient_shapes(
     rows: Tensor,
     columns: Tensor,
     bias: Tensor | None,
@@ -249,25 +237,9 @@ def _tile_stats_backward_into(
 
 
 @_tile_stats_backward_into.register_fake
-def _(
-    kept: Tensor,
-    rows: Tensor,
-    columns: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    found: Tensor,
-    rival_index: Tensor,
-    inverse: Tensor,
-    grads: Tensor,
-    normalize: bool,
-    precision: str,
-    want: int,
-    needs: int,
-) -> tuple[Tensor, Tensor]:
-    return (
-        rows.new_empty(rows.shape if needs & 1 else 0),
-        rows.new_empty(0) if bias is None or not needs & 4 else bias.new_empty(bias.shape),
-    )
+def _(kept: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    grad_rows, _, grad_bias = _gradient_shapes(*given)
+    return grad_rows, grad_bias
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
