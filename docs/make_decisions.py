@@ -56,6 +56,9 @@ def _settings(chosen: Mapping[str, Any]) -> str:
     noise = chosen.get("noise")
     if noise:
         numbers.append(f"{noise['use'].replace('_', ' ')} images, noise {noise['level']:g}")
+    if chosen.get("reweight_at"):
+        late = 100 * (1 - chosen["reweight_at"])
+        numbers.append(f"balanced class weights in the last {late:.0f} % of the steps")
     return f" ({', '.join(numbers)})" if numbers else ""
 
 
