@@ -119,6 +119,37 @@ def test_inductor_once() -> None:
     )
 
 
+@pytest.mark.needs_cxx
+@pytest.mark.parametrize(
+    "loss", [lm.CrossEntropy(), pytest.param(lm.CosFace(scale=8.0), marks=pytest.mark.slow)]
+)
+def test_a_single_term_keeps_its_gradient(loss: lm.Loss) -> None:
+    """Total and term are one number: inductor returns one tensor for both, the detached one."""
+    model = Mlp()
+    criterion = lm.attach(model, copy.deepcopy(loss), stepping="manual")
+
+    def step(x: Tensor, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return criterion(model(x), labels), dict(criterion.terms)
+
+    found = []
+    for run in (step, torch.compile(step, fullgraph=True)):
+        total, terms = run(vectors(), LABELS)
+        gradients = torch.autograd.grad(total, list(model.parameters()), allow_unused=True)
+        assert not any(term.requires_grad for term in terms.values())
+        found.append((total.detach(), terms, [each for each in gradients if each is not None]))
+    assert len(found[0][2]) > 2
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.needs_cxx
+@pytest.mark.slow
+@pytest.mark.parametrize("weight", [1.0, 0.5])
+def test_a_weighted_term_and_two_terms(weight: float) -> None:
+    objective = lm.Objective(softmax=weight * lm.CrossEntropy(), margin=0.5 * lm.SampleMargin())
+    compare(objective, "step", "inductor")
+    compare(lm.Objective(softmax=weight * lm.CrossEntropy()), "step", "inductor")
+
+
 POST: dict[str, Callable[[Tensor], Tensor]] = {
     "cast": lambda z: z.to(torch.bfloat16),
     "log_softmax": lambda z: z.log_softmax(1),

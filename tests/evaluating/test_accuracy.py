@@ -226,6 +226,7 @@ def test_bad_models() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_nothing_waits_for_the_device() -> None:
     model, x, y = problem()
     model, x, y = model.cuda(), x.cuda(), y.cuda()

@@ -120,6 +120,20 @@ def test_compiled_graphs_too(tmp_path: Path, data: Data, name: str) -> None:
     assert_close(graph, plain)
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["softmax", "lmd", "cosface", "noisy", "both", "robust"])
+def test_compiled_steps_learn_what_plain_ones_learn(
+    tmp_path: Path, data: Data, name: str, precision: str
+) -> None:
+    settings = config(tmp_path, precision=precision, **CASES[name])
+    plain = train(settings, data=data, progress=False).metrics("epoch")
+    compiled = train(replace(settings, compile=True), data=data, progress=False).metrics("epoch")
+    assert plain[-1]["loss"] < 0.95 * plain[0]["loss"]
+    for want, got in zip(plain, compiled, strict=True):
+        assert got["loss"] == pytest.approx(want["loss"], rel=0.05)
+        assert got["gradient_norm"] == pytest.approx(want["gradient_norm"], rel=0.3)
+
+
 def test_runs_side_by_side_get_the_numbers_they_get_alone(tmp_path: Path, data: Data) -> None:
     settings = [
         config(tmp_path, seed=0),

@@ -104,7 +104,7 @@ class Criterion(nn.Module):
             sample_weight = flat_beside(sample_weight, seen.features)
         head = self.head
         value = self.objective(prototypes=head, labels=labels, sample_weight=sample_weight, **given)
-        self.terms = {name: term.detach() for name, term in value.terms.items()}
+        self.terms = {name: _shown(term) for name, term in value.terms.items()}
         if self.measures_gradients:
             self._measure_gradients(value.terms, given)
         if self.training and not torch.compiler.is_compiling():
@@ -368,3 +368,14 @@ class Criterion(nn.Module):
     def extra_repr(self) -> str:
         layer = self._tap.layer
         return f"head={type(layer).__name__}, schedules={self.schedules!r}"
+
+
+def _shown(term: Tensor) -> Tensor:
+    """A term to be looked at, without its graph.
+
+    A compiler may find that the loss and its only term are the same number and return one tensor
+    for both. torch marks that one as having no gradient then, and the loss has none. The maximum
+    of a number and itself is one that compilers do not see through.
+    """
+    value = term.detach()
+    return torch.maximum(value, value) if torch.compiler.is_compiling() else value
