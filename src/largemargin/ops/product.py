@@ -52,7 +52,20 @@ def _(a: Tensor, b: Tensor, tf32: bool) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-def _wide_product(low_a: Tensor, low_b: Tensor, dtype: torch.dtype) -> Tensor:
+def multiply(a: Tensor, b: Tensor, precision: str | None) -> Tensor:
+    """``a @ b`` at the given precision, outside autograd."""
+    if precision is None:
+        return a @ b
+    if precision == "bf16":
+        dtype = torch.promote_types(a.dtype, torch.float32)
+        return _wide(a.to(torch.bfloat16), b.to(torch.bfloat16), dtype)
+    if a.dtype == torch.float32:
+        product: Tensor = _matmul_fp32(a, b, precision == "tf32")
+        return product
+    return a @ b
+
+
+def _wide(low_a: Tensor, low_b: Tensor, dtype: torch.dtype) -> Tensor:
     """The product of bfloat16 matrices, summed up and returned in float32 or float64."""
     if low_a.device.type == "cuda":
         exact: Tensor = torch.mm(low_a, low_b, out_dtype=torch.float32)
@@ -62,8 +75,8 @@ def _wide_product(low_a: Tensor, low_b: Tensor, dtype: torch.dtype) -> Tensor:
 
 @torch.library.custom_op("largemargin::matmul_bf16", mutates_args=())
 def _matmul_bf16(low_a: Tensor, low_b: Tensor, dtype: torch.dtype) -> Tensor:
-    """The wide product, opaque to the compiler: see :func:`multiply`."""
-    return _wide_product(low_a, low_b, dtype)
+    """The wide product, opaque to the compiler."""
+    return _wide(low_a, low_b, dtype)
 
 
 @_matmul_bf16.register_fake
@@ -71,32 +84,20 @@ def _(low_a: Tensor, low_b: Tensor, dtype: torch.dtype) -> Tensor:
     return low_a.new_empty(low_a.shape[0], low_b.shape[1], dtype=dtype)
 
 
-def multiply(a: Tensor, b: Tensor, precision: str | None) -> Tensor:
-    """``a @ b`` at the given precision, outside autograd.
-
-    ``torch.mm(..., out_dtype=...)`` has no derivative. Where torch 2.11 traces the forward pass of
-    an autograd function that ends in it, it takes the result for a constant, and the gradient is 0
-    without a word. So compiled code calls an operator of our own, which it takes as it is.
-    """
-    if precision is None:
-        return a @ b
-    if precision == "bf16":
-        dtype = torch.promote_types(a.dtype, torch.float32)
-        low_a, low_b = a.to(torch.bfloat16), b.to(torch.bfloat16)
-        wide = _matmul_bf16 if torch.compiler.is_compiling() else _wide_product
-        exact: Tensor = wide(low_a, low_b, dtype)
-        return exact
-    if a.dtype == torch.float32:
-        product: Tensor = _matmul_fp32(a, b, precision == "tf32")
-        return product
-    return a @ b
-
-
 class _Product(torch.autograd.Function):
-    """a @ b whose two backward products run at the same precision."""
+    """a @ b whose two backward products run at the same precision.
+
+    ``torch.mm(..., out_dtype=...)`` has no derivative, and torch 2.11 takes the result of a forward
+    pass that it traces for a constant then: the gradient is 0 without a word. So compiled code
+    calls an operator of our own here, which is taken as it is.
+    """
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, precision: str) -> Tensor:
+        if precision == "bf16" and torch.compiler.is_compiling():
+            dtype = torch.promote_types(a.dtype, torch.float32)
+            out: Tensor = _matmul_bf16(a.to(torch.bfloat16), b.to(torch.bfloat16), dtype)
+            return out
         return multiply(a, b, precision)
 
     @staticmethod
