@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from largemargin.data import Data, DataConfig, load_data
+from largemargin.dropin import MarginWarning
 from largemargin.errors import LargeMarginError
 from largemargin.models import ModelConfig
 from largemargin.training import (
@@ -23,6 +24,7 @@ from largemargin.training import (
     train,
     train_many,
 )
+from largemargin.training.step import Step
 
 MLP = ModelConfig("mlp")
 TIMES = {"seconds", "images_per_s"}
@@ -292,3 +294,15 @@ def test_bad_settings_are_explained(
     with pytest.raises(LargeMarginError, match=message):
         train(config(tmp_path, **changes), data=data, progress=False)
     assert not list(tmp_path.iterdir())  # nothing is left of a run that never began
+
+
+def test_a_network_without_gradients_is_told(
+    tmp_path: Path, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_the_head_alone(self: Step, images: Any, noisy: Any, labels: Any) -> Any:
+        return self.criterion.head.weight.square().sum() + 0 * self.model(images).sum(), {}
+
+    monkeypatch.setattr(Step, "plain_losses", of_the_head_alone)
+    with pytest.warns(MarginWarning, match="any of the 4 parameters below the head") as told:
+        train(config(tmp_path, gradients_every=0), data=data, progress=False)
+    assert len(told) == 1

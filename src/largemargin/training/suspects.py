@@ -1,8 +1,11 @@
-"""Which samples a step that was not finite saw."""
+"""What is wrong with steps that are not finite, or that do not teach the network anything."""
+
+import warnings
 
 import torch
 
 from largemargin.data import Batches
+from largemargin.dropin import Criterion, MarginWarning
 
 MOST = 64
 """Names that are written down."""
@@ -19,3 +22,25 @@ def suspects(batches: Batches, epoch: int, step: int) -> list[str]:
         broken = ~torch.isfinite(samples.pixels[index]).flatten(1).all(1)
         index = index[broken] if bool(broken.any()) else index
     return [str(samples.ids[number]) for number in index[:MOST].tolist()]
+
+
+def warn_untouched(criterion: Criterion) -> None:
+    """Say so where the last step had no gradient for the network below its head, to the last bit.
+
+    A hinge that is satisfied everywhere can do this, and so can a compiler that loses a gradient.
+    """
+    head = {id(parameter) for parameter in criterion.layer.parameters()}
+    below = [
+        parameter
+        for parameter in criterion.model.parameters()
+        if parameter.requires_grad and id(parameter) not in head
+    ]
+    sizes = [parameter.grad.norm() for parameter in below if parameter.grad is not None]
+    if below and not (sizes and bool(torch.stack(sizes).any())):
+        warnings.warn(
+            f"the loss has no gradient for any of the {len(below)} parameters below the head: only "
+            "the head is trained. Look at the terms in metrics.jsonl; if the run is compiled, try "
+            "compile: false, and tell us if that helps.",
+            MarginWarning,
+            stacklevel=2,
+        )

@@ -30,7 +30,7 @@ from largemargin.training.scores import Scores, autocast
 from largemargin.training.seeds import Stream, seed_all
 from largemargin.training.step import Snapshot, Step
 from largemargin.training.sums import Sums
-from largemargin.training.suspects import suspects
+from largemargin.training.suspects import suspects, warn_untouched
 
 LOOK_EVERY = 50
 """Steps between looks at what the device has added up."""
@@ -277,6 +277,8 @@ class Trainer:
         """Read the sums; after bad steps put back the buffers, after too many stop."""
         seen = self.sums.read()
         self.progress.show(seen)
+        if self.done == min(LOOK_EVERY, len(self.batches)):
+            warn_untouched(self.criterion)
         if seen.bad > self.journal.bad_steps:
             self.snapshot.restore()
             samples = suspects(self.batches, self.epoch, seen.last_bad)
