@@ -95,6 +95,7 @@ class Engines:
         self.streams: list[Any] = [None] * count
         if device.type == "cuda":
             self.streams = [torch.cuda.Stream() for _ in range(count)]
+        self.trainers: list[Trainer] = []
         self.lanes: list[Iterator[None]] = []
         for seed, stream in enumerate(self.streams):
             config = RunConfig(
@@ -109,7 +110,12 @@ class Engines:
             )
             with torch.cuda.stream(stream):
                 trainer = Trainer(config, data, Journal(folder), processes=Processes(config))
+                self.trainers.append(trainer)
                 self.lanes.append(trainer.steps())
+
+    def gradient_norm(self) -> float:
+        """Of the first run, its mean over the epoch so far."""
+        return float(self.trainers[0].sums.read().row()["gradient_norm"])
 
     def __call__(self, count: int) -> None:
         for _ in range(count):
@@ -169,6 +175,7 @@ def on_gpu(options: argparse.Namespace) -> list[dict[str, Any]]:
     data = images(78 * BATCH, 32, 3)  # whole batches: a ragged one would be compiled anew by hand
     rows = []
     runs: dict[str, tuple[Callable[[int], None], int]] = {}
+    norms: dict[bool, float] = {}
 
     def add(name: str, make: Callable[[], Callable[[int], None]], models: int = 1) -> None:
         started = time.perf_counter()
@@ -176,6 +183,11 @@ def on_gpu(options: argparse.Namespace) -> list[dict[str, Any]]:
             run = make()
             run(100)  # an epoch and more: compiled, captured
             torch.cuda.synchronize()
+            if isinstance(run, Engines):
+                # Steps that do not learn would be fast too.
+                norm = run.gradient_norm()
+                wanted = norms.setdefault("LMD" in name, norm)
+                assert math.isclose(norm, wanted, rel_tol=0.3), f"gradient norm {norm}, {wanted}"
         except Exception as error:
             rows.append({"provider": name, "error": repr(error)[:500]})
             print(rows[-1], flush=True)
@@ -192,6 +204,7 @@ def on_gpu(options: argparse.Namespace) -> list[dict[str, Any]]:
     add("engine, plain", lambda: Engines(1, data, device, graph="off", **half))
     add("engine, graph", lambda: Engines(1, data, device, graph="on", **half))
     fast = {"graph": "on", "compile": True, **half}
+    add("engine, graph, LMD", lambda: Engines(1, data, device, objective=LMD, graph="on", **half))
     add("engine, compiled graph", lambda: Engines(1, data, device, **fast))
     add("engine, compiled graph, LMD", lambda: Engines(1, data, device, objective=LMD, **fast))
     for models in options.side_by_side:
