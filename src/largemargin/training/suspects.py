@@ -27,7 +27,8 @@ def suspects(batches: Batches, epoch: int, step: int) -> list[str]:
 def warn_untouched(criterion: Criterion) -> None:
     """Say so where the last step had no gradient for the network below its head, to the last bit.
 
-    A hinge that is satisfied everywhere can do this, and so can a compiler that loses a gradient.
+    A hinge that is satisfied everywhere can do this, a network whose units all died of a learning
+    rate that is too high, and a compiler that loses a gradient.
     """
     head = {id(parameter) for parameter in criterion.layer.parameters()}
     below = [
@@ -39,8 +40,8 @@ def warn_untouched(criterion: Criterion) -> None:
     if below and not (sizes and bool(torch.stack(sizes).any())):
         warnings.warn(
             f"the loss has no gradient for any of the {len(below)} parameters below the head: only "
-            "the head is trained. Look at the terms in metrics.jsonl; if the run is compiled, try "
-            "compile: false, and tell us if that helps.",
+            "the head is trained. Every unit of a layer may be dead: lower optimizer.lr, or clip. "
+            "If the run is compiled and compile: false helps, tell us.",
             MarginWarning,
             stacklevel=2,
         )

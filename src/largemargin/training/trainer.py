@@ -277,7 +277,7 @@ class Trainer:
         """Read the sums; after bad steps put back the buffers, after too many stop."""
         seen = self.sums.read()
         self.progress.show(seen)
-        if self.done == min(LOOK_EVERY, len(self.batches)):
+        if self.done == min(LOOK_EVERY, len(self.batches)) and not seen.bad:
             warn_untouched(self.criterion)
         if seen.bad > self.journal.bad_steps:
             self.snapshot.restore()
