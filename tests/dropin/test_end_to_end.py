@@ -91,7 +91,7 @@ def new_run(name: str) -> Run:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in ("cosface", "softmax + lmd") else pytest.mark.slow)
+        pytest.param(name, marks=[] if name == "softmax + lmd" else pytest.mark.slow)
         for name in OBJECTIVES
     ],
 )

@@ -74,6 +74,7 @@ ALSO = {
     ),
     "ops/shards.py": ("tests/prototypes/test_sharded.py",),
     "ops/rows.py": ("tests/ops/test_rows.py", "tests/contract/test_fused.py"),
+    "ops/product.py": ("tests/ops/test_product.py",),
     "ops/boundary.py": ("tests/properties/test_items_centroids.py",),
     "ops/rivals.py": ("tests/properties/test_items_centroids.py",),
     "losses/centroid_margin.py": ("tests/mutants/test_centroid_margins.py",),
