@@ -187,7 +187,7 @@ def on_gpu(options: argparse.Namespace) -> list[dict[str, Any]]:
                 # Steps that do not learn would be fast too.
                 norm = run.gradient_norm()
                 wanted = norms.setdefault("LMD" in name, norm)
-                assert math.isclose(norm, wanted, rel_tol=0.3), f"gradient norm {norm}, {wanted}"
+                assert math.isclose(norm, wanted, rel_tol=0.5), f"gradient norm {norm}, {wanted}"
         except Exception as error:
             rows.append({"provider": name, "error": repr(error)[:500]})
             print(rows[-1], flush=True)
