@@ -68,11 +68,15 @@ class Features:
 
 
 @NEEDS_FORK
-@pytest.mark.parametrize("count", [40_000, pytest.param(1_000_000, marks=SLOW)])
+@pytest.mark.parametrize("count", [100_000, pytest.param(1_000_000, marks=SLOW)])
 def test_measure_holds_a_batch_and_a_few_numbers_per_sample(
     monkeypatch: pytest.MonkeyPatch, faults: Faults, count: int
 ) -> None:
-    """512 float32 features of a sample are 2 KiB; what is kept of it may take an eighth."""
+    """512 float32 features of a sample are 2 KiB; what is kept of it may take an eighth.
+
+    The rest is for a batch and for what a process grows by that other tests left fragments in,
+    35 to 85 MiB as seen; all features would be 195 MiB.
+    """
     monkeypatch.setattr(children, "LONGEST", 900.0)
     dim, classes = 512, 100
     model = nn.Linear(dim, classes, bias=False)
@@ -88,7 +92,7 @@ def test_measure_holds_a_batch_and_a_few_numbers_per_sample(
     faults.measure(f"measure: {count:,} features of 512 numbers, {classes} classes", took)
     assert samples == count
     assert 0.8 < mean < 1.0
-    assert took.bytes < 64 * MIB + count * dim * 4 // 8, f"{took.bytes / MIB:.0f} MiB"
+    assert took.bytes < 112 * MIB + count * dim * 4 // 8, f"{took.bytes / MIB:.0f} MiB"
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(50_000, marks=SLOW)])
