@@ -105,6 +105,7 @@ def test_stopped_in_the_middle_of_an_epoch_on_a_gpu(
         model=ModelConfig("mlp", dropout=0.3, options={"hidden": (32,)}),
         deterministic=deterministic,
         data=DataConfig(fraction=0.3),
+        optimizer=OptimizerConfig(lr=0.01),  # at 0.05 all 32 units die and nothing is compared
     )
     whole = train(settings, folder=tmp_path / "whole", data=digits(), progress=False)
     resumed = stopped_and_resumed(settings, tmp_path / "run", digits(), (17, 60))

@@ -1,5 +1,6 @@
 """The CUDA-graph path of the engine gives the numbers of the plain path."""
 
+import gc
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -144,6 +145,25 @@ def test_runs_side_by_side_get_the_numbers_they_get_alone(tmp_path: Path, data: 
     together = train_many(settings, data=data, side_by_side=3, progress=False)
     for each, run in zip(settings, together, strict=True):
         assert_close(train(each, data=data, progress=False), run)
+
+
+def test_garbage_of_another_run_does_not_end_a_capture(tmp_path: Path, data: Data) -> None:
+    """A captured step that is freed while another is captured ends that with a CUDA error."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.zeros(3, device="cuda").add_(1)
+    ring: list[Any] = [graph]
+    ring.append(ring)
+    gc.freeze()  # it is found by a whole collection only, as what outlives a run is
+    gc.unfreeze()
+    del graph, ring
+    threshold = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        run = train(config(tmp_path, graph="on"), data=data, progress=False)
+    finally:
+        gc.set_threshold(*threshold)
+    assert len(run.metrics("epoch")) == 3
 
 
 def test_a_bad_batch_in_a_graph_is_skipped_and_counted(tmp_path: Path, data: Data) -> None:

@@ -1,5 +1,9 @@
 """Whole steps as CUDA graphs: augmentation, noise, forward, loss, backward, optimizer."""
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -83,6 +87,20 @@ class GraphStep:
         # Gradients made while capturing live in the graph's own memory.
         self.step.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream(self.device)):
+        stream = torch.cuda.current_stream(self.device)
+        with _nothing_collected(), torch.cuda.graph(graph, stream=stream):
             self.step(*self._batch(size))
         self.graphs[size] = graph
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Garbage goes before, none goes inside: freeing another run's graph ends a capture."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
