@@ -55,6 +55,7 @@ def test_every_golden_case_passes(run):
     assert status == 0
 
 
+@pytest.mark.slow  # `make test` runs the script itself, on all golden vectors
 def test_as_a_script(folder):
     script = Path(conformance.__file__)
     done = subprocess.run(

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "how-to"
 SCRIPTS = sorted(FOLDER.glob("*.py"))
 
+SLOW = {"omniglot_embeddings"}
 # What a script's main() calls its scores, where that is not "accuracy".
 SCORES = {"scikit_learn": ("digits", "images", "wine")}
 # Scripts that show a training loop also show the named terms of the loss.
@@ -86,7 +87,11 @@ def fresh_accelerate_state() -> None:
         GradientState._reset_state()
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow if path.stem in SLOW else ()) for path in SCRIPTS],
+    ids=lambda path: path.stem,
+)
 def test_a_script_trains(path: Path) -> None:
     try:
         result = load(path).main()

@@ -87,7 +87,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(lm.LOSSES))
+# One of every kind; that all losses learn is shown elsewhere, that all have a name here and there.
+QUICK = ("arcface", "discriminative", "kobayashi", "ldam", "lm_softmax", "margin_distribution")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK or name in SETTINGS else pytest.mark.slow)
+        for name in sorted(lm.LOSSES)
+    ],
+)
 def test_every_loss_learns_by_its_name(name: str) -> None:
     X, X_test, y, y_test = split(load_iris)
     model = LargeMarginClassifier(name, epochs=40, lr=0.01, random_state=0)

@@ -82,7 +82,13 @@ def test_channels_last_gives_the_same(name: str) -> None:
     torch.testing.assert_close(last, plain, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("resnet18", "small_cnn") else pytest.mark.slow)
+        for name in NAMES
+    ],
+)
 def test_compiles_as_one_graph(name: str) -> None:
     model = build_small_normalised(name).eval()
     images = images_for(name)

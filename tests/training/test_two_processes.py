@@ -66,9 +66,14 @@ def alone(config: RunConfig, folder: Path) -> Run:
 
 
 @NEEDS_GLOO
-@pytest.mark.parametrize("name", CASES)
-def test_two_processes_train_what_one_does(pairs: dict[str, tuple[Run, Run]], name: str) -> None:
-    two, one = pairs[name]
+def test_two_processes_train_what_one_does(pairs: dict[str, tuple[Run, Run]]) -> None:
+    """One test, so that the processes are started once, whoever shares the tests out."""
+    for two, one in pairs.values():
+        assert_same(two, one)
+    assert_tracked(pairs["softmax"][0])
+
+
+def assert_same(two: Run, one: Run) -> None:
     for mine, theirs in zip(two.metrics("epoch"), one.metrics("epoch"), strict=True):
         assert mine["images"] == theirs["images"]
         assert mine["gradient_norm"] == pytest.approx(theirs["gradient_norm"], rel=1e-4)
@@ -82,11 +87,10 @@ def test_two_processes_train_what_one_does(pairs: dict[str, tuple[Run, Run]], na
     assert two.result["geometry"] == pytest.approx(one.result["geometry"], rel=1e-3)
 
 
-@NEEDS_GLOO
-def test_trackers_get_the_metrics(pairs: dict[str, tuple[Run, Run]]) -> None:
+def assert_tracked(run: Run) -> None:
+    """Trackers got the metrics."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = pairs["softmax"][0]
     events = next(run.folder.rglob("events.out.tfevents*"))
     found = EventAccumulator(str(events.parent)).Reload()
     rows = run.metrics("epoch")
