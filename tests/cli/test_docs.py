@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,10 +62,11 @@ def test_the_folder_to_report_commands_of_the_readme(tmp_path: Path) -> None:
 
 
 def test_the_page_runs(tmp_path: Path) -> None:
+    names: dict[str, Any] = {"folder": tmp_path}
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.S):
-        names: dict[str, object] = {"folder": tmp_path}
-        exec(compile(block, "command_line.md", "exec"), names)
-        assert 0 < float(names["accuracy"]) <= 1  # type: ignore[arg-type]
+        exec(compile(block, "command_line.md", "exec"), names)  # one goes on from the other
+    assert 0 < float(names["accuracy"]) <= 1
+    assert names["fitted"].loss < names["fitted"].loss_before
 
 
 def commands() -> dict[str, set[str]]:

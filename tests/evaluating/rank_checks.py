@@ -3,6 +3,7 @@
 Each check yields what differs as text instead of raising, so that the ranks stay in step.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -18,6 +19,7 @@ from largemargin.evaluating import (
     EvaluationConfig,
     Search,
     accuracy_of,
+    calibrate_temperature,
     calibrate_threshold,
     evaluate,
 )
@@ -117,6 +119,11 @@ def check_evaluation() -> Iterator[str]:
     )
     if one != two:
         yield f"threshold is {two}, not {one}"
+    fitted, together = (
+        calibrate_temperature(image_net(), samples, reduce=reduce) for reduce in (False, True)
+    )
+    if fitted.samples != together.samples or not math.isclose(fitted.value, together.value):
+        yield f"temperature is {together}, not {fitted}"
 
 
 def check_fewer_samples_than_ranks() -> Iterator[str]:

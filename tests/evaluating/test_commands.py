@@ -16,7 +16,14 @@ from sklearn.datasets import load_digits
 
 from largemargin.cli import main
 from largemargin.data import DataConfig
-from largemargin.evaluating import Evaluation, Predictions, accuracy_of, calibrate_threshold
+from largemargin.evaluating import (
+    Evaluation,
+    Predictions,
+    Tempered,
+    accuracy_of,
+    calibrate_temperature,
+    calibrate_threshold,
+)
 from largemargin.measuring import Geometry
 from largemargin.measuring.compare import Comparison
 from largemargin.models import ModelConfig
@@ -70,6 +77,12 @@ def test_evaluate(copied: Run) -> None:
     assert found.clean.accuracy == copied.result["test"]["accuracy"]
     assert found.settings["draws"] == 2
     assert [each.attack for each in found.attacked] == ["fgsm linf 8/255"]
+    fitted = calibrate_temperature(copied.model(), data.validation)
+    assert found.temperature == fitted.value
+    assert found.calibrated is not None
+    again = accuracy_of(Tempered(copied.model(), fitted), data.test, num_classes=10)
+    assert found.calibrated.expected_error == pytest.approx(again.ece, abs=1e-6)
+    assert f"with temperature {fitted.value:.4g}" in done.stdout
 
 
 def test_evaluate_other_data_and_strangers(copied: Run, photos: Path, tmp_path: Path) -> None:
@@ -85,6 +98,11 @@ def test_evaluate_other_data_and_strangers(copied: Run, photos: Path, tmp_path: 
     assert found.clean.confusion == want.confusion
     assert found.strangers is not None
     assert found.strangers.strangers == (digits.target[:60] == 3).sum()
+    assert found.temperature is None  # the run's own data may not be here
+    fitted = calibrate_temperature(copied.model(), copied.data().validation)
+    assert main(["predict", str(copied.folder), str(photos / "3"), "--threshold", "none"]) == 0
+    assert main([*words, *QUICK, "--attacks", "[]", "--out", str(out)]) == 0
+    assert Evaluation.load(out).temperature == fitted.value  # but it was, when it predicted
     assert not (copied.folder / "evaluation.json").exists()
 
 
@@ -101,11 +119,12 @@ def test_evaluate_settings_from_a_file(copied: Run, tmp_path: Path) -> None:
     assert found.clean.accuracy == pytest.approx(copied.result["validation"]["accuracy"])
 
 
-def test_measure(run: Run, tmp_path: Path) -> None:
-    done = command("measure", run.folder, "--out", tmp_path / "geometry.json")
-    assert (done.returncode, done.stderr) == (0, "")
+def test_measure(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["measure", str(run.folder), "--out", str(tmp_path / "geometry.json")]) == 0
+    said = capsys.readouterr()
     found = Geometry.load(tmp_path / "geometry.json")
-    assert str(found) in done.stdout
+    assert str(found) in said.out
+    assert said.err == ""
     trained = run.geometry()
     assert trained is not None
     same(found, trained)
@@ -120,18 +139,23 @@ def test_measure_two_runs(run: Run, copied: Run, tmp_path: Path) -> None:
     assert found.quantities["accuracy"].change == 0
 
 
-def test_predict(copied: Run, photos: Path, tmp_path: Path) -> None:
+def test_predict(
+    copied: Run, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
     out = tmp_path / "out.json"
-    done = command("predict", copied.folder, photos, broken, "--out", out)
-    assert done.returncode == 0
+    words = ["predict", copied.folder, photos, broken, "--out", out]
+    assert main(list(map(str, words))) == 0
+    said = capsys.readouterr()
     found = Predictions.load(out)
-    assert "61 images, " in done.stdout
-    assert "1 could not be read" in done.stdout
+    assert "61 images, " in said.out
+    assert "1 could not be read" in said.out
     validation = copied.data().validation
     assert found.threshold == calibrate_threshold(copied.model(), validation)
-    assert str(found.threshold) in done.stderr
+    assert found.temperature == calibrate_temperature(copied.model(), validation)
+    assert str(found.temperature) in said.err
+    assert str(found.threshold) in said.err
     right = [row.label == Path(row.image).parent.name for row in found.rows[:-1]]
     assert sum(right) / 60 > 0.5
     for row in found.rows[:-1]:
@@ -172,6 +196,7 @@ def test_predict_without_validation_images(
     said = capsys.readouterr()
     assert "Nothing is flagged: " in said.err
     assert "this run held none out" in said.err
+    assert "Probabilities are those of the logits as they are: " in said.err
     assert {row["flag"] for row in csv.DictReader(said.out.splitlines())} == {""}
     # Who asks for a rule gets it, or an error.
     assert main(["predict", folder, str(photos / "1"), "--target", "0.9"]) == 2
@@ -180,6 +205,30 @@ def test_predict_without_validation_images(
         assert main(["predict", folder, str(photos / "1"), "--threshold", threshold]) == 0
         rows = csv.DictReader(capsys.readouterr().out.splitlines())
         assert {row["flag"] for row in rows} == flags
+
+
+def test_temperatures_of_probabilities(
+    copied: Run, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As fitted, as given, or as trained; in predictions and in what is exported."""
+    images = sorted(photos.glob("1/*.png"))[:3]
+    fitted = calibrate_temperature(copied.model(), copied.data().validation)
+    pixels = torch.stack(
+        [torch.from_numpy(np.array(Image.open(each))).float()[None] / 255 for each in images]
+    )
+    for given, value in (("auto", fitted.value), ("none", 1.0), ("0.5", 0.5)):
+        words = ["predict", str(copied.folder), *map(str, images), "--temperature", given]
+        assert main([*words, "--threshold", "none"]) == 0
+        rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+        want = (copied.model()(pixels).double() / value).softmax(1)
+        got = [float(row["probability"]) for row in rows]
+        assert got == pytest.approx(want.amax(1).tolist(), rel=1e-4)
+        path = tmp_path / f"{given}.pt2"
+        words = ["export", str(copied.folder), "--format", "program", "-o", str(path)]
+        assert main([*words, "--outputs", "probabilities", "--temperature", given]) == 0
+        capsys.readouterr()
+        exported = torch.export.load(str(path)).module()(pixels)
+        torch.testing.assert_close(exported, want.float(), rtol=1e-4, atol=1e-6)
 
 
 def test_nothing_readable_is_no_success(run: Run, tmp_path: Path) -> None:
@@ -191,15 +240,18 @@ def test_nothing_readable_is_no_success(run: Run, tmp_path: Path) -> None:
 def test_export_to_onnx(run: Run, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra export")
     path = tmp_path / "new" / "model.onnx"
-    done = command("export", run.folder, "--outputs", "probabilities", "-o", path)
+    words = ("--outputs", "probabilities", "--temperature", "0.5", "-o", path)
+    done = command("export", run.folder, *words)
     assert done.returncode == 0, done.stderr
     assert f"written to {path}" in done.stdout
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     images = torch.rand(5, 1, 8, 8)
     (got,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
-    assert np.allclose(got, run.model()(images).softmax(1).detach().numpy(), atol=1e-5)
+    want = (run.model()(images) / 0.5).softmax(1)
+    assert np.allclose(got, want.detach().numpy(), atol=1e-5)
     names = session.get_modelmeta().custom_metadata_map["largemargin.class_names"]
     assert json.loads(names) == list(run.classes)
+    assert session.get_modelmeta().custom_metadata_map["largemargin.temperature"] == "0.5"
 
 
 def test_export_a_program(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,6 +282,14 @@ def test_export_a_program(run: Run, tmp_path: Path, capsys: pytest.CaptureFixtur
         (["predict", "RUN", "a.png", "--out", "a.txt"], ".csv or .json"),
         (["predict", "RUN", "a.png", "--threshold", "low"], "a number, none or auto"),
         (["predict", "RUN", "a.png", "--target", "2"], "target must be"),
+        (["predict", "RUN", "a.png", "--temperature", "hot"], "a number, none or auto"),
+        (["predict", "RUN", "a.png", "--temperature", "0"], "temperature must be a finite number"),
+        (["evaluate", "RUN", "--temperature", "-1"], "temperature must be a finite number"),
+        (["export", "RUN", "--temperature", "2"], "is for --outputs probabilities"),
+        (
+            ["export", "RUN", "--outputs", "probabilities", "--temperature", "0"],
+            "temperature must be a finite number",
+        ),
         (["export", "RUN", "--format", "tflite"], "'onnx', 'program'"),
         (["export", "RUN", "-o", "RUN"], "is a folder"),
         (["evaluate", "RUN", "--out", "RUN"], "is a folder"),

@@ -202,7 +202,8 @@ def test_all_of_it_through_the_command(
         command(capsys, "train", *common, "--data.corrupt", "skip", status=0)
     (run,) = (tmp_path / "runs").iterdir()
     out = tmp_path / "answers.csv"
-    said = command(capsys, "predict", run, root, "--threshold", "none", "--out", out, status=0)
+    as_trained = ("--threshold", "none", "--temperature", "none")
+    said = command(capsys, "predict", run, root, *as_trained, "--out", out, status=0)
     assert f"{len(UNREADABLE)} could not be read" in said
     with out.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

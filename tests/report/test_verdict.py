@@ -3,11 +3,15 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from report.made import geometry
 
 import largemargin as lm
+from largemargin.evaluating import EvaluationConfig, evaluate
 from largemargin.report import advice
 from largemargin.report.advice import advise, collapsed_tail
+from largemargin.report.charts import Chart
+from largemargin.report.sections.robustness import robustness_section
 from largemargin.report.subjects import Subject, Subjects, is_softmax
 from largemargin.report.verdict import (
     accuracy,
@@ -146,3 +150,29 @@ def test_measuring_again_does_not_lose_what_was_measured() -> None:
 def test_commands_can_be_typed_where_folders_have_spaces() -> None:
     given = subject(run=Run("my runs/first one"))
     assert given.where == "'my runs/first one'"
+
+
+def test_a_temperature_is_told_and_drawn() -> None:
+    """What it does to the calibration stands beside the calibration as it is."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2))
+    torch.nn.init.constant_(model[1].weight, 0.0)
+    model[1].weight.data[0, 0] = 20.0
+    images = torch.rand(60, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    labels = (torch.arange(60) % 3 == 0).long()
+    config = EvaluationConfig(perturbations="none", gaussian=(), uniform=(), attacks=())
+    found = evaluate(model, [(images, labels)], config=config, temperature=8.0)
+    plain = replace(found, temperature=None, calibrated=None)
+    assert found.calibrated is not None
+    said = calibration(replace(subject(), evaluation=found)).detail
+    error = f"{100 * found.calibrated.expected_error:.2f} %"
+    assert said.endswith(f"; {error} with temperature 8")
+    assert "temperature" not in calibration(replace(subject(), evaluation=plain)).detail
+    for evaluation, names in (
+        (found, ["honest", "model", "model, temperature 8"]),
+        (plain, ["honest", "model"]),
+    ):
+        section = robustness_section(Subjects((replace(subject(), evaluation=evaluation),)))
+        (chart,) = [each for each in section.blocks if getattr(each, "key", "") == "calibration"]
+        assert isinstance(chart, Chart)
+        assert [each.name for each in chart.series] == names
+        assert [each.dash for each in chart.series] == ["dash", "solid", "dot"][: len(names)]

@@ -5,9 +5,21 @@ from typing import Any
 
 import jsonargparse
 
-from largemargin.cli.run_data import add_data, add_run, ask, data_of, output_file, strangers_of
+from largemargin.cli.fitted import Fitted, fitted_temperature, number_or
+from largemargin.cli.run_data import (
+    Asked,
+    add_data,
+    add_run,
+    ask,
+    data_of,
+    output_file,
+    strangers_of,
+)
 from largemargin.cli.run_options import show_progress
+from largemargin.data import Data, DataConfig
+from largemargin.errors import LargeMarginError
 from largemargin.evaluating.config import EvaluationConfig
+from largemargin.evaluating.temperature import Temperature
 
 HELP = "test a trained model: noise, occlusion, attacks, calibration, other data"
 
@@ -40,6 +52,13 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=str, default=None, help="JSON file; default evaluation.json in the run"
     )
+    parser.add_argument(
+        "--temperature",
+        type=str,
+        default="auto",
+        help="report calibration with logits divided by it, too: a number, none, or auto (fitted "
+        "to the validation images of the run; for other data only if it was before)",
+    )
     parser.add_argument("--config", action="config", help="YAML file with any of these settings")
     parser.add_class_arguments(EvaluationConfig)
     for group in parser._action_groups:
@@ -57,6 +76,8 @@ def run(options: Any) -> int:
     asked = ask(options)
     path = output_file(options.out or asked.run.folder / "evaluation.json")
     data, samples, what = data_of(options, asked)
+    own = data if options.data == DataConfig() else None
+    temperature = _temperature(options, asked, own, what)
     search = None
     if data.query is not None and data.gallery is not None:
         search = Search(data.query, data.gallery)
@@ -68,9 +89,26 @@ def run(options: Any) -> int:
         config=config,
         ood=ood,
         search=search,
+        temperature=temperature,
         device=asked.device,
         progress=show_progress(),
     )
     found.save(path)
     print(f"{asked.run.folder}, {what} images\n{found}\n\nwritten to {path}")
     return 0
+
+
+def _temperature(options: Any, asked: Asked, own: Data | None, what: str) -> Any:
+    given = number_or("temperature", options.temperature)
+    if given != "auto":
+        return None if given == "none" else given
+    fitted = Fitted(asked, say=False)  # the table does
+    if own is None:
+        return fitted.kept(Temperature, "temperature")  # the run's own data may not be here
+    if what == "validation":
+        return None  # it would be judged on what it was fitted to
+    fitted.images = own.validation  # which need not be read again
+    try:
+        return fitted_temperature(fitted)
+    except LargeMarginError:
+        return None  # nobody asked for it

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import jsonargparse
 
+from largemargin.cli.fitted import Fitted, temperature_for
 from largemargin.cli.run_data import add_run, ask, output_file
 from largemargin.errors import LargeMarginError
 
@@ -38,18 +39,34 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         default="logits",
         help="what it returns: logits, probabilities or features",
     )
+    parser.add_argument(
+        "--temperature",
+        type=str,
+        default="auto",
+        help="what logits are divided by for probabilities: a number, none, or auto (fitted to the "
+        "validation images, as largemargin predict does)",
+    )
     parser.add_argument("--overwrite", type=bool, default=False, help="replace an existing file")
 
 
 def run(options: Any) -> int:
     import torch
 
+    from largemargin.evaluating.temperature import number_of
     from largemargin.export import to_exported_program, to_onnx
 
     asked = ask(options)
     path = output_file(options.out or asked.run.folder / f"model{SUFFIX[options.format]}")
     if path.exists() and not options.overwrite:
         raise LargeMarginError(f"{path} exists already. Replace it with --overwrite true.")
+    temperature = 1.0
+    if options.outputs == "probabilities":
+        given = temperature_for(options.temperature, Fitted(asked))
+        temperature = 1.0 if given is None else number_of(given)
+    elif options.temperature not in ("auto", "none"):
+        raise LargeMarginError(
+            f"--temperature is for --outputs probabilities, but this returns {options.outputs}."
+        )
     model = asked.model.cpu()
     example = torch.rand(2, asked.channels, *asked.size, generator=torch.Generator().manual_seed(0))
     if options.format == "onnx":
@@ -58,11 +75,14 @@ def run(options: Any) -> int:
             example,
             path,
             outputs=options.outputs,
+            temperature=temperature,
             class_names=asked.classes,
             overwrite=options.overwrite,
         )
     else:
-        program = to_exported_program(model, example, outputs=options.outputs)
+        program = to_exported_program(
+            model, example, outputs=options.outputs, temperature=temperature
+        )
         partial = path.with_name(f".{path.name}.partial{SUFFIX['program']}")
         torch.export.save(program, partial)
         partial.replace(path)

@@ -1,14 +1,15 @@
 """``largemargin predict``: classes of image files, with probability, margin and a flag."""
 
-import hashlib
 import sys
 from pathlib import Path
 from typing import Any, Literal
 
 import jsonargparse
 
-from largemargin.cli.run_data import Asked, add_run, ask, output_file
+from largemargin.cli.fitted import Fitted, number_or, temperature_for
+from largemargin.cli.run_data import add_run, ask, output_file
 from largemargin.cli.run_options import show_progress
+from largemargin.data import Samples
 from largemargin.errors import LargeMarginError
 
 HELP = "predict the classes of image files, and flag those too close to call"
@@ -17,8 +18,10 @@ DESCRIPTION = """\
 Predict the class of image files. Every image gets a row with its class, the probability, the margin
 (distance of its features to the decision boundary, or cosine for losses on angles) and a flag where
 the margin is below a threshold. The threshold is calibrated on the validation images of the run, so
-that it keeps 95 % of the right predictions, and kept in its folder; without them nothing is
-flagged. An image that cannot be read gives a row that says why.
+that it keeps 95 % of the right predictions; the temperature that makes probabilities mean what they
+say is fitted to them, too. Both are kept in the folder of the run. Without validation images
+nothing is flagged, and probabilities are the softmax of the logits as they are. An image that
+cannot be read gives a row that says why.
 
 In CSV files, texts that a spreadsheet would take for a formula get an apostrophe in front."""
 
@@ -27,7 +30,8 @@ Examples:
   largemargin predict runs/20260101-120000-run photos/            CSV to the screen
   largemargin predict RUN a.jpg b.png --out answers.csv           or answers.json
   largemargin predict RUN photos/ --rule accuracy --target 0.99   flag until 99 % are right
-  largemargin predict RUN photos/ --threshold 0.3                 or none"""
+  largemargin predict RUN photos/ --threshold 0.3                 or none
+  largemargin predict RUN photos/ --temperature none              probabilities as trained"""
 
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -59,6 +63,13 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         default=None,
         help="that share or accuracy; default 0.95 for keep, 0.99 for accuracy",
     )
+    parser.add_argument(
+        "--temperature",
+        type=str,
+        default="auto",
+        help="what logits are divided by for the probabilities: a number, none, or auto (fitted to "
+        "the validation images)",
+    )
     parser.add_argument("--batch_size", type=int, default=64, help="images at a time")
 
 
@@ -69,11 +80,13 @@ def run(options: Any) -> int:
         raise LargeMarginError(f"--out must end in .csv or .json, but {options.out!r} was given.")
     path = None if options.out is None else output_file(options.out)
     asked = ask(options)
+    fitted = Fitted(asked)
     found = predict(
         asked.model,
         options.images,
         classes=asked.classes,
-        threshold=_threshold(options, asked),
+        threshold=_threshold(options, fitted),
+        temperature=temperature_for(options.temperature, fitted),
         size=asked.size,
         channels=asked.channels,
         stretch=asked.stretch,
@@ -96,63 +109,28 @@ def run(options: Any) -> int:
     return 1 if found.failed == len(found) else 0
 
 
-def _threshold(options: Any, asked: Asked) -> Any:
-    if options.threshold == "none":
-        return None
-    if options.threshold != "auto":
-        try:
-            return float(options.threshold)
-        except ValueError:
-            raise LargeMarginError(
-                f"--threshold must be a number, none or auto, but {options.threshold!r} was given."
-            ) from None
+def _threshold(options: Any, fitted: Fitted) -> Any:
+    given = number_or("threshold", options.threshold)
+    if given != "auto":
+        return None if given == "none" else given
+    from largemargin.evaluating import Threshold, calibrate_threshold
+
+    def fit(validation: Samples) -> Threshold:
+        return calibrate_threshold(
+            fitted.asked.model,
+            validation,
+            rule=options.rule,
+            target=options.target,
+            device=fitted.asked.device,
+            progress=show_progress(),
+        )
+
+    target = "default" if options.target is None else f"{options.target:g}"
     try:
-        return _calibrated(options, asked)
+        return fitted.get(Threshold, "threshold", fit, detail=f"-{options.rule}-{target}")
     except LargeMarginError as error:
         if options.rule != "keep" or options.target is not None:
             raise
         # Nobody asked for this rule: predictions without flags are better than none.
         print(f"Nothing is flagged: {error}", file=sys.stderr)
         return None
-
-
-def _calibrated(options: Any, asked: Asked) -> Any:
-    """The threshold of this model, from the folder of the run if it was found before."""
-    from largemargin.evaluating import Threshold, calibrate_threshold
-
-    # Of these weights, and no others: a run may have been continued since.
-    weights = hashlib.blake2b(digest_size=6)
-    for tensor in asked.model.state_dict().values():
-        weights.update(tensor.detach().cpu().contiguous().view(-1).numpy().tobytes())
-    target = "default" if options.target is None else f"{options.target:g}"
-    name = f"threshold-{options.rule}-{target}-{weights.hexdigest()}.json"
-    path = asked.run.folder / name
-    if path.is_file():
-        return Threshold.load(path)
-    try:
-        validation = asked.run.data().validation
-    except LargeMarginError as error:
-        raise LargeMarginError(
-            "the threshold is calibrated on the validation images of the run, which cannot be "
-            f"read: {error} Or pass --threshold none, or a number."
-        ) from None
-    if validation is None or len(validation) == 0:
-        raise LargeMarginError(
-            "the threshold is calibrated on validation images, but this run held none out "
-            "(data.validation). Pass --threshold none, or a number. Training images will not do: "
-            "their margins are too large."
-        )
-    found = calibrate_threshold(
-        asked.model,
-        validation,
-        rule=options.rule,
-        target=options.target,
-        device=asked.device,
-        progress=show_progress(),
-    )
-    try:
-        found.save(path)
-    except OSError as error:  # a run that others may only read predicts all the same
-        print(f"The threshold is not kept: {error.strerror}.", file=sys.stderr)
-    print(found, file=sys.stderr)
-    return found

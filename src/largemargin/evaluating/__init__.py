@@ -18,6 +18,7 @@ from largemargin.evaluating.perturbed import (
 from largemargin.evaluating.predict import predict
 from largemargin.evaluating.prediction import Prediction, Predictions
 from largemargin.evaluating.retrieval import Retrieval, retrieval_of
+from largemargin.evaluating.temperature import Temperature, Tempered, calibrate_temperature
 from largemargin.evaluating.threshold import Threshold, calibrate_threshold
 
 __all__ = [
@@ -33,10 +34,13 @@ __all__ = [
     "Retrieval",
     "Search",
     "Strangers",
+    "Temperature",
+    "Tempered",
     "Threshold",
     "accuracy_of",
     "attack_curve",
     "attacked_accuracy",
+    "calibrate_temperature",
     "calibrate_threshold",
     "cross_camera",
     "detect_strangers",

@@ -25,6 +25,8 @@ from largemargin.evaluating.pieces import Piece, Source, count_pieces, need_labe
 from largemargin.evaluating.progress import bar
 from largemargin.evaluating.retrieval import Retrieval, retrieval_of
 from largemargin.evaluating.scored import SCORES, Scorer
+from largemargin.evaluating.temperature import Temperature, number_of
+from largemargin.geometry.pairs import widen
 from largemargin.measuring.batches import IGNORED
 from largemargin.measuring.ranks import together
 from largemargin.ops.distributed import world_size
@@ -48,6 +50,7 @@ def evaluate(
     config: EvaluationConfig | None = None,
     ood: Source | None = None,
     search: Search | None = None,
+    temperature: Temperature | float | None = None,
     device: torch.device | str | None = None,
     reduce: bool = True,
     progress: bool = False,
@@ -67,6 +70,8 @@ def evaluate(
         config: which parts to run; default all of them.
         ood: other data, for the detection of strangers.
         search: queries and gallery of re-identification data.
+        temperature: fitted to other data (:func:`calibrate_temperature`): the calibration with it
+            is reported too. Nothing else depends on it.
         device: where to compute; default where the model is.
         reduce: False evaluates on this process alone, for calls on one process of several.
         progress: show a progress bar with the time left (needs tqdm).
@@ -86,6 +91,8 @@ def evaluate(
     where = reader.device if device is None else torch.device(device)
     shared = reduce and world_size() > 1
     passing = _Pass(reader, data, config, where, strangers=ood is not None, shared=shared)
+    if temperature is not None:
+        passing.divide_by(number_of(temperature))
     passing.prepare(together(shared, passing.look))
     parts = together(shared, lambda: passing.run(progress))
     notes = passing.notes
@@ -114,6 +121,12 @@ def evaluate(
         settings=asdict(config),
         seconds=time.perf_counter() - started,
         notes=tuple(notes),
+        temperature=passing.temperature,
+        calibrated=(
+            passing.calibrated.result([part["calibrated"] for part in parts]).calibration
+            if passing.calibrated
+            else None
+        ),
     )
 
 
@@ -133,6 +146,8 @@ class _Pass:
         self.reader, self.data, self.config, self.device = reader, data, config, device
         self.shared = shared
         self.clean = Counts(reader.num_classes, bins=config.bins, device=device)
+        self.temperature: float | None = None
+        self.calibrated: Counts | None = None
         self.scorer = Scorer(reader) if strangers else None
         self.perturbed: PerturbedCounts | None = None
         self.attacked: AttackedCounts | None = None
@@ -140,6 +155,12 @@ class _Pass:
         self.features: list[tuple[Tensor, Tensor]] = []
         self.notes: list[str] = []
         self.waiting: Iterator[Piece] = iter(())
+
+    def divide_by(self, temperature: float) -> None:
+        """Count the calibration of logits divided by it, too."""
+        self.temperature = temperature
+        classes, bins = self.reader.num_classes, self.config.bins
+        self.calibrated = Counts(classes, bins=bins, device=self.device)
 
     def look(self) -> tuple[int, ...] | None:
         """Shape of an image, from the first batch; () for other inputs, None without a batch."""
@@ -210,6 +231,7 @@ class _Pass:
                     part.add(piece, shown)
         return {
             "clean": self.clean.sums(),
+            "calibrated": None if self.calibrated is None else self.calibrated.sums(),
             "perturbed": None if self.perturbed is None else self.perturbed.sums(),
             "attacked": None if self.attacked is None else self.attacked.sums(),
             "scores": {name: torch.cat(each) for name, each in self.scores.items()},
@@ -219,16 +241,21 @@ class _Pass:
     def _add_clean(self, piece: Piece) -> None:
         labels = need_labels(piece)
         if self.scorer is None and not self.config.retrieval:
-            self.clean.add(self.reader(piece.inputs), labels)
+            self._count(self.reader(piece.inputs), labels)
             return
         logits, features = self.reader.read(piece.inputs)
-        self.clean.add(logits, labels)
+        self._count(logits, labels)
         if self.config.retrieval:
             self.features.append((features.cpu(), labels.cpu()))
         if self.scorer is not None:
             scored = self.scorer.of(logits, features)
             for name in SCORES:
                 self.scores[name].append(getattr(scored, name).cpu())
+
+    def _count(self, logits: Tensor, labels: Tensor) -> None:
+        self.clean.add(logits, labels)
+        if self.calibrated is not None and self.temperature is not None:
+            self.calibrated.add(widen(logits) / self.temperature, labels)
 
 
 def _check_range(images: Tensor) -> None:

@@ -12,6 +12,7 @@ from largemargin.evaluating.ood import Strangers
 from largemargin.evaluating.perturbed import PerturbedAccuracy
 from largemargin.evaluating.retrieval import Retrieval
 from largemargin.measuring.records import Record
+from largemargin.measuring.reliability import Calibration
 
 FORMAT = 1
 SHOWN_CLASSES = 30
@@ -38,6 +39,10 @@ class Evaluation(Record):
     seconds: float
     notes: tuple[str, ...]
     """What was left out, and why."""
+    temperature: float | None = None
+    """What logits were divided by for ``calibrated``; fitted to other data."""
+    calibrated: Calibration | None = None
+    """Calibration of the probabilities with that temperature."""
     format: int = FORMAT
 
     def __str__(self) -> str:
@@ -71,6 +76,9 @@ def _clean(e: Evaluation) -> Lines:
     yield "worst class", f"{_percent(c.worst)}   {e.classes[c.worst_class]}"
     yield "cross entropy", f"{c.loss:.4g}"
     yield "calibration error", _percent(c.ece)
+    if e.calibrated is not None and e.temperature is not None:
+        with_it = f"with temperature {e.temperature:.4g}"
+        yield f"  {with_it}", _percent(e.calibrated.expected_error)
     confused = _most_confused(e)
     if confused:
         yield "most confused", confused

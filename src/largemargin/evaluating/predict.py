@@ -18,6 +18,7 @@ from largemargin.evaluating.logits import LogitModel
 from largemargin.evaluating.prediction import Prediction, Predictions
 from largemargin.evaluating.progress import with_bar
 from largemargin.evaluating.scored import Scorer
+from largemargin.evaluating.temperature import Temperature, number_of
 from largemargin.evaluating.threshold import Threshold
 from largemargin.geometry.pairs import blocks
 
@@ -39,6 +40,7 @@ def predict(
     *,
     classes: Sequence[str] | None = None,
     threshold: Threshold | float | None = None,
+    temperature: Temperature | float | None = None,
     size: tuple[int, int] = (224, 224),
     channels: int = 3,
     stretch: bool = False,
@@ -55,6 +57,8 @@ def predict(
         images: a split, or paths of image files and of folders, which are searched for images.
         classes: names of the classes; default their numbers.
         threshold: margin below which a prediction is flagged, from :func:`calibrate_threshold`.
+        temperature: of the probabilities, from :func:`calibrate_temperature`; default 1, the
+            softmax of the logits as they are.
         size: (H, W) image files are brought to; that of the training images.
         channels: 3, or 1 for a model of grey images.
         stretch: reach the size by changing proportions; otherwise by cutting out the middle.
@@ -73,7 +77,7 @@ def predict(
     check_number("batch_size", batch_size, at_least=1)
     reader = LogitModel(model)
     names = _names(classes, reader.num_classes)
-    scorer = Scorer(reader)
+    scorer = Scorer(reader, temperature=1.0 if temperature is None else number_of(temperature))
     limit = _limit(threshold, scorer.margin)
     where = reader.device if device is None else torch.device(device)
     if isinstance(images, Samples):
@@ -87,7 +91,8 @@ def predict(
         for part in with_bar(parts, "predict", -(-total // batch_size), progress):
             rows += _rows(part, scorer, names, limit, where)
     kept = threshold if isinstance(threshold, Threshold) else None
-    return Predictions(tuple(rows), scorer.margin, kept)
+    fitted = temperature if isinstance(temperature, Temperature) else None
+    return Predictions(tuple(rows), scorer.margin, kept, fitted)
 
 
 def image_files(given: Sequence[str | os.PathLike[str]]) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from largemargin.evaluating.temperature import Temperature
 from largemargin.evaluating.threshold import Threshold
 from largemargin.measuring.records import Record
 
@@ -41,6 +42,8 @@ class Predictions(Record):
     """What the margins are: "distance" of the features to the nearest decision boundary, or, for
     heads that decide by angles alone, "cosine" to the predicted class minus the next one."""
     threshold: Threshold | None
+    temperature: Temperature | None = None
+    """Of the probabilities, as it was fitted; None where there is none, or a number was given."""
     format: int = 1
 
     def __len__(self) -> int:

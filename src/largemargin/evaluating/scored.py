@@ -36,8 +36,10 @@ class Scorer:
     Use it inside ``with reader.evaluating():``.
     """
 
-    def __init__(self, reader: LogitModel) -> None:
+    def __init__(self, reader: LogitModel, *, temperature: float = 1.0) -> None:
         self.reader = reader
+        self.temperature = temperature
+        """Of the probabilities; no other score knows it."""
         self.view = head_view(reader.head)
         self.scores = Scores(self.view)
         self.margin = "cosine" if self.view.similarity == "cosine" else "distance"
@@ -56,9 +58,11 @@ class Scorer:
         """The scores of logits (N, C) and features (N, D), in float64."""
         wide = widen(logits)
         top, predicted = wide.max(1)
-        log_sum = (wide - top[:, None]).exp().sum(1).log()
+        below = wide - top[:, None]
+        total = below.exp().sum(1)
+        divided = total if self.temperature == 1 else (below / self.temperature).exp().sum(1)
         second = wide.scatter(1, predicted[:, None], -torch.inf).amax(1)
         parts = torch.split(features, self.scores.rows_at_once)
         name = f"lead_{self.margin}"
         margin = torch.cat([self.scores.unlabelled(part)[name] for part in parts])
-        return Scored(predicted, (-log_sum).exp(), margin, top - second, top, top + log_sum)
+        return Scored(predicted, divided.reciprocal(), margin, top - second, top, top + total.log())

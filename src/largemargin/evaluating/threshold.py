@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,13 +10,10 @@ from torch import Tensor, nn
 from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.evaluating.logits import LogitModel
 from largemargin.evaluating.ood import keeping
-from largemargin.evaluating.pieces import Source, count_pieces, need_labels, pieces
-from largemargin.evaluating.progress import with_bar
+from largemargin.evaluating.pieces import Source
 from largemargin.evaluating.scored import Scorer
-from largemargin.measuring.batches import IGNORED
-from largemargin.measuring.ranks import together
+from largemargin.evaluating.validation import columns_of
 from largemargin.measuring.records import Record
-from largemargin.ops.distributed import world_size
 
 RULES = ("keep", "accuracy")
 
@@ -92,29 +90,23 @@ def calibrate_threshold(
             "threshold. Training data will not do: its margins are too large."
         )
     reader = LogitModel(model)
-    where = reader.device if device is None else torch.device(device)
     scorer = Scorer(reader)
-    shared = reduce and world_size() > 1
 
-    def read() -> list[tuple[Tensor, Tensor]]:
-        found = pieces(
-            validation, batch_size=batch_size, device=where, workers=workers, shared=shared
-        )
-        total = count_pieces(validation, batch_size, shared=shared)
-        parts = []
-        with reader.evaluating():
-            for piece in with_bar(found, "threshold", total, progress):
-                labels = need_labels(piece)
-                scored = scorer(piece.inputs)
-                known = labels != IGNORED
-                right = (scored.predicted == labels)[known]
-                parts.append((scored.margin[known].cpu(), right.cpu()))
-        return parts
+    def read(inputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+        scored = scorer(inputs)
+        return scored.margin, scored.predicted == labels
 
-    every = [part for parts in together(shared, read) for part in parts]
-    if not every:
-        raise LargeMarginError("a threshold is calibrated on validation data, but it is empty.")
-    margins, right = (torch.cat(column) for column in zip(*every, strict=True))
+    margins, right = columns_of(
+        reader,
+        validation,
+        read,
+        what="threshold",
+        batch_size=batch_size,
+        device=device,
+        workers=workers,
+        reduce=reduce,
+        progress=progress,
+    )
     return threshold_of(margins, right, rule=rule, target=wanted, margin=scorer.margin)
 
 

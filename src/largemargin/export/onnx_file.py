@@ -32,6 +32,7 @@ def to_onnx(
     *,
     dynamic_batch: bool = True,
     outputs: Outputs = "logits",
+    temperature: float = 1.0,
     opset: int | None = None,
     class_names: Sequence[str] | None = None,
     metadata: Mapping[str, str] | None = None,
@@ -48,12 +49,14 @@ def to_onnx(
     the model. Weights above 2 GB go to ``path + ".data"`` beside it.
 
     Args:
-        model, example, dynamic_batch, outputs, layer: as in :func:`to_exported_program`.
+        model, example, dynamic_batch, outputs, temperature, layer: as in
+            :func:`to_exported_program`.
         path: of the file to write, as "model.onnx".
         opset: version of the ONNX operators; default the exporter's.
         class_names: written into the metadata, one per class.
         metadata: further entries of the file's metadata, text to text. Those of this library are
-            ``largemargin.version``, ``.outputs``, ``.head`` and ``.class_names`` (JSON).
+            ``largemargin.version``, ``.outputs``, ``.temperature``, ``.head`` and ``.class_names``
+            (JSON).
         verify: compare with the model in onnxruntime, on two batch sizes where the batch is free.
             Without onnxruntime there is a warning instead.
         tolerance: largest difference accepted, over ``max(1, largest output)``. Default 1e-5.
@@ -78,6 +81,7 @@ def to_onnx(
         example,
         dynamic_batch=dynamic_batch,
         outputs=outputs,
+        temperature=temperature,
         layer=layer,
         strict=False,
         verify=verify,
@@ -100,7 +104,8 @@ def to_onnx(
     assert made is not None
     if dynamic_batch:
         _name_batch(made.model.graph)
-    made.model.metadata_props.update(_metadata(facts, outputs, class_names, metadata))
+    own = _metadata(facts, outputs, temperature, class_names)
+    made.model.metadata_props.update({**own, **(metadata or {})})
     made.model.producer_name, made.model.producer_version = "largemargin", largemargin.__version__
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
         draft = Path(folder) / target.name
@@ -138,17 +143,18 @@ def _name_batch(graph: Any) -> None:
 def _metadata(
     facts: HeadFacts,
     outputs: str,
+    temperature: float,
     class_names: Sequence[str] | None,
-    more: Mapping[str, str] | None,
 ) -> dict[str, str]:
     entries = {
         f"{PREFIX}version": largemargin.__version__,
         f"{PREFIX}outputs": outputs,
+        f"{PREFIX}temperature": json.dumps(float(temperature)),
         f"{PREFIX}head": json.dumps(facts._asdict()),
     }
     if class_names is not None:
         entries[f"{PREFIX}class_names"] = json.dumps(list(class_names), ensure_ascii=False)
-    return {**entries, **(more or {})}
+    return entries
 
 
 def _check_metadata(given: Mapping[str, str]) -> None:

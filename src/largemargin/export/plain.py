@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from largemargin.dropin.find import find_layer, parents_of, unwrapped
 from largemargin.dropin.sharded import is_sharded
-from largemargin.errors import LargeMarginError, check_choice
+from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.losses.terms import matrix_of
 from largemargin.ops import normalize
 from largemargin.prototypes import ClassHead, SimplexHead
@@ -166,9 +166,15 @@ class Deployed(nn.Module):
     """
 
     def __init__(
-        self, model: nn.Module, path: str, outputs: Outputs, keywords: tuple[str, ...] = ()
+        self,
+        model: nn.Module,
+        path: str,
+        outputs: Outputs,
+        keywords: tuple[str, ...] = (),
+        temperature: float = 1.0,
     ) -> None:
         super().__init__()
+        self.temperature = temperature
         self.model = model
         self.keywords = keywords
         self.path = path
@@ -195,7 +201,11 @@ class Deployed(nn.Module):
         features, logits = self._taken.pop()
         if self.outputs == "features":
             return features
-        return logits if self.outputs == "logits" else logits.float().softmax(-1)
+        return logits if self.outputs == "logits" else self._probabilities(logits)
+
+    def _probabilities(self, logits: Tensor) -> Tensor:
+        wide = logits.float()
+        return (wide if self.temperature == 1 else wide / self.temperature).softmax(-1)
 
     def make_plain(self) -> None:
         """Replace every head of this library by its torch-only form."""
@@ -215,11 +225,19 @@ def deployed(
     *,
     layer: str | None = None,
     outputs: Outputs = "logits",
+    temperature: float = 1.0,
     keywords: tuple[str, ...] = (),
     device: torch.device | str | None = None,
 ) -> tuple[Deployed, HeadFacts]:
     """A copy of the model that returns ``outputs``, its heads still those of the library."""
     check_choice("outputs", outputs, OUTPUTS)
+    check_number("temperature", temperature, above=0)
+    if temperature != 1 and outputs != "probabilities":
+        raise LargeMarginError(
+            f"a temperature is for probabilities, but outputs={outputs!r} was given with "
+            f"temperature={temperature:g}."
+        )
     path, head = find_head(unwrapped(model)[0], layer)
     copied = evaluation_copy(model, device)
-    return Deployed(copied, path, outputs, keywords), head_facts(path, head)
+    made = Deployed(copied, path, outputs, keywords, float(temperature))
+    return made, head_facts(path, head)

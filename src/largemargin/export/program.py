@@ -24,6 +24,7 @@ def to_exported_program(
     *,
     dynamic_batch: bool = True,
     outputs: Outputs = "logits",
+    temperature: float = 1.0,
     layer: str | None = None,
     strict: bool = False,
     verify: bool = True,
@@ -44,6 +45,8 @@ def to_exported_program(
         outputs: what the program returns. "logits" is the head's output; "probabilities" its
             softmax; "features" the head's input. One tensor in any case, also where the model
             returns a tuple or a dict.
+        temperature: what logits are divided by for "probabilities", from
+            :func:`largemargin.evaluating.calibrate_temperature`.
         layer: name of the head where it is not the last linear layer.
         strict: trace with TorchDynamo instead of running the Python code.
         verify: compare with the model on the example, and on another batch size if that is free.
@@ -63,6 +66,7 @@ def to_exported_program(
         example,
         dynamic_batch=dynamic_batch,
         outputs=outputs,
+        temperature=temperature,
         layer=layer,
         strict=strict,
         verify=verify,
@@ -82,6 +86,7 @@ def trace(
     *,
     dynamic_batch: bool,
     outputs: Outputs,
+    temperature: float,
     layer: str | None,
     strict: bool,
     verify: bool,
@@ -89,7 +94,14 @@ def trace(
 ) -> tuple[ExportedProgram, HeadFacts, list[Check]]:
     """The program, what its head is, and inputs with the outputs the model itself gives."""
     inputs, keywords = _inputs(example, device)
-    copied, facts = deployed(model, layer=layer, outputs=outputs, keywords=keywords, device=device)
+    copied, facts = deployed(
+        model,
+        layer=layer,
+        outputs=outputs,
+        temperature=temperature,
+        keywords=keywords,
+        device=device,
+    )
     batch = _batch_size(inputs)
     if dynamic_batch and batch == 1:
         inputs = _rows(inputs, batch, [0, 0])  # torch.export takes a size of 1 for a constant

@@ -146,16 +146,17 @@ def _confidence(subject: Subject, level: str) -> Iterator[Advice]:
     if level not in ("red", "amber"):
         return
     gap = confidence_gap(subject)
+    fitted = "a temperature, which largemargin predict and exported probabilities have already"
     if gap > 0:
         yield Advice(
             f"The model is overconfident by {percent(gap)}.",
-            "softer targets, or a smaller scale of a loss on cosines",
+            f"{fitted}, softer targets, or a smaller scale of a loss on cosines",
             "--objective label_smoothing",
         )
     else:
         yield Advice(
             f"The model is underconfident by {percent(-gap)}.",
-            "a larger scale of a loss on cosines, or longer training",
+            f"{fitted}, a larger scale of a loss on cosines, or longer training",
         )
 
 

@@ -153,6 +153,10 @@ def calibration(subject: Subject) -> Judgement:
     gap = confidence_gap(subject)
     told = "overconfident" if gap > 0 else "underconfident"
     detail = f"{told} by {percent(abs(gap))} on average" if known(gap) and gap else ""
+    evaluated = subject.evaluation
+    if evaluated is not None and evaluated.calibrated is not None:
+        with_it = percent(evaluated.calibrated.expected_error)
+        detail += f"{'; ' if detail else ''}{with_it} with temperature {evaluated.temperature:.3g}"
     level = graded(-error, -0.03, -0.10) if known(error) else "unknown"
     return Judgement(name, level, percent(error), rule, detail)
 

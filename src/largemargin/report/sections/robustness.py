@@ -1,9 +1,12 @@
 """Section 6: what noise, occlusion and attacks do, and how curved the loss is around samples."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 from largemargin.evaluating import Evaluation
+from largemargin.measuring.reliability import Calibration
 from largemargin.report.charts import Block, Cell, Chart, Note, Section, Series, Table
 from largemargin.report.numbers import count_cell, known, number_cell, percent_cell, text_cell
 from largemargin.report.palette import DASHES
@@ -204,17 +207,26 @@ def _attack_command(subject: Subject, attacks: str) -> str:
     )
 
 
+def _calibrations(evaluated: list[Subject]) -> Iterator[tuple[Subject, Calibration, str]]:
+    """Of every model as it is, and with its temperature where there is one."""
+    for each in evaluated:
+        found = _found(each)
+        yield each, found.clean.calibration, each.title
+        if found.calibrated is not None:
+            yield each, found.calibrated, f"{each.title}, temperature {found.temperature:.3g}"
+
+
 def _calibration(evaluated: list[Subject]) -> list[Block]:
     series = [Series("honest", [0.0, 1.0], [0.0, 1.0], color=None, dash="dash", faint=True)]
     rows, heads = [], ("model", "confidence", "accuracy", "samples")
-    for each in evaluated:
-        found = _found(each).clean.calibration
+    for each, found, title in _calibrations(evaluated):
         drawn = [at for at, n in enumerate(found.counts) if n >= BIN_SAMPLES]
         xs, ys = ([column[at] for at in drawn] for column in (found.confidence, found.accuracy))
-        series.append(Series(each.title, xs, ys, color=each.color))
+        dash: Literal["solid", "dot"] = "solid" if title == each.title else "dot"
+        series.append(Series(title, xs, ys, color=each.color, dash=dash))
         bins = zip(found.confidence, found.accuracy, found.counts, strict=True)
         rows += [
-            (text_cell(each.title), percent_cell(x), percent_cell(y), count_cell(n))
+            (text_cell(title), percent_cell(x), percent_cell(y), count_cell(n))
             for x, y, n in bins
             if n
         ]
