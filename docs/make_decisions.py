@@ -13,7 +13,7 @@ PRESETS = ROOT / "src" / "largemargin" / "training" / "presets.json"
 
 
 def decision_table(measured: Mapping[str, Mapping[str, Any]], *, root: str = "") -> str:
-    """Markdown: situation, what to train with, gain with interval, cost.
+    """Markdown: situation, what to train with, gain with interval, cost; what speaks against it.
 
     Args:
         measured: what ``largemargin/training/presets.json`` holds, by preset.
@@ -36,6 +36,10 @@ def decision_table(measured: Mapping[str, Mapping[str, Any]], *, root: str = "")
             else entry["situation"],
         ]
         lines.append("| " + " | ".join(cells) + " |")
+    doubts = [(name, each) for name, entry in measured.items() for each in entry["doubts"]]
+    if doubts:
+        lines += ["", "Before you believe a gain:", ""]
+        lines += [f"* {SITUATIONS.get(name, name)}: {each}" for name, each in doubts]
     return "\n".join(lines)
 
 

@@ -6,8 +6,11 @@ from typing import NamedTuple
 
 import make_decisions
 
+from largemargin.benchmarking.conclude import WINNER
 from largemargin.benchmarking.tables import VERDICTS, points
+from largemargin.training import ObjectiveConfig
 from largemargin.training.config_file import read_yaml
+from largemargin.training.objective import parse_objective
 from site_pages import reproductions, results
 
 
@@ -16,7 +19,8 @@ class Advice(NamedTuple):
 
     Args:
         situation: of the reader.
-        losses: names in ``lm.LOSSES``, in the order to try them.
+        losses: names in ``lm.LOSSES``, in the order to try them; what the benchmark recommends
+            comes before them.
         why: what the papers claim or the library guarantees.
         tables: recipes that measure it, as folder/name.
         situations: of ``papers/benchmark``, where the same is tested against a tuned softmax.
@@ -55,7 +59,8 @@ def rows() -> list[Advice]:
         Advice(
             "Few labels",
             ("discriminative", "kobayashi", "margin_distribution"),
-            "the papers report their largest gains on small parts of the training set",
+            "heads on cosines with a small scale came first here; the papers report their largest "
+            "gains on small parts of the training set",
             ("lmd/table1", "lmd/table3", "kobayashi/table3", "odn/table1"),
             "few_labels",
         ),
@@ -69,7 +74,8 @@ def rows() -> list[Advice]:
         Advice(
             "Wrong labels",
             ("kobayashi",),
-            "reported to lose less than softmax as more labels are wrong",
+            "logits of a small scale fit single wrong labels badly, probably; Kobayashi's is "
+            "reported to lose less than softmax as more are wrong",
             ("kobayashi/table3",),
             "label_noise",
         ),
@@ -83,7 +89,8 @@ def rows() -> list[Advice]:
         Advice(
             "Retrieval, faces, persons",
             ("cosface", "arcface", "lm_softmax"),
-            "cosine similarities are what is searched by later; reported on re-identification",
+            "cosine losses are reported on re-identification, where they are what is searched by; "
+            "on characters of unseen alphabets they were below softmax here",
             ("ltlm/table3",),
             "embedding",
         ),
@@ -151,12 +158,22 @@ def table() -> str:
         "|---|---|---|---|",
     ]
     for advice in rows():
-        tried = ", ".join(f"[`{name}`](losses/{name}.md)" for name in advice.losses)
+        names = dict.fromkeys((*recommended(advice), *advice.losses))
+        tried = ", ".join(f"[`{name}`](losses/{name}.md)" for name in names)
         why = advice.why[0].upper() + advice.why[1:]
         if advice.guide is not None:
             why += f": [{advice.guide[1]}]({advice.guide[0]})"
         lines.append(f"| **{advice.situation}** | {tried} | {why} | {evidence(advice)} |")
     return "\n".join(lines)
+
+
+def recommended(advice: Advice) -> list[str]:
+    """The losses that won the benchmark's situation of the same kind, if one did."""
+    entry = make_decisions.read_presets().get(advice.situations)
+    if entry is None or entry["status"] != WINNER:
+        return []
+    chosen = entry["recommended"]
+    return [each.name for each in parse_objective(ObjectiveConfig(chosen["objective"]))]
 
 
 def presets() -> str:

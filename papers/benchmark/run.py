@@ -16,6 +16,7 @@ from pathlib import Path
 from largemargin.benchmarking import drive, plan, read_protocol, read_records
 from largemargin.benchmarking.draws import all_trials
 from largemargin.benchmarking.plan import table
+from largemargin.benchmarking.questions import question_jobs, read_questions
 from largemargin.benchmarking.records import merge
 from largemargin.errors import LargeMarginError
 
@@ -29,6 +30,7 @@ def main() -> int:
     options = arguments()
     protocol = read_protocol(options.protocol)
     known = [MEASURED]
+    questions = list(read_questions(HERE / "questions.yaml", protocol).values())
     if options.merge is not None:
         for file in sorted(options.merge.rglob("*.jsonl")):
             count = merge(file, MEASURED / file.name)
@@ -40,7 +42,11 @@ def main() -> int:
         return 0
     if options.plan:
         files = [MEASURED / f"{name}.jsonl" for name in protocol.situations]
-        print(table(plan(protocol, read_records(files))))
+        records = read_records(files)
+        print(table(plan(protocol, records)))
+        asked = [job for each in questions for job in question_jobs(protocol, each, records) or ()]
+        if left := [each for each in asked if each.key not in records]:
+            print(f"and {len(left)} runs beside the protocol: --questions")
         return 0
     # An exception, so that runs under way are cleared away.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
@@ -56,6 +62,7 @@ def main() -> int:
         side_by_side=options.side_by_side,
         paths=packed() | dict(options.data),
         everyone=options.everyone,
+        questions=questions if options.questions else (),
         commit_name=options.commit,
         say=lambda line: print(line, flush=True),
     )
@@ -91,6 +98,7 @@ def arguments() -> argparse.Namespace:
         "--data", nargs="*", default=[], type=named_path, metavar="NAME=PATH", help="data sets"
     )
     parser.add_argument("--everyone", action="store_true", help="final runs of all methods")
+    parser.add_argument("--questions", action="store_true", help="runs of questions.yaml too")
     parser.add_argument("--commit", help="of the code, where there is no git to ask")
     parser.add_argument("--merge", type=Path, metavar="FOLDER", help="add lines written elsewhere")
     parser.add_argument("--protocol", type=Path, default=HERE / "protocol.yaml")

@@ -222,13 +222,14 @@ def test_the_page_and_the_decisions_show_wins_and_losses(protocol: Protocol) -> 
 def test_what_is_in_the_package_follows_from_the_measured_files() -> None:
     """Presets, README and conclusions cannot drift from the runs: they are made again here."""
     from largemargin.benchmarking import read_records
+    from largemargin.benchmarking.questions import read_questions
 
     folder = ROOT / "papers" / "benchmark"
     real = read_protocol(folder / "protocol.yaml")
     records = {
         name: read_records([folder / "measured" / f"{name}.jsonl"]) for name in real.situations
     }
-    found = conclude(real, records)
+    found = conclude(real, records, read_questions(folder / "questions.yaml", real))
     shipped = json.loads(presets.FILE.read_text())
     again = preset_entries(real, found, "papers/benchmark")
     assert shipped == json.loads(json.dumps(again)), "run papers/benchmark/analyse.py"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("yaml", reason="the protocol is a YAML file")
 
@@ -16,6 +17,7 @@ from largemargin.benchmarking.halving import job
 from largemargin.benchmarking.images import Images
 from largemargin.benchmarking.lanes import Outcome, _Lane, outcomes
 from largemargin.data import Data
+from largemargin.losses.margins import balanced_weights
 
 PROTOCOL = read_protocol(
     Path(__file__).resolve().parents[2] / "papers" / "benchmark" / "protocol.yaml"
@@ -118,33 +120,42 @@ def test_alphabets_of_omniglot_do_not_meet(images: Images) -> None:
     assert {name.split("/")[0] for name in other.data.classes} != trained
 
 
-def deferred(protocol: Protocol, images: Images, device: str, folder: Path) -> list[bool]:
-    """Whether LDAM had class weights, after every step of a run."""
+def deferred(
+    protocol: Protocol, images: Images, device: str, folder: Path, method: str = "ldam_drw"
+) -> list[bool]:
+    """Whether the loss had class weights, after every step of a run."""
     situation = replace(small("cifar10_long_tail"), epochs=5)
-    each = job(protocol, situation, "ldam_drw", None, 0, 0)
+    each = replace(job(protocol, situation, method, None, 0, 0), late_weights=0.8)
     data = images.task(situation, 0, "test").data
+    counts = data.train.labels.bincount().tolist()
     lane = _Lane(each, data, folder=folder, device=device, on_gpu=device == "cuda")
     seen = []
     with ExitStack() as stack:
         stack.callback(lane.close)
         assert lane.begin()
         assert lane.session is not None
-        loss = lane.session.trainer.criterion.objective.terms["ldam"]
+        (loss,) = lane.session.trainer.criterion.objective.terms.values()
         while lane.advance():
             seen.append(loss.weight is not None)
         assert lane.failure == ""
+        assert loss.weight is not None
+        torch.testing.assert_close(loss.weight.cpu(), balanced_weights(counts))
     return seen
 
 
-def test_weights_of_ldam_come_in_the_last_fifth(images: Images, tmp_path: Path) -> None:
-    seen = deferred(PROTOCOL, images, "cpu", tmp_path)
+@pytest.mark.parametrize("method", ["ldam_drw", "softmax"])
+def test_class_weights_come_in_the_last_fifth(images: Images, tmp_path: Path, method: str) -> None:
+    seen = deferred(PROTOCOL, images, "cpu", tmp_path, method)
     switch = round(0.8 * len(seen))
     assert seen == [False] * switch + [True] * (len(seen) - switch)
 
 
 @pytest.mark.gpu
-def test_captured_steps_follow_the_weights_of_ldam(images: Images, tmp_path: Path) -> None:
-    seen = deferred(PROTOCOL, images, "cuda", tmp_path)
+@pytest.mark.parametrize("method", ["ldam_drw", "softmax"])
+def test_captured_steps_follow_the_class_weights(
+    images: Images, tmp_path: Path, method: str
+) -> None:
+    seen = deferred(PROTOCOL, images, "cuda", tmp_path, method)
     assert seen[-1]
     assert not seen[0]
 

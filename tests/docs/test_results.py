@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("griffe", reason="mkdocstrings is not installed")
 
+import make_decisions
 from site_pages import benchmarks, choosing, reproductions, results, root_files
 
 import largemargin as lm
@@ -29,6 +30,24 @@ def test_every_recommendation_rests_on_a_result_or_says_that_none_was_measured()
     situations = {advice.situation for advice in choosing.rows()}
     asked = {"Few labels", "Long tail", "Wrong labels", "Corrupted inputs", "A million classes"}
     assert asked <= situations
+
+
+def test_what_won_the_benchmark_is_tried_first() -> None:
+    lines = dict(
+        zip([a.situation for a in choosing.rows()], choosing.table().splitlines()[2:], strict=True)
+    )
+    for advice in choosing.rows():
+        first = choosing.recommended(advice)
+        if first:
+            assert lines[advice.situation].split(" | ")[1].startswith(f"[`{first[0]}`]")
+    # A name that is no preset, and a preset without a winner, recommend nothing.
+    plain = choosing.Advice("x", ("kobayashi",), "y", ())
+    assert choosing.recommended(plain) == []
+    winners = {
+        name for name, each in make_decisions.read_presets().items() if each["status"] == "winner"
+    }
+    for name in make_decisions.read_presets():
+        assert bool(choosing.recommended(plain._replace(situations=name))) == (name in winners)
 
 
 def measured_copy(folder: Path) -> list[reproductions.Table]:

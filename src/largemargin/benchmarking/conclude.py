@@ -4,7 +4,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from largemargin.benchmarking.doubts import doubts
 from largemargin.benchmarking.halving import (
+    ASKED,
     Records,
     chosen_method,
     final_jobs,
@@ -12,9 +14,12 @@ from largemargin.benchmarking.halving import (
     is_complete,
     job,
     rung_jobs,
+    scores_of,
+    trial_scores,
 )
 from largemargin.benchmarking.pareto import ACCURACIES, dominates, front
 from largemargin.benchmarking.protocol import Protocol, Situation
+from largemargin.benchmarking.questions import Question, answers
 from largemargin.benchmarking.statistics import detectable_effect
 from largemargin.training.config_file import to_dict
 from largemargin.training.significance import holm, paired_test
@@ -38,17 +43,24 @@ SOFTMAX = "softmax"
 WINNER, NONE, WORSE = "winner", "no winner", "worse"
 
 
-def conclude(protocol: Protocol, records: Mapping[str, Records]) -> dict[str, dict[str, Any]]:
+def conclude(
+    protocol: Protocol,
+    records: Mapping[str, Records],
+    questions: Mapping[str, Question] | None = None,
+) -> dict[str, dict[str, Any]]:
     """Everything the protocol promises to report, by situation.
 
     Args:
         protocol: what was fixed beforehand.
         records: the runs of every situation, by their keys.
+        questions: asked afterwards; their answers change no verdict.
     """
-    found = {
-        name: _situation(protocol, situation, records.get(name, {}))
-        for name, situation in protocol.situations.items()
-    }
+    found = {}
+    for name, situation in protocol.situations.items():
+        known = records.get(name, {})
+        registered = {key: each for key, each in known.items() if f"/{ASKED}" not in key}
+        found[name] = _situation(protocol, situation, registered)
+        found[name]["asked"] = answers(protocol, questions or {}, name, known)
     # A situation that was not run counts with p = 1: leaving one out makes nothing milder.
     tested = [each["test"]["p"] if each["test"] else 1.0 for each in found.values()]
     for each, corrected in zip(found.values(), holm(tested), strict=True):
@@ -56,7 +68,21 @@ def conclude(protocol: Protocol, records: Mapping[str, Records]) -> dict[str, di
             each["test"]["corrected"] = corrected
             each["verdict"] = _verdict(each["test"], protocol.level)
             each["aim_met"] = _aim_met(each)
+            _compare_answers(protocol, each)
+            each["doubts"] = doubts(each)
     return found
+
+
+def _compare_answers(protocol: Protocol, found: dict[str, Any]) -> None:
+    chosen, baseline = (found["methods"][found[name]]["scores"] for name in ("chosen", "baseline"))
+    for answer in found["asked"].values():
+        if answer["scores"] is not None:
+            pairs = {
+                "over_baseline": (answer["scores"], baseline),
+                "chosen_beyond": (chosen, answer["scores"]),
+            }
+            for name, (one, other) in pairs.items():
+                answer[name] = _uncorrected(protocol, one, other)
 
 
 def _verdict(test: Mapping[str, Any], level: float) -> str:
@@ -91,18 +117,36 @@ def _situation(protocol: Protocol, situation: Situation, records: Records) -> di
         "methods": {},
         "test": None,
         "reported_beside": {},
+        "doubts": [],
         "where": _where(records),
     }
     for name, (trial, score) in (tuned or {}).items():
         found["tuned"][name] = {
             "trial": trial,
-            "validation": score if score > float("-inf") else None,
+            "validation": _finite(score),
             **_settings(protocol, situation, name, trial),
+            "rungs": _best_of_rungs(protocol, situation, name, records),
         }
     if tuned and situation.score == "corrupted_mean":
         found["pareto"] = {"validation": front(_last_rung(protocol, situation, records))}
     if complete:
         _add_test(protocol, situation, records, found)
+    return found
+
+
+def _finite(score: float) -> float | None:
+    return score if score > float("-inf") else None
+
+
+def _best_of_rungs(
+    protocol: Protocol, situation: Situation, method: str, records: Records
+) -> list[dict[str, Any]]:
+    """The best validation score of every rung; each rung has seeds and images of its own."""
+    found = []
+    for stage, rung in enumerate(protocol.rungs):
+        jobs = rung_jobs(protocol, situation, method, records, stage) or []
+        best = max(trial_scores(jobs, records).values())
+        found.append({"epochs": rung.epochs, "best": _finite(best)})
     return found
 
 
@@ -151,7 +195,7 @@ def _add_test(
             runs.setdefault(each.method, []).append(records[each.key])
     # Methods that no test is about may have some of their runs only.
     runs = {name: each for name, each in runs.items() if len(each) == len(protocol.seeds)}
-    scores = {name: _scores(each, situation) for name, each in runs.items()}
+    scores = {name: scores_of(each, situation) for name, each in runs.items()}
     for name, theirs in runs.items():
         found["methods"][name] = _method(theirs, scores[name], runs[situation.baseline])
         if SOFTMAX in runs:
@@ -159,17 +203,20 @@ def _add_test(
     chosen, baseline = found["chosen"], situation.baseline
     found["test"] = compared(protocol, scores[chosen], scores[baseline])
     for one, other in ((chosen, situation.beside), (situation.beside, baseline)):
-        test = compared(protocol, scores[one], scores[other])
-        found["reported_beside"][f"{one} - {other}"] = {
-            name: test[name] for name in ("difference", "low", "high", "p")
-        }
+        found["reported_beside"][f"{one} - {other}"] = _uncorrected(
+            protocol, scores[one], scores[other]
+        )
     if situation.score == "corrupted_mean":
         found["dominates"] = _dominates(found["methods"][chosen], found["methods"][baseline])
         found["pareto"]["test"] = front(runs)
 
 
-def _scores(runs: Sequence[Mapping[str, Any]], situation: Situation) -> list[float]:
-    return [situation.chance if each["score"] is None else float(each["score"]) for each in runs]
+def _uncorrected(
+    protocol: Protocol, method: Sequence[float], other: Sequence[float]
+) -> dict[str, float]:
+    """A comparison that no claim is made from."""
+    test = compared(protocol, method, other)
+    return {name: test[name] for name in ("difference", "low", "high", "p")}
 
 
 def compared(
@@ -259,16 +306,19 @@ def preset_entries(
             "status": each["verdict"] or "not measured",
             "recommended": {"method": "softmax", "objective": "cross_entropy", "settings": {}},
             "compared": None,
+            "doubts": [],
             "others": {found[other]["title"]: _short(found[other]) for other in others},
         }
         if each["verdict"]:
             method = each["chosen"] if each["verdict"] == WINNER else each["baseline"]
+            tuned = {key: value for key, value in each["tuned"][method].items() if key != "rungs"}
             entry["recommended"] = {
                 "method": method,
-                **each["tuned"][method],
+                **tuned,
                 "seconds_over_softmax": each["methods"][method].get("seconds_over_softmax"),
             }
             entry["compared"] = _short(each)
+            entry["doubts"] = each["doubts"]
         entries[name] = entry
     return entries
 

@@ -3,7 +3,7 @@
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from largemargin.benchmarking.images import Images
 from largemargin.benchmarking.lanes import Outcome, outcomes
 from largemargin.benchmarking.plan import seconds_of, train_images
 from largemargin.benchmarking.protocol import Protocol, Situation
+from largemargin.benchmarking.questions import Question, question_jobs
 from largemargin.benchmarking.records import append_record, read_records
 from largemargin.data import Data
 from largemargin.training.environment import commit, device_name
@@ -37,6 +38,7 @@ def drive(
     side_by_side: int = 5,
     paths: Mapping[str, str] | None = None,
     everyone: bool = False,
+    questions: Sequence[Question] = (),
     commit_name: str | None = None,
     say: Callable[[str], None] = print,
     clock: Callable[[], float] = time.monotonic,
@@ -53,6 +55,7 @@ def drive(
         side_by_side: runs at a time on a GPU.
         paths: where data lies, by name.
         everyone: final runs of all methods, also those that no test is about.
+        questions: whose runs are made too, after the registered ones of their situation.
         commit_name: of the code, where there is no git to ask.
         say: where a line about every run goes.
         clock: seconds.
@@ -74,7 +77,8 @@ def drive(
         name = situation.name
         files = [folder / f"{name}.jsonl" for folder in (*known, out)]
         records = read_records(files)
-        session = _Session(protocol, situation, images, records, everyone, end, clock)
+        asked = [each for each in questions if each.situation == name]
+        session = _Session(protocol, situation, images, records, everyone, asked, end, clock)
         session.ratios.append(float(side_by_side if pick_device(device).type == "cuda" else 1))
         base = MEMORY if MEMORY.is_dir() else None
         with tempfile.TemporaryDirectory(prefix="largemargin-", dir=base) as scratch:
@@ -103,24 +107,30 @@ class _Session:
         images: Images,
         records: dict[str, dict[str, Any]],
         everyone: bool,
+        asked: Sequence[Question],
         end: float | None,
         clock: Callable[[], float],
     ) -> None:
         self.protocol, self.situation, self.images = protocol, situation, images
-        self.records, self.everyone = records, everyone
+        self.records, self.everyone, self.asked = records, everyone, asked
         self.end, self.clock = end, clock
         self.begun: set[str] = set()
         self.ratios: list[float] = []
         """How much longer runs took than was guessed; beside four others about five times."""
 
     def next_job(self) -> tuple[Job, Data] | None:
-        waiting = next_jobs(self.protocol, self.situation, self.records, everyone=self.everyone)
-        job = next((each for each in waiting if each.key not in self.begun), None)
+        job = next((each for each in self._waiting() if each.key not in self.begun), None)
         if job is None or (self.end is not None and self.clock() + self._guess(job) > self.end):
             return None
         task = self.images.task(self.situation, job.seed, job.split)
         self.begun.add(job.key)
         return job, task.data
+
+    def _waiting(self) -> Iterator[Job]:
+        yield from next_jobs(self.protocol, self.situation, self.records, everyone=self.everyone)
+        for question in self.asked:
+            jobs = question_jobs(self.protocol, question, self.records) or []
+            yield from (each for each in jobs if each.key not in self.records)
 
     def _guess(self, job: Job) -> float:
         """Seconds until a run that begins now ends, with what runs beside it."""
@@ -158,6 +168,7 @@ class _Session:
                 for name in ("lr", "weight_decay", "clip_norm")
             },
             "noise": asdict(job.config.noise),
+            "reweight_at": job.reweight_at,
             **outcome.facts,
             **scores,
             **where,

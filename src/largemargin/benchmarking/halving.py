@@ -17,6 +17,8 @@ from largemargin.training.config import RunConfig
 from largemargin.training.search_space import with_values
 
 FINAL = "final"
+ASKED = "asked-"
+"""Stages of runs beside the registered ones begin with it; see ``questions``."""
 
 Records = Mapping[str, Mapping[str, Any]]
 """What is known of every run, by its key."""
@@ -30,10 +32,12 @@ class Job:
     task: Situation = field(repr=False, compare=False)
     method: str
     stage: str
-    """rung1, rung2, ... or final."""
+    """rung1, rung2, ..., final, or asked- and the name of a question."""
     trial: int
     seed: int
     epochs: int
+    late_weights: float | None = None
+    """As ``reweight_at`` of a method; None: the method's."""
 
     @property
     def key(self) -> str:
@@ -42,10 +46,12 @@ class Job:
     @property
     def split(self) -> str:
         """What it is judged on."""
-        return "test" if self.stage == FINAL else "validation"
+        return "test" if self.stage == FINAL or self.stage.startswith(ASKED) else "validation"
 
     @property
     def reweight_at(self) -> float | None:
+        if self.late_weights is not None:
+            return self.late_weights
         return self.protocol.methods[self.method].reweight_at
 
     @cached_property
@@ -106,6 +112,11 @@ def trial_scores(jobs: Sequence[Job], records: Records) -> dict[int, float]:
             score = -math.inf
         scores.setdefault(each.trial, []).append(score)
     return {trial: statistics.fmean(each) for trial, each in scores.items()}
+
+
+def scores_of(runs: Sequence[Mapping[str, Any]], situation: Situation) -> list[float]:
+    """Of final runs; one that diverged counts as guessing."""
+    return [situation.chance if each["score"] is None else float(each["score"]) for each in runs]
 
 
 def finalist(

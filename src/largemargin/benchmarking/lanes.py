@@ -16,6 +16,8 @@ import largemargin as lm
 from largemargin.benchmarking.halving import Job
 from largemargin.data import Data
 from largemargin.errors import LargeMarginError
+from largemargin.losses.loss import Loss
+from largemargin.losses.margins import balanced_weights
 from largemargin.training.engine import Session, begin, check_config
 from largemargin.training.runs import Run, pick_device
 from largemargin.training.trainer import Trainer
@@ -150,10 +152,17 @@ class _Lane:
 
 
 def reweight(trainer: Trainer) -> None:
-    """Give LDAM its balanced class weights; captured steps know the old ones and are dropped."""
-    terms = trainer.criterion.objective.terms.values()
-    (loss,) = [each for each in terms if isinstance(each, lm.LDAM)]
-    loss.reweight()
+    """Give LDAM, or the only term, balanced class weights; captured steps are dropped."""
+    terms = list(trainer.criterion.objective.terms.values())
+    margins = [each for each in terms if isinstance(each, lm.LDAM)]
+    if margins:
+        (loss,) = margins
+        loss.reweight()
+    else:
+        (term,) = terms
+        assert isinstance(term, Loss)
+        counts = trainer.batches.samples.labels.bincount().tolist()
+        term.weight = balanced_weights(counts).to(trainer.device)
     if trainer.graph is not None:
         trainer.graph.graphs.clear()
         trainer.graph.plain_steps.clear()

@@ -5,6 +5,7 @@ from typing import Any
 
 from largemargin.benchmarking.pareto import ACCURACIES
 from largemargin.benchmarking.plan import Cost
+from largemargin.benchmarking.questions import said
 
 Found = Mapping[str, Mapping[str, Any]]
 
@@ -32,6 +33,14 @@ area under the risk-coverage curve in percent, where the margin says which predi
 Smaller is better in both. Time is that of training over the time of softmax, and over that of the
 baseline where softmax was not trained."""
 
+DOUBTS = """\
+Sentences that follow from the numbers by fixed rules (`largemargin/benchmarking/doubts.py`)."""
+
+ASKED = """\
+Questions that the results raised ([questions.yaml](questions.yaml)): a method with its tuned
+settings and one thing changed, with the final seeds. Differences are paired, with the 95 %
+interval; not registered, not corrected, no verdict or preset follows."""
+
 SUREST = (0.95, 0.9, 0.8, 0.7, 0.5)
 """Shares of the predictions, the surest ones, whose accuracy is told."""
 
@@ -48,6 +57,10 @@ def readme(found: Found, costs: Sequence[Cost]) -> str:
     parts = [INTRO, "## The registered tests\n", tests(found), "", RULE]
     if any(each["test"] for each in found.values()):
         parts += ["", "## Calibration, rejection, cost\n", beside(found), "", BESIDE]
+    if told := believing(found):
+        parts += ["", "## Before you believe them", "", DOUBTS, "", told]
+    if table := asked(found):
+        parts += ["", "## Asked afterwards", "", ASKED, "", table]
     for each in found.values():
         if each["tuned"] or each["methods"]:
             parts += ["", f"## {each['title']}", "", details(each)]
@@ -102,6 +115,34 @@ def beside(found: Found) -> str:
             ]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def believing(found: Found) -> str:
+    """What speaks against taking a difference for the margin's, one line each."""
+    return "\n".join(
+        f"* {each['title']}: {doubt}" for each in found.values() for doubt in each["doubts"]
+    )
+
+
+def asked(found: Found) -> str:
+    """One line for every question, answered or not."""
+    lines = [
+        "| situation | question | trained | test | over the baseline | chosen method beyond it |",
+        "|---|---|---|---|---|---|",
+    ]
+    for each in found.values():
+        for answer in each["asked"].values():
+            cells = [each["title"], answer["asked"], said(answer)]
+            if "chosen_beyond" in answer:
+                cells += [
+                    f"{100 * answer['mean']:.2f} ± {100 * answer['std']:.2f}",
+                    points(answer["over_baseline"]),
+                    points(answer["chosen_beyond"]),
+                ]
+            else:
+                cells += ["not run yet", "–", "–"]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def _percent(value: float | None) -> str:
@@ -180,17 +221,19 @@ def details(each: Mapping[str, Any]) -> str:
         if any(name in method for method in each["methods"].values())
     }
     rejects = any("rejection_by_margin" in method for method in each["methods"].values())
-    head = ["method", "trial", "validation", f"test {each['score'].replace('_', ' ')}"]
+    rungs: list[Mapping[str, Any]] = next((t["rungs"] for t in each["tuned"].values()), [])
+    head = ["method", "trial", *(f"{100 * rung['epochs']:g} %" for rung in rungs[:-1])]
+    head += ["validation", f"test {each['score'].replace('_', ' ')}"]
     head += [label for label, _, _ in shown.values()]
     head += ["rejection by margin", "by probability"] if rejects else []
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for name, tuned in each["tuned"].items():
         method = each["methods"].get(name, {})
-        validation = tuned["validation"]
         cells = [
             f"**{name}**" if name == each["chosen"] else name,
             str(tuned["trial"]),
-            "diverged" if validation is None else f"{100 * validation:.2f}",
+            *(_score(rung["best"]) for rung in tuned["rungs"][:-1]),
+            _score(tuned["validation"]),
             f"{100 * method['mean']:.2f} ± {100 * method['std']:.2f}" if method else "–",
         ]
         cells += [
@@ -209,6 +252,10 @@ def details(each: Mapping[str, Any]) -> str:
     if table := rejection(each):
         more += ["", REJECTION, "", table]
     return "\n".join([*lines, "", *_notes(each), *more])
+
+
+def _score(value: float | None) -> str:
+    return "diverged" if value is None else f"{100 * value:.2f}"
 
 
 PARETO = """\
@@ -231,6 +278,11 @@ def _notes(each: Mapping[str, Any]) -> list[str]:
         counted = ", ".join(f"{name} {count}" for name, count in each["diverged"].items())
         notes.append(f"Runs that diverged: {counted}.")
     where = each["where"]
+    if each["tuned"]:
+        notes.append(
+            "Columns with a share of the epochs: the best validation score of that rung, which has "
+            "its own seed and images."
+        )
     notes.append(
         f"{each['runs']} runs on {', '.join(where['device'])}, torch {', '.join(where['torch'])}, "
         f"commit {', '.join(where['commit']) or 'unknown'}."

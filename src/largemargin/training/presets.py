@@ -45,6 +45,8 @@ class Preset:
     source: str
     """The measured file; the protocol where there is none yet."""
     class_counts: tuple[int, ...] | None = field(default=None, repr=False)
+    doubts: tuple[str, ...] = ()
+    """What to know before taking the difference for the margin's."""
 
     def __call__(self, num_classes: int, dim: int) -> lm.Objective:
         """The objective for so many classes and features: what ``attach`` calls."""
@@ -91,6 +93,7 @@ class Preset:
         if self.optimizer:
             lines.append(f"tuned with  {_listed(self.optimizer)}")
         lines.append(f"measured    {self.evidence()}")
+        lines += [f"but         {each}" for each in self.doubts]
         for title, test in self.others.items():
             lines.append(f"also        {title}: {_said(test)}")
         lines.append(f"source      {self.source}")
@@ -139,6 +142,7 @@ def preset(name: str, *, class_counts: Sequence[int] | None = None) -> Preset:
         compared=entry["compared"],
         others=entry["others"],
         source=entry["source"],
+        doubts=tuple(entry["doubts"]),
         class_counts=None if class_counts is None else tuple(int(each) for each in class_counts),
     )
 
