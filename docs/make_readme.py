@@ -21,6 +21,16 @@ RESULTS = "benchmarks/results"
 WITHOUT_GRADIENT = ("ddf15adff292+",)
 """Commits whose compiled losses had none through their logits, on a GPU with torch 2.11."""
 
+MILLION = {
+    "largemargin triton": "largemargin",
+    "torch eager": "torch eager",
+    "torch compiled": "torch compiled",
+    "pytorch-metric-learning": "pytorch-metric-learning",
+    "CCE, bfloat16 prototypes": "CCE",
+}
+"""Providers of a head of a million classes, in the order they are shown."""
+MARGIN_OR_NONE = ("ArcFace", "cross entropy, no margin")
+
 ENGINE_AIM = 65_000
 """Images per second of three runs side by side on one H200."""
 CPU_AIM = 0.97
@@ -81,6 +91,41 @@ def heads() -> str:
         "close to ours, for a reason we have not found.",
     ]
     return "\n".join(lines)
+
+
+def million() -> str:
+    """A head of a million classes on a GPU: what a step takes, beside what others take."""
+    rows = [row for row in read("fused_head_cuda") if row["provider"] in MILLION]
+    shown = [row for row in rows if row["C"] == 1_000_000 and row["loss"] in MARGIN_OR_NONE]
+    shown.sort(key=lambda row: list(MILLION).index(row["provider"]))
+    first = shown[0]
+    base = next(row for row in shown if row["provider"] == "torch eager")
+    lines = [
+        f"A head of {first['C']:,} classes of {first['D']} float32 numbers, {first['N']:,} "
+        f"samples, bfloat16 products, forward and backward, one {first['device']}, torch "
+        f"{first['versions']['torch']} ({link('fused_head_cuda')}, `python "
+        "benchmarks/fused_head.py`; more in [million_classes.md](docs/how-to/million_classes.md)):",
+        "",
+        "| | loss | ms | against torch eager | ms in a CUDA graph | memory beyond gradients |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in shown:
+        graph = f"{row['graph_ms']:.1f}" if row.get("graph_ms") else "-"
+        memory = f"{row['extra_mib']:,.0f} MiB" if row["extra_mib"] > 0 else "-"
+        lines.append(
+            f"| {MILLION[row['provider']]} | {row['loss']} | {row['ms']:.1f} | "
+            f"{row['ms'] / base['ms']:.2f} | {graph} | {memory} |"
+        )
+    most = max((row for row in rows if row["loss"] == "ArcFace"), key=lambda row: row["C"])
+    few = {row["provider"]: row for row in rows if row["C"] == 10_000 and row["loss"] == "ArcFace"}
+    ours, plain = few["largemargin triton"], few["torch eager"]
+    return "\n".join(lines) + (
+        f"\n\nCCE's class vectors are bfloat16, half of the memory to read. {most['C']:,} classes "
+        f"in bfloat16 take ArcFace {most['ms']:.0f} ms and {most['extra_mib']:,.0f} MiB. With "
+        f"{ours['C']:,} a step is many small launches: {ours['ms']:.1f} ms eager (torch "
+        f"{plain['ms']:.1f}), {ours['graph_ms']:.2f} in a CUDA graph (torch "
+        f"{plain['graph_ms']:.2f}). Compile it, or capture the step."
+    )
 
 
 def geometry() -> str:
@@ -213,6 +258,7 @@ PARTS = {
     "decisions": decisions,
     "papers": papers,
     "heads": heads,
+    "million": million,
     "geometry": geometry,
     "training": training,
     "curvature": curvature,
