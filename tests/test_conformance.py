@@ -166,6 +166,38 @@ def test_steps_may_change_params_and_inputs(tmp_path, run):
     assert run(tmp_path)[1][-1] == "items 1/1, cases 1/1"
 
 
+def pixels(content):
+    """Down and up again by the defaults of the spec, where a case says nothing."""
+    case = next(case for case in content["cases"] if case["name"] == "du_bilinear")
+    case["params"] = {}
+    content["cases"] = [case]
+
+
+def norms(content):
+    """The empirical part and the confidence, which no norm enters."""
+    case = next(case for case in content["cases"] if "Lambda" in case["params"])
+    names = ("rho", "delta", "N")
+    case["params"] = {name: case["params"][name] for name in names if name in case["params"]}
+    case["expected"] = {name: case["expected"][name] for name in ("emp", "confidence")}
+    content["cases"] = [case]
+
+
+def powers(content):
+    """Options that a loss shares with the one it is made of, at their defaults."""
+    case = content["cases"][0]
+    case["params"] |= {"compact_power": 2, "margin_power": 1, "agg": "max", "first_seen": "scaled"}
+    content["cases"] = [case]
+
+
+@pytest.mark.parametrize(
+    ("item", "change"),
+    [("NGR-PERT", pixels), ("NGY-5", norms), ("NGR-12", powers), ("NGR-13", powers)],
+)
+def test_params_may_be_left_out_or_said(tmp_path, run, item, change):
+    edit(tmp_path, item, change)
+    assert run(tmp_path)[1][-1] == "items 1/1, cases 1/1"
+
+
 REJECTIONS = {
     "accepted": {"target": "NGY-4.3", "gamma": 0.5},
     "unknown target": {"target": "NGY-4.33", "gamma": 1.5},

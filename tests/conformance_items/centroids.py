@@ -24,14 +24,12 @@ ROBUST = {
     "strategy": "strategy",
     "gamma": "momentum",
     "lam": "noise_weight",
-}
-DISCRIMINATIVE = {
-    **{name: ours for name, ours in ROBUST.items() if name != "lam"},
     "compact_power": "compact_power",
     "margin_power": "margin_power",
     "agg": "aggregate",
     "first_seen": "first_seen",
 }
+DISCRIMINATIVE = {name: ours for name, ours in ROBUST.items() if name != "lam"}
 CENTER = {"lam": "strength", "alpha": "rate", "reduction": "reduction"}
 
 

@@ -115,8 +115,12 @@ def generalization(case: Case, way: str) -> Outputs:
     )
     linear, ball = case.options({"Gamma": "weight_norm"}), case.options({"Lambda": "feature_norm"})
 
-    def in_ball() -> geometry.BallBound:
-        return geometry.ball_bound(margins, **rho, **shared, **ball)
+    def in_ball(**missing: float) -> geometry.BallBound:
+        return geometry.ball_bound(margins, **rho, **missing | shared | ball)
+
+    def of_margins() -> geometry.BallBound:
+        """Terms that do not depend on the norms, which a case may then leave out."""
+        return in_ball(feature_norm=1.0, centroid_norm=1.0, radius=1.0)
 
     def of_linear() -> geometry.LinearMarginBound:
         return geometry.linear_margin_bound(margins, **rho, **shared, **linear)
@@ -124,7 +128,7 @@ def generalization(case: Case, way: str) -> Outputs:
     return {
         "phi": lambda: geometry.ramp_loss(margins, **rho),
         **fields(
-            of_linear if linear else in_ball, {"emp": "empirical", "confidence": "confidence"}
+            of_linear if linear else of_margins, {"emp": "empirical", "confidence": "confidence"}
         ),
         **fields(of_linear, {"bound_5_2_fixed": "fixed", "bound_5_2_union": "union"}),
         **fields(in_ball, {"bound_5_3": "bound"}),
@@ -190,8 +194,10 @@ def perturbation(case: Case, way: str) -> Outputs:
     patch = case.options({"patch_h": "height", "patch_w": "width"})
     stripe = case.options({"thickness": "thickness"})
     noise = case.options({"sigma": "sigma", "a": "amplitude"})
+    # The one part whose params may all be absent: without draws nothing else is left.
+    alone = all(each is None for each in (corners, lefts, gaussian, uniform))
     applied = robust.Perturbation(
-        down_up=robust.DownUp(**sampling) if sampling else None,
+        down_up=robust.DownUp(**sampling) if sampling or alone else None,
         occlusion=None if corners is None else robust.Patches(len(corners), **patch),
         stripes=None if lefts is None else robust.Stripes(len(lefts), **stripe),
         **noise,

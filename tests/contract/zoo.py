@@ -274,6 +274,7 @@ ZOO: dict[str, Entry] = {
             GENTLE | {"m1": 1.3, "m2": 0.2, "m3": 0.1},
             {},
             {"m1": 1.35},
+            {"m1": 0.9, "m2": 0.4, "m3": 0.15},
             GENTLE | {"m2": per_class(0.1, 0.9), "m3": per_class(0.5, 0.0)},
         ),
         scale_free=True,

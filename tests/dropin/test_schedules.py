@@ -214,7 +214,7 @@ class TestRefusals:
     def test_numbers_out_of_range(self) -> None:
         assert "start (normface.scale)" in self.refused(lm.NormFace(), Ramp("scale", 0.0, steps=5))
         assert "> 0" in self.refused(lm.NormFace(), Ramp("scale", 1.0, -2.0, steps=5))
-        assert ">= 1" in self.refused(lm.UnifiedMargin(), Ramp("m1", 0.5, steps=5))
+        assert "> 0" in self.refused(lm.UnifiedMargin(), Ramp("m1", 0.0, steps=5))
         assert ">= 0" in self.refused(lm.Kobayashi(), Ramp("strength", -0.1, steps=5))
 
     def test_exponential_from_zero(self) -> None:

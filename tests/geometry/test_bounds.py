@@ -129,6 +129,9 @@ def test_cushions_are_their_definition():
     weights = [torch.randn(s, dtype=torch.float64) for s in ((5, 4), (6, 5), (3, 6))]
     inputs = torch.randn(150, 4, dtype=torch.float64)
     found = g.noise_cushions(weights, inputs)
+    assert found.width == 6
+    assert g.noise_cushions(weights[:1], inputs[:, :4]).width == 5  # outputs, whatever the inputs
+    assert g.noise_cushions([weights[1].T], inputs.new_ones(2, 6)).width == 5
 
     def outputs(start, f):
         """Pre-activations of the layers after ``start``, given those of layer ``start``."""

@@ -49,6 +49,8 @@ def test_a_quadratic_has_the_same_estimate_at_every_step(step, seed):
     found = g.curvature(identity, x, y, directions=eps, step=step, loss=loss)
     torch.testing.assert_close(found, want, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(g.curvature_limit(identity, x, y, directions=eps, loss=loss), want)
+    trace = g.hessian_trace(identity, x, y, directions=eps, loss=loss)
+    torch.testing.assert_close(trace, torch.einsum("ki,nij,kj->n", eps, matrix[y], eps) / 5)
     torch.testing.assert_close(g.input_hessian(identity, x, y, loss=loss), matrix[y])
     exact = g.exact_curvature(identity, x, y, loss=loss)
     torch.testing.assert_close(exact.sum_of_squares, matrix[y].square().sum((1, 2)))
@@ -69,6 +71,25 @@ def test_estimator_mean_and_variance():
     assert float(found.var()) == pytest.approx(float(exact.estimator_variance), rel=0.15)
     relative = exact.estimator_variance.sqrt() / exact.sum_of_squares
     assert float(relative) <= math.sqrt(2 / 20)
+
+
+def test_trace_mean_and_variance():
+    """Normal directions, and random signs, which do not see the diagonal."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    x, y = torch.randn(1, 3, dtype=torch.float64), torch.tensor([1])
+    hessian = g.input_hessian(model, x, y)[0]
+    many = x.expand(4000, 3), y.expand(4000)
+    generator = torch.Generator().manual_seed(0)
+    signs = torch.randint(2, (4000, 20, 3), generator=generator).double().mul(2).sub(1)
+    beside = hessian - hessian.diag().diag()
+    for directions, varied in ((None, hessian), (signs, beside)):
+        found = g.hessian_trace(
+            model, *many, directions=directions, generator=generator, chunk_size=100_000
+        )
+        spread = math.sqrt(float(2 * varied.square().sum() / 20))
+        assert float(found.mean()) == pytest.approx(float(hessian.trace()), abs=4 * spread / 63)
+        assert float(found.std()) == pytest.approx(spread, rel=0.1)
 
 
 def test_small_steps_approach_the_limit():

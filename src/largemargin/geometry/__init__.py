@@ -17,6 +17,7 @@ from largemargin.geometry.curvature import (
     curvature,
     curvature_limit,
     exact_curvature,
+    hessian_trace,
     input_hessian,
 )
 from largemargin.geometry.curvature_bounds import CurvatureBounds, curvature_bounds
@@ -99,6 +100,7 @@ __all__ = [
     "InputGradient",
     "curvature",
     "curvature_limit",
+    "hessian_trace",
     "input_hessian",
     "exact_curvature",
     "ExactCurvature",

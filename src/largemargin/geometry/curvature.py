@@ -1,5 +1,6 @@
 """Curvature of the loss in input space (ROB 7.1): estimators and the exact value."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -151,6 +152,64 @@ def curvature_limit(
         >>> curvature_limit(torch.nn.Identity(), x, y, directions=3 * axes, loss=half_square)
         tensor([9.])
     """
+    return _mean_over_products(
+        lambda vectors, products: products.square(),
+        *(model, inputs, labels, directions, num_directions, generator, loss),
+        *(chunk_size, precision),
+    )
+
+
+def hessian_trace(
+    model: Model,
+    inputs: Tensor,
+    labels: Labels,
+    *,
+    directions: Tensor | None = None,
+    num_directions: int = 20,
+    generator: torch.Generator | None = None,
+    loss: PerSampleLoss | None = None,
+    chunk_size: int = 256,
+    precision: str = "highest",
+) -> PerSample:
+    r"""Trace of the input Hessian of each sample, by Hutchinson's estimator.
+
+    .. math:: \frac1K\sum_{j=1}^K \varepsilon_j^\top H\varepsilon_j, \qquad
+        \operatorname{E} = \operatorname{tr} H = \sum_i\lambda_i
+
+    Unbiased, with variance :math:`2\sum\lambda_i^2/K` for normal directions; with directions of
+    random signs only the entries of H beside its diagonal vary,
+    :math:`\tfrac2K\sum_{i\ne j}H_{ij}^2`: pass such ``directions`` where the trace itself is
+    wanted. Its square is the other half of :math:`\operatorname{E}(\varepsilon^\top
+    H\varepsilon)^2 = 2\sum\lambda_i^2 + (\operatorname{tr} H)^2`.
+
+    Args and returns as in :func:`curvature_limit`.
+
+    Example:
+        >>> signs = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+        >>> x, y = torch.zeros(1, 2), torch.tensor([0])
+        >>> hessian_trace(lambda x: x, x, y, directions=signs)
+        tensor([0.5000])
+    """
+    return _mean_over_products(
+        lambda vectors, products: vectors * products,
+        *(model, inputs, labels, directions, num_directions, generator, loss),
+        *(chunk_size, precision),
+    )
+
+
+def _mean_over_products(
+    terms: Callable[[Tensor, Tensor], Tensor],
+    model: Model,
+    inputs: Tensor,
+    labels: Labels,
+    directions: Tensor | None,
+    num_directions: int,
+    generator: torch.Generator | None,
+    loss: PerSampleLoss | None,
+    chunk_size: int,
+    precision: str,
+) -> PerSample:
+    """Mean over directions v of the sum of ``terms(v, H v)``, which must be 0 where v is."""
     inputs, labels = prepare(model, inputs, labels)
     check_choice("precision", precision, tuple(PRECISIONS))
     with evaluation(model, inputs, precision):
@@ -165,8 +224,9 @@ def curvature_limit(
             for part in blocks(source.count, times):
                 v = x.new_zeros(len(x), times, *x.shape[1:])
                 v[:, : part.stop - part.start] = vectors[:, part]
-                product = product_with(v.flatten(0, 1))
-                total[samples] += product.flatten(1).square().sum(1).view(len(x), times).sum(1)
+                v = v.flatten(0, 1)
+                found = terms(v, product_with(v)).flatten(1).sum(1)
+                total[samples] += found.view(len(x), times).sum(1)
     return total / source.count
 
 

@@ -159,7 +159,8 @@ def noise_cushions(weights: Sequence[Tensor], inputs: Tensor) -> NoiseCushions:
         ``layer_cushion`` (L,), ``minimal_interlayer_cushion`` (L,), ``activation_contraction``
         0-dim (1 for L = 1; NaN when all units of a hidden layer are off for some sample, where it
         is not defined), ``stable_rank`` (L,) = :math:`\|W\|_F^2/\|W\|_2^2`, and ``width``, the
-        largest layer width, inputs included (the proof pads perturbations to squares of that size).
+        largest number of outputs of a layer, as the paper defines it. (Its proof bounds square
+        perturbations; where the inputs are more, that step needs their number.)
         Samples with a zero denominator are skipped in the cushions.
 
     Example:
@@ -202,7 +203,7 @@ def noise_cushions(weights: Sequence[Tensor], inputs: Tensor) -> NoiseCushions:
     stable_rank = torch.stack(
         [(torch.linalg.matrix_norm(w) / torch.linalg.matrix_norm(w, 2)).square() for w in layers]
     )
-    width = max(max(layer.shape) for layer in layers)
+    width = max(layer.shape[0] for layer in layers)
     return NoiseCushions(layer_cushion, interlayer, contraction, stable_rank, width)
 
 

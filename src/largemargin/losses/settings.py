@@ -30,7 +30,7 @@ LIMITS: dict[str, dict[str, float]] = {
     "threshold": ANY,
     **dict.fromkeys(("alpha1", "beta1", "alpha2", "beta2"), ANY),
     "scale": {"above": 0},
-    "m1": {"at_least": 1},
+    "m1": {"above": 0},
     **{key: {"at_least": 0, "at_most": 1} for key in ("label_smoothing", "smoothing", "rate")},
     "mu": {"above": 0, "at_most": 1},
 }

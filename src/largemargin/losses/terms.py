@@ -67,10 +67,12 @@ def check_plain_margin(name: str, margin: float | Tensor) -> None:
         check_number(name, margin)
 
 
-def check_setting(name: str, value: float | Tensor, *, at_least: float) -> None:
+def check_setting(
+    name: str, value: float | Tensor, *, at_least: float | None = None, above: float | None = None
+) -> None:
     """A limit on a number; a tensor stands for one that a schedule moves, and has checked."""
     if not isinstance(value, Tensor):
-        check_number(name, value, at_least=at_least)
+        check_number(name, value, at_least=at_least, above=above)
 
 
 def need(value: Tensor | None) -> Tensor:

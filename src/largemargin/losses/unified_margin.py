@@ -44,7 +44,8 @@ def unified_margin(
         features: (N, D).
         prototypes: (C, D).
         labels: (N,) or soft targets (N, C).
-        m1: factor >= 1 of the angle; default 1.
+        m1: factor > 0 of the angle; default 1. Below 1 it widens the class, for use with a larger
+            m2 or m3: (0.9, 0.4, 0.15) is a combined margin of the ArcFace paper.
         m2: angular margin in radians >= 0, a number or one per class; default 0.
         m3: cosine margin >= 0, a number or one per class; default 0.
         scale: s > 0; LTLM uses 10, 20 and 64; default 64. "auto": :func:`auto_scale`.
@@ -57,7 +58,7 @@ def unified_margin(
         >>> unified_margin(W[:1], W, torch.tensor([0]), m3=2.0, scale=4.0)
         tensor([0.6931])
     """
-    check_setting("m1", m1, at_least=1)
+    check_setting("m1", m1, above=0)
     hint = "m2 is in radians; convert degrees with math.radians."
     check_margin("m2", m2, at_least=0, below=math.pi, hint=hint)
     check_setting("m3", m3, at_least=0)
@@ -97,7 +98,7 @@ class UnifiedMargin(Loss):
         **options: Unpack[LossOptions],
     ) -> None:
         super().__init__(**options)
-        check_setting("m1", m1, at_least=1)
+        check_setting("m1", m1, above=0)
         check_scale_setting(scale)
         self.m1 = m1
         self._keep("m2", m2)
