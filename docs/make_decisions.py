@@ -27,7 +27,7 @@ def decision_table(measured: Mapping[str, Mapping[str, Any]], *, root: str = "")
         chosen, test = entry["recommended"], entry["compared"]
         cells = [
             SITUATIONS.get(name, name.replace("_", " ")),
-            f'`lm.preset("{name}")`',
+            _call(name, chosen),
             f"`{chosen['objective']}`" + _settings(chosen),
             _gain(test) if test else "not measured yet",
             _cost(chosen),
@@ -38,10 +38,15 @@ def decision_table(measured: Mapping[str, Mapping[str, Any]], *, root: str = "")
         lines.append("| " + " | ".join(cells) + " |")
     doubts = [(name, each) for name, entry in measured.items() for each in entry["doubts"]]
     if doubts:
-        lines += ["", "Before you believe a gain:", ""]
+        lines += ["", "Before you believe a gain:", "", f"* all: {ALL}"]
         lines += [f"* {SITUATIONS.get(name, name)}: {each}" for name, each in doubts]
     return "\n".join(lines)
 
+
+ALL = (
+    "method and settings were chosen on validation images with right labels, more than some of the "
+    "training sets have. The method is the best of several, each with as many trials as softmax."
+)
 
 SITUATIONS = {
     "few_labels": "few labels",
@@ -50,6 +55,13 @@ SITUATIONS = {
     "corruption": "corrupted inputs",
     "embedding": "a search by features",
 }
+
+
+def _call(name: str, chosen: Mapping[str, Any]) -> str:
+    """How to get it, and what ``attach`` needs beside it."""
+    counts = ", class_counts=..." if "ldam" in chosen["objective"] else ""
+    steps = ", `attach(..., total_steps=...)`" if chosen.get("reweight_at") else ""
+    return f'`lm.preset("{name}"{counts})`{steps}'
 
 
 def _settings(chosen: Mapping[str, Any]) -> str:

@@ -217,26 +217,25 @@ def curvature() -> str:
 
 def papers() -> str:
     found = reproductions.tables()
-    measured = [table for table in found if table.measured]
-    numbers = sum(claim.reported is not None for table in found for claim in table.claims)
-    if not measured:
-        here = "none has been measured here yet"
-    else:
-        # A number that was measured under two protocols counts once.
-        known = sum(
-            len(
-                {
-                    (*line.key.values(), line.column)
-                    for each in table.measured
-                    for line in each.lines
-                    if line.measured.n
-                }
-            )
-            for table in measured
-        )
-        here = f"{known} of them in {len(measured)} tables have been measured here"
+    # A number counts once, also where two recipes or two protocols are about it.
+    numbers, known, tables = set(), set(), set()
+    for table in found:
+        name = table.path.parent / table.recipe.claims
+        for claim in table.claims:
+            if claim.reported is not None:
+                numbers.add((name, *claim.key.values(), claim.column))
+        for line in (line for each in table.measured for line in each.lines):
+            if line.measured.n and line.reported is not None:
+                known.add((name, *line.key.values(), line.column))
+                tables.add(name)
+    here = (
+        f"{len(known)} of them in {len(tables)} tables and figures have been measured here"
+        if known
+        else "none has been measured here yet"
+    )
     return (
-        f"{len(found)} recipes cover the tables of the five papers, {numbers} reported numbers; "
+        f"{len(found)} recipes cover the tables of the five papers, {len(numbers)} reported "
+        f"numbers; "
         f"{here}. Where `measured/` is missing, nothing was measured."
     )
 

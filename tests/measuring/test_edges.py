@@ -277,3 +277,36 @@ def test_a_diverged_head_is_refused() -> None:
     model.weight.data[1, 0] = math.nan
     with pytest.raises(LargeMarginError, match="weight must be finite"):
         measure(model, [(X, Y)])
+
+
+def test_an_arrangement_wider_than_the_search_finds_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """24 classes on the vertices of a 24-cell are 60 degrees apart, a short search ends below."""
+    rows = [(i, j, a, b) for i in range(4) for j in range(i) for a in (-1, 1) for b in (-1, 1)]
+    cell = torch.zeros(24, 4)
+    for row, (i, j, a, b) in zip(cell, rows, strict=True):
+        row[i], row[j] = a, b
+    place = sys.modules["largemargin.measuring.prototypes"]
+    monkeypatch.setattr(place, "widest_known", lambda classes, dim: math.radians(58.9))
+    g = measure_arrays(cell, torch.arange(24), cell)
+    assert g.prototypes.class_margin == pytest.approx(60)
+    assert g.prototypes.reachable == pytest.approx(60)
+    assert g.prototypes.reachable < g.prototypes.ceiling
+
+
+def test_directions_of_rounding_are_none_of_collapse() -> None:
+    """Behind a bottleneck, class means span two dimensions and rounding spans the others."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(1000) % 10
+    low = torch.randn(10, 2, generator=generator)[labels]
+    low = low + 0.05 * torch.randn(1000, 2, generator=generator)
+    rows = torch.linalg.qr(torch.randn(64, 2, generator=generator)).Q
+    head = torch.randn(10, 64, generator=generator)
+    want = measure_arrays(low, labels, head[:, :2]).collapse.variability
+    for offset in (0.0, 100.0):
+        found = measure_arrays(low @ rows.T + offset, labels, head).collapse
+        assert found.variability == pytest.approx(want, rel=1e-3)
+    same = torch.full((4, 3), 1e6)
+    same[2:] += 0.0625  # the smallest difference there is
+    g = measure_arrays(same, torch.tensor([0, 0, 1, 1]), torch.eye(2, 3))
+    assert math.isnan(g.collapse.variability)
+    assert any("but for rounding" in note for note in g.notes)

@@ -326,8 +326,10 @@ def test_rule_of_closeness(values: tuple[float, ...], reported: float | None, te
 @pytest.mark.parametrize(
     ("values", "base", "text"),
     [
-        ((90.0,), (89.0,), "direction holds"),
-        ((90.0,), (91.0,), "direction does not hold"),
+        ((90.0,), (89.0,), "direction holds in one run"),
+        ((90.0,), (91.0,), "direction does not hold in one run"),
+        ((90.0,), (89.5,), "direction too close to call in one run"),
+        ((90.0,), (89.4, 89.4), "direction holds in one run"),
         ((90.0, 90.2), (89.9, 90.1), "direction is within noise"),
         ((90.0, 90.2), (88.9, 89.1), "direction holds"),
         ((90.0,), (), ""),
@@ -336,6 +338,15 @@ def test_rule_of_closeness(values: tuple[float, ...], reported: float | None, te
 def test_rule_of_direction(values: tuple[float, ...], base: tuple[float, ...], text: str) -> None:
     found = verdict(HIGHER, 90.0, Sample(values), baseline=(88.0, Sample(base)))
     assert found.partition("; ")[2] == text
+
+
+def test_draws_of_one_run_are_its_noise() -> None:
+    base = (88.0, Sample((89.0,), draws=0.3))
+    found = [
+        verdict(HIGHER, 90.0, Sample((value,), draws=0.4), baseline=base) for value in (89.9, 90.1)
+    ]
+    assert found == ["reproduced; direction is within noise", "reproduced; direction holds"]
+    assert verdict(HIGHER, 90.0, Sample((90.6,), draws=0.5)) == "better than reported"
 
 
 def test_differs_where_neither_is_better() -> None:

@@ -47,6 +47,8 @@ def test_the_same_difference_with_few_seeds_is_not_certain() -> None:
     found = paired_test(better, BASELINE[:3])
     assert found.t_test == 0.25  # two-sided sign test of three
     assert verdict(found, found.t_test) == "noise"
+    assert math.isnan(found.low)  # equal differences say nothing of their spread
+    assert math.isnan(found.high)
 
 
 def test_one_seed_has_no_verdict() -> None:

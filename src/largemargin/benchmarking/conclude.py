@@ -326,7 +326,7 @@ def preset_entries(
 def _short(each: Mapping[str, Any]) -> dict[str, Any] | None:
     if not each["test"]:
         return None
-    numbers = ("pairs", "difference", "low", "high", "corrected", "detectable")
+    numbers = ("pairs", "difference", "low", "high", "corrected", "detectable_strictest")
     return {
         "verdict": each["verdict"],
         "chosen": each["chosen"],
@@ -334,4 +334,5 @@ def _short(each: Mapping[str, Any]) -> dict[str, Any] | None:
         "score": each["score"],
         **{name: each["test"][name] for name in numbers},
         "seconds_over_baseline": each["methods"][each["chosen"]]["seconds_over_baseline"],
+        "doubts": each["doubts"],
     }

@@ -65,7 +65,8 @@ def attach(
         layers: names of modules whose outputs go to a loss on hidden layers (``LayerMargin``).
         similarity: of the head; default what the objective asks for, otherwise as it is.
         schedule: schedules of hyper-parameters (:mod:`largemargin.losses.schedules`), or "preset":
-            the usual ones for these losses over ``total_steps``.
+            the usual ones for these losses over ``total_steps``. Default none, but for an
+            objective that was measured with one (:func:`largemargin.preset`): then "preset".
         stepping: "automatic" counts training calls, "manual" waits for ``criterion.step()``.
         accumulate: micro-batches per optimisation step; schedules and centroid banks count steps.
         gradient_norms: keep each term's gradient norm on the features in
@@ -90,6 +91,8 @@ def attach(
         )
     check_choice("stepping", stepping, ("automatic", "manual"))
     check_number("accumulate", accumulate, at_least=1)
+    if schedule is None and getattr(objective, "scheduled", False):
+        schedule = "preset"
     bare, in_ddp = unwrapped(model)
     path, head = find_layer(bare, layer)
     _refuse_class_shards(path, head)
@@ -350,7 +353,7 @@ def _schedules(
         if total_steps is None:
             raise LargeMarginError(
                 'schedule="preset" stretches over the training: pass total_steps=epochs * '
-                "steps_per_epoch."
+                "steps_per_epoch, or schedule=() to go without it."
             )
         return preset_schedule(objective, total_steps)
     return [given] if isinstance(given, Schedule) else list(given)

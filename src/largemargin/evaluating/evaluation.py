@@ -26,7 +26,7 @@ class Evaluation(Record):
     classes: tuple[str, ...]
     clean: Accuracy
     interval: tuple[float, float]
-    """Wilson's interval of the clean accuracy: what another test set of this size may change."""
+    """Wilson's interval of the clean accuracy: where it may lie on unlimited data of this kind."""
     confidence: float
     perturbed: dict[str, PerturbedAccuracy]
     attacked: tuple[AttackedAccuracy, ...]

@@ -11,9 +11,9 @@ def wilson(right: int, samples: int, *, confidence: float = 0.95) -> tuple[float
 
     .. math:: \frac{p + z^2/2n \pm z\sqrt{p(1-p)/n + z^2/4n^2}}{1 + z^2/n}
 
-    Unlike p ± z·std it stays inside [0, 1] and keeps its width where p is near 1. It tells how much
-    another test set of this size would change the accuracy of this model; another training run
-    changes it too.
+    Unlike p ± z·std it stays inside [0, 1] and keeps its width where p is near 1. It tells where
+    the accuracy of this model on unlimited data of the same kind may lie. On another test set of
+    this size it varies more, by about a factor of 1.4; another training run changes it too.
 
     Example:
         >>> low, high = wilson(9, 10)

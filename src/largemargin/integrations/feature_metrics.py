@@ -137,6 +137,7 @@ class ClassSumsMetric(GeometryMetric):
                 sums[part],
                 squares[part],
                 None if outer is None else outer[part],
+                torch.finfo(torch.float32).eps,  # in which features come, whatever they are kept in
             )
             if joined is None:
                 joined = one

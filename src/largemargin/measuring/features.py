@@ -156,7 +156,11 @@ def collapse_of(
     if float(lengths.max()) == 0:
         notes.append("class means coincide: measures of neural collapse are NaN")
     else:
-        variability = math.nan if sums.outer is None else _variability(sums.within, centred)
+        if sums.outer is not None:
+            error = sums.rounding * float(means.norm(dim=1).max())
+            variability = _variability(sums.within, centred, error)
+            if math.isnan(variability):
+                notes.append("class means coincide but for rounding: NC1 is NaN")
         norm_spread = float(lengths.std(correction=0) / lengths.mean())
         spread, gap = _cosines(centred / lengths.clamp_min(1e-300)[:, None])
         if weight is not None:
@@ -167,12 +171,18 @@ def collapse_of(
     return Collapse(variability, norm_spread, spread, gap, duality, other)
 
 
-def _variability(within: Tensor, centred: Tensor) -> float:
-    """tr(Sigma_W pinv(Sigma_B)) / C with Sigma_B = M^T M / C, by the singular vectors of M."""
+def _variability(within: Tensor, centred: Tensor, error: float) -> float:
+    """tr(Sigma_W pinv(Sigma_B)) / C with Sigma_B = M^T M / C, by the singular vectors of M.
+
+    Directions in which the means differ by rounding alone are none: what would be divided there is
+    rounding too. That of Sigma_B, as any pseudo-inverse has it, and ``error``, that of a mean.
+    """
     _, values, vectors = torch.linalg.svd(centred, full_matrices=False)
-    cut = max(centred.shape) * torch.finfo(centred.dtype).eps * float(values[0])
-    kept = values > cut
-    along = ((vectors[kept] @ within) * vectors[kept]).sum(1)
+    relative = math.sqrt(max(centred.shape) * torch.finfo(centred.dtype).eps)
+    kept = values > max(relative * float(values[0]), error)
+    if not bool(kept.any()):
+        return math.nan
+    along = ((vectors[kept] @ within) * vectors[kept]).sum(1).clamp_min(0)
     return float((along / values[kept].square()).sum())
 
 

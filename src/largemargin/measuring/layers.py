@@ -257,7 +257,7 @@ class LayerStream:
     def add(self, features: Tensor, labels: Tensor, norms: Tensor) -> None:
         append(self.norms, norms)
         for part in blocks(len(features), ROWS):
-            self.sums.add(widen(features[part]), labels[part])
+            self.sums.add(features[part], labels[part])
         if self.store is not None:
             self.store.add(features)
 

@@ -44,8 +44,8 @@ class PrototypeGeometry(Record):
     ceiling: float
     """No arrangement of C vectors in D dimensions has a wider smallest angle."""
     reachable: float
-    """The widest arrangement known: equal to the ceiling where the optimum is known; NaN where
-    it was not searched."""
+    """The widest arrangement known here: the ceiling where the optimum is known, otherwise what a
+    short search finds, or this one where that is wider; NaN where none was searched."""
     magnitude_ratio: float
     """Longest over shortest class vector."""
     symmetry: float
@@ -74,7 +74,9 @@ def measure_prototypes(weight: Tensor, notes: list[str]) -> PrototypeGeometry:
         closest = pair
     else:
         closest = divmod(int(angles.clone().fill_diagonal_(math.inf).argmin()), num_classes)
-    reachable = widest_known(num_classes, dim)
+    ceiling, reachable = packing_bound(num_classes, dim), widest_known(num_classes, dim)
+    if reachable < ceiling:  # searched, and what is measured may be wider
+        reachable = min(ceiling, max(reachable, float(margin)))
     if math.isnan(reachable):
         notes.append(
             f"the best packing of {num_classes} classes in {dim} dimensions was not searched; the "
@@ -86,7 +88,7 @@ def measure_prototypes(weight: Tensor, notes: list[str]) -> PrototypeGeometry:
     return PrototypeGeometry(
         math.degrees(float(margin)),
         closest,
-        math.degrees(packing_bound(num_classes, dim)),
+        math.degrees(ceiling),
         math.degrees(reachable),
         float(magnitude_ratio(weight)),
         float(super_symmetry(weight)) if few else math.nan,

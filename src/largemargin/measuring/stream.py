@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_labels, check_matrix
-from largemargin.geometry.pairs import blocks, widen
+from largemargin.geometry.pairs import blocks
 from largemargin.measuring.batches import SKIP
 from largemargin.measuring.ranks import gather, gather_store
 from largemargin.measuring.scores import LEADS, Scores
@@ -87,7 +87,7 @@ class Stream:
             check_norms(columns["norm"], index)
         for name in PER_SAMPLE:
             kept[name][part] = columns[name]
-        self.sums.add(widen(features), labels)
+        self.sums.add(features, labels)
 
     def merged(self) -> "Stream":
         """The stream of all processes together, the same on each; itself outside a group."""

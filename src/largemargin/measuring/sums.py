@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from largemargin.geometry.pairs import widen
+
 
 @dataclass
 class ClassSums:
@@ -21,6 +23,8 @@ class ClassSums:
     """(C,) sums of squared distances to the anchor."""
     outer: Tensor | None
     """(D, D) sum of outer products of differences to the anchors, where it is asked for."""
+    rounding: float = torch.finfo(torch.float64).eps
+    """Of the features that were added: that of float32 unless all were float64."""
 
     @classmethod
     def empty(cls, num_classes: int, dim: int, *, covariance: bool, like: Tensor) -> "ClassSums":
@@ -37,6 +41,9 @@ class ClassSums:
         count = len(labels)
         if count == 0:
             return
+        if features.dtype != torch.float64:
+            self.rounding = torch.finfo(torch.float32).eps
+        features = widen(features)
         position = torch.arange(count, device=labels.device)
         nowhere = torch.full_like(self.counts, count)
         first = nowhere.scatter_reduce(0, labels, position, "amin")
@@ -66,6 +73,7 @@ class ClassSums:
             + 2 * (other.sums * shift).sum(1)
             + n[:, 0] * shift.square().sum(1)
         )
+        self.rounding = max(self.rounding, other.rounding)
         self.sums = self.sums + other.sums + n * shift
         self.counts = self.counts + other.counts
 
@@ -76,6 +84,7 @@ class ClassSums:
             self.sums.to(device),
             self.squares.to(device),
             None if self.outer is None else self.outer.to(device),
+            self.rounding,
         )
 
     @property

@@ -119,7 +119,8 @@ def _sample(claim: Claim, found: Mapping[str, Measurements]) -> Sample:
         other = found.get(_other(claim))
         theirs = {} if other is None else other.values(claim.measure)
         values = {seed: theirs[seed] - value for seed, value in values.items() if seed in theirs}
-    return Sample(tuple(values.values()))
+        return Sample(tuple(values.values()))
+    return Sample(tuple(values.values()), None if cell is None else cell.draws_std(claim.measure))
 
 
 def _baseline_of(claim: Claim, claims: Sequence[Claim]) -> Claim | None:

@@ -1,10 +1,15 @@
-"""The rule by which a measured number is held against a reported one. It was fixed beforehand.
+"""The rule by which a measured number is held against a reported one.
+
+It was fixed beforehand; what it says of single runs was added later, because a difference between
+two of them was judged as if it had no noise.
 
 * **reproduced**: the mean over the runs lies within the larger of the recipe's tolerance and twice
   its standard error, 2 s / sqrt(n), of the reported number; otherwise **better** or **worse than
   reported**, or **differs** where neither is better.
 * **direction holds**: the difference to the baseline of the table has the reported sign. Where it
-  is smaller than twice its standard error it **is within noise**.
+  is smaller than twice its standard error it **is within noise**. That of one run is taken to be
+  the deviation over its draws or starts. Where it has none it is unknown: then a difference within
+  the tolerance is **too close to call in one run**, a larger one holds, or not, **in one run**.
 * A run with fewer epochs or other settings than the paper's is never called reproduced or not:
   only its direction is judged. The precision, which no paper prints, counts as printed.
 * **not measured**: nothing was run. **failed**: a run broke off.
@@ -23,6 +28,8 @@ class Sample:
     """Measured numbers of the runs of one cell, one per seed."""
 
     values: tuple[float, ...] = ()
+    draws: float | None = None
+    """Standard deviation over draws or starts inside a run, where there are any."""
 
     @property
     def n(self) -> int:
@@ -41,6 +48,16 @@ class Sample:
     def error(self) -> float:
         """Standard error of the mean; 0 where one run cannot tell."""
         return self.std / math.sqrt(self.n) if self.n > 1 else 0.0
+
+    @property
+    def noise(self) -> float:
+        """The same, but of one run the deviation over its draws, which is not less."""
+        return self.error if self.n > 1 else self.draws or 0.0
+
+    @property
+    def unsure(self) -> bool:
+        """Whether nothing is known of its noise."""
+        return self.n == 1 and self.draws is None
 
 
 def verdict(
@@ -74,7 +91,7 @@ def verdict(
     else:
         parts.append("other protocol")
     if baseline is not None and reported is not None:
-        parts += _direction(reported, measured, *baseline)
+        parts += _direction(measure, reported, measured, *baseline)
     return "; ".join(parts)
 
 
@@ -93,12 +110,15 @@ def _closeness(measure: Measure, reported: float, measured: Sample) -> str:
 
 
 def _direction(
-    reported: float, measured: Sample, base_reported: float | None, base: Sample
+    measure: Measure, reported: float, measured: Sample, base_reported: float | None, base: Sample
 ) -> Sequence[str]:
     if base_reported is None or not base.n or reported == base_reported:
         return []
-    gain, noise = measured.mean - base.mean, 2 * math.hypot(measured.error, base.error)
+    gain, noise = measured.mean - base.mean, 2 * math.hypot(measured.noise, base.noise)
     if abs(gain) <= noise:
         return ["direction is within noise"]
+    single = measured.unsure or base.unsure
+    if single and abs(gain) <= measure.tolerance + 1e-9:
+        return ["direction too close to call in one run"]
     holds = (gain > 0) == (reported > base_reported) and gain != 0
-    return [f"direction {'holds' if holds else 'does not hold'}"]
+    return [f"direction {'holds' if holds else 'does not hold'}{' in one run' if single else ''}"]

@@ -94,5 +94,7 @@ def _sentence(each: MethodResult, count: int) -> str:
     known = f"{each.method}: the difference to softmax is noise (p {each.corrected:.2f})"
     if count < FEW:
         return f"{known}; {count} seeds can hardly show anything else{ranks}."
+    if math.isnan(test.low):
+        return f"{known}; all seeds differ by the same{ranks}."
     reach = 100 * max(abs(test.low), abs(test.high))
     return f"{known}; with {count} seeds up to {reach:.2f} points could hide in it{ranks}."

@@ -48,6 +48,11 @@ class Preset:
     doubts: tuple[str, ...] = ()
     """What to know before taking the difference for the margin's."""
 
+    @property
+    def scheduled(self) -> bool:
+        """Whether it was measured with the usual schedule of its loss, which ``attach`` asks."""
+        return self.objective.schedule == "preset"
+
     def __call__(self, num_classes: int, dim: int) -> lm.Objective:
         """The objective for so many classes and features: what ``attach`` calls."""
         if "noisy" in needs_of(self.objective) or self.noise.use != "none":
@@ -86,8 +91,8 @@ class Preset:
         ]
         if self.objective.settings:
             lines.append(f"parameters  {_listed(self.objective.settings)}")
-        if self.objective.schedule == "preset":
-            lines.append('schedule    attach(..., schedule="preset", total_steps=...)')
+        if self.scheduled:
+            lines.append("schedule    attach(..., total_steps=epochs * steps_per_epoch)")
         if self.noise.use != "none":
             lines.append(f"noise       {self.noise.use}, {self.noise.kind} {self.noise.level:g}")
         if self.optimizer:
@@ -96,6 +101,7 @@ class Preset:
         lines += [f"but         {each}" for each in self.doubts]
         for title, test in self.others.items():
             lines.append(f"also        {title}: {_said(test)}")
+            lines += [f"but         {each}" for each in (test or {}).get("doubts", ())]
         lines.append(f"source      {self.source}")
         return "\n".join(textwrap.fill(line, 100, subsequent_indent=" " * 12) for line in lines)
 
@@ -174,5 +180,6 @@ def _said(test: dict[str, Any] | None) -> str:
         return f"{test['chosen']} {gain}"
     return (
         f"no margin method was better; the best on validation images, {test['chosen']}: {gain}; a "
-        f"difference of {100 * test['detectable']:.2f} would have been found"
+        f"true difference of {100 * test['detectable_strictest']:.2f} would have been found with "
+        "probability 0.8"
     )

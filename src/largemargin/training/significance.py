@@ -22,7 +22,8 @@ class PairedTest(Record):
     difference: float
     low: float
     high: float
-    """The difference's 95 % confidence interval (t), NaN with one pair."""
+    """The difference's 95 % confidence interval (t); NaN with one pair, and where all differences
+    are equal, which says nothing of how far others would be off."""
     t_test: float
     """Two-sided p of the paired t-test; of the exact sign test where all differences are equal."""
     wilcoxon: float | None
@@ -51,7 +52,7 @@ def paired_test(method: Sequence[float], baseline: Sequence[float]) -> PairedTes
     # Accuracies of equal images differ in the last bit, which is no difference.
     if max(differences) - min(differences) < 1e-12:
         p = 1.0 if abs(mean) < 1e-12 else min(1.0, 2 * 0.5**count)
-        return PairedTest(count, mean, mean, mean, p, None)
+        return PairedTest(count, mean, math.nan, math.nan, p, None)
     try:
         from scipy import stats
     except ImportError:
