@@ -20,8 +20,13 @@ class LargeMarginError(ValueError):
 def values_are_checked(tensor: Tensor, validate: bool | None) -> bool:
     """Whether the values inside ``tensor`` may be looked at: see the module docstring."""
     if validate is not None:
-        return validate and not torch.compiler.is_compiling()
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+        return validate and _plain()
+    return tensor.device.type == "cpu" and _plain()
+
+
+def _plain() -> bool:
+    """Neither compiled nor under a ``torch.func`` transform, where values cannot be looked at."""
+    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
 
 
 def check_choice(name: str, value: object, allowed: Iterable[object]) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.dropin.criterion import Criterion
-from largemargin.dropin.find import find_layer, find_module, parents_of, unwrapped
+from largemargin.dropin.find import check_plain, find_layer, find_module, parents_of, unwrapped
 from largemargin.dropin.sharded import is_sharded
 from largemargin.dropin.tap import Tap
 from largemargin.dropin.watch import Watch, check_ceiling
@@ -25,6 +25,13 @@ from largemargin.prototypes.sharded import ShardedClassHead
 
 Terms: TypeAlias = Objective | Loss | Weighted
 Stepping: TypeAlias = Literal["automatic", "manual"]
+
+HOOKS = (
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks"),
+    *("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_backward_pre_hooks", "_backward_hooks", "_is_full_backward_hook"),
+)
+"""Of a module, where torch keeps what users have registered on it."""
 
 
 def attach(
@@ -103,27 +110,42 @@ def attach(
     _check_needs(objective, bool(layers))
     _check_sizes(objective, num_classes, dim, {*named} if features else set())
     form = _form(objective, num_classes, similarity)
+    schedules = _schedules(schedule, objective, total_steps)
+    check_plain(path, head)
     undo: list[Callable[[], None]] = []
     changed = _reshape(bare, path, head, form, undo, in_ddp=in_ddp)
-    _move(objective, head)
-    _set_accumulation(objective, accumulate)
-    if warn:
-        check_ceiling(objective, num_classes, dim)
-    needs = {name for loss in objective.terms.values() for name in loss.needs}  # type: ignore[union-attr]
-    tap = Tap(bare, changed, features=named, layers=hidden, with_inputs="inputs" in needs)
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()  # code compiled before does not know the hooks
-    return Criterion(
-        objective,
-        tap,
-        undo=undo,
-        schedules=_schedules(schedule, objective, total_steps),
-        accumulate=accumulate,
-        automatic=stepping == "automatic",
-        gradient_norms=gradient_norms,
-        watch=Watch() if warn else None,
-        owns_head=changed is not head,
-    )
+    try:
+        _move(objective, head)
+        _set_accumulation(objective, accumulate)
+        if warn:
+            check_ceiling(objective, num_classes, dim)
+        needs = {name for loss in objective.terms.values() for name in loss.needs}  # type: ignore[union-attr]
+        tap = Tap(
+            bare,
+            changed,
+            features=named,
+            layers=hidden,
+            with_inputs="inputs" in needs,
+            named=layer is not None,
+        )
+        undo.insert(0, tap.remove)
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.reset()  # code compiled before does not know the hooks
+        return Criterion(
+            objective,
+            tap,
+            undo=undo[1:],
+            schedules=schedules,
+            accumulate=accumulate,
+            automatic=stepping == "automatic",
+            gradient_norms=gradient_norms,
+            watch=Watch() if warn else None,
+            owns_head=changed is not head,
+        )
+    except BaseException:  # what is refused leaves the model as it was
+        for restore in reversed(undo):
+            restore()
+        raise
 
 
 def _refuse_class_shards(path: str, head: nn.Module) -> None:
@@ -277,6 +299,9 @@ def _reshape(
     new = ClassHead.from_linear(
         head, similarity=form.similarity, scale=form.scale, bias=bias is not None and form.bias
     )
+    # The same dicts, so that hooks of the layer go on and their handles still take them off.
+    for hooks in HOOKS:
+        setattr(new, hooks, getattr(head, hooks))
     for parent, name in places:
         undo.append(_Replaced(parent, name, head, new))
         parent._modules[name] = new

@@ -18,7 +18,7 @@ from largemargin.dropin.outputs import (
     rows,
     tensors_in,
 )
-from largemargin.dropin.sharded import gathered, reach
+from largemargin.dropin.sharded import gathered, reach, waits
 from largemargin.dropin.tap import Tap
 from largemargin.dropin.watch import Watch
 from largemargin.errors import LargeMarginError
@@ -102,7 +102,7 @@ class Criterion(nn.Module):
         check_rows(features, labels)
         if sample_weight is not None:
             sample_weight = flat_beside(sample_weight, seen.features)
-        head = self.head
+        head = self.head if seen.swapped is None else self._view(*seen.swapped)
         value = self.objective(prototypes=head, labels=labels, sample_weight=sample_weight, **given)
         self.terms = {name: _shown(term) for name, term in value.terms.items()}
         if self.measures_gradients:
@@ -118,9 +118,9 @@ class Criterion(nn.Module):
                 "compiled function."
             )
         total: Tensor = value.total
-        if self._tap.is_fsdp:
-            for made in (tensors_in(outputs), tensors_in(noisy)):
-                total = reach(total, [each for each in made if each.requires_grad])
+        made = [*tensors_in(outputs), *tensors_in(noisy)]
+        if self._tap.is_fsdp or any(waits(each) for each in made):
+            total = reach(total, [each for each in made if each.requires_grad])
         return total
 
     def _arguments(self, seen: Pass, noisy: Any) -> dict[str, Any]:
@@ -197,8 +197,10 @@ class Criterion(nn.Module):
     def head(self) -> HeadView:
         """The head as it is now: class vectors, bias, and how logits are made from them."""
         layer = self._tap.layer
-        bias = getattr(layer, "bias", None)
-        weight = gathered(matrix_of(layer))
+        return self._view(matrix_of(layer), getattr(layer, "bias", None))
+
+    def _view(self, weight: Tensor, bias: Tensor | None) -> HeadView:
+        layer, weight = self._tap.layer, gathered(weight)
         if weight.dim() != 2:
             raise LargeMarginError(
                 f"the head's weight has the shape {tuple(weight.shape)}: something has flattened "
@@ -275,6 +277,7 @@ class Criterion(nn.Module):
         """
         own = list(self._tap.layer.parameters())
         chosen = {id(parameter) for parameter in own}
+        chosen |= {id(parameter) for parameter in self.parameters()}  # it may be the model's child
         rest = [each for each in model.parameters() if id(each) not in chosen]
         groups = [
             {"params": rest},

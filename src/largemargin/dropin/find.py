@@ -1,15 +1,22 @@
 """Finding the classification layer of a model."""
 
 from collections.abc import Iterator
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from largemargin.dropin.agree import same
+from largemargin.dropin.outputs import tensors_in
 from largemargin.errors import LargeMarginError
 from largemargin.prototypes import ClassHead, SimplexHead
 
 HEADS = (nn.Linear, ClassHead, SimplexHead)
 """What can be a head. Subclasses of these count too."""
+
+NEAR = 16
+"""Nodes of the graph looked at between two layers."""
 
 
 def unwrapped(model: nn.Module) -> tuple[nn.Module, bool]:
@@ -77,6 +84,91 @@ def find_module(model: nn.Module, name: str) -> nn.Module:
             f"{type(model).__name__} has no layer {name!r}. Closest: {close}. Names are those of "
             "model.named_modules()."
         ) from None
+
+
+def returned_before(
+    model: nn.Module, head: nn.Module, features: Tensor, logits: Tensor, outputs: Any
+) -> str:
+    """Why another layer may be the head: its output is returned before the head's, and is none of
+    its features. Empty where nothing speaks for it."""
+    tensors = tensors_in(outputs)
+    position = next((at for at, each in enumerate(tensors) if each is logits), 0)
+    before = [each for each in tensors[:position] if each.dim() > 1 and each is not features]
+    for tensor in before:
+        made = _linear_of(model, tensor)
+        if made is None or made[1] is head or _leads_to(features.grad_fn, tensor.grad_fn):
+            continue
+        own = next(path for path, module in model.named_modules() if module is head)
+        return (
+            f"{type(model).__name__} returns the output of {made[0]!r} ({_widths(made[1])}) before "
+            f"that of {own!r} ({_widths(head)}), its last linear layer. Say which one is the head: "
+            f"pass layer={made[0]!r} or layer={own!r}."
+        )
+    return ""
+
+
+def _linear_of(model: nn.Module, tensor: Tensor) -> tuple[str, nn.Module] | None:
+    """The linear layer whose output a tensor is, with its name."""
+    weights: list[Any] = []
+    front: list[Any] = [tensor.grad_fn]
+    for _ in range(8):
+        node: Any = front.pop(0) if front else None
+        name = type(node).__name__
+        if name.startswith("AccumulateGrad"):
+            weights.append(node.variable)
+        elif name.startswith(("Addmm", "Mm", "T", "View", "UnsafeView", "Add", "Reshape")):
+            behind = [each for each, _ in node.next_functions if each is not None]
+            if name.startswith(("Addmm", "Mm")):  # its weight and bias, not its input
+                own = ("AccumulateGrad", "T", "Permute")
+                behind = [each for each in behind if type(each).__name__.startswith(own)]
+            front += behind
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Linear) and any(module.weight is each for each in weights):
+            return path, module
+    return None
+
+
+def _leads_to(start: Any, wanted: Any) -> bool:
+    """Whether a node of the graph is among the nearest ones behind another."""
+    front, looked = [start], 0
+    while front and looked < NEAR:
+        node = front.pop(0)
+        looked += 1
+        if node is wanted and node is not None:
+            return True
+        front += [following for following, _ in getattr(node, "next_functions", ())]
+    return False
+
+
+def check_plain(path: str, layer: nn.Module) -> None:
+    """Refuse a kind of nn.Linear whose outputs are not those of its weight and bias alone.
+
+    A loss on features and class vectors would train something else than the layer computes.
+    """
+    if not isinstance(layer, nn.Linear) or type(layer).forward is nn.Linear.forward:
+        return
+    more = [name for name, _ in layer.named_parameters() if name not in ("weight", "bias")]
+    weight, kind = layer.weight, type(layer).__name__
+    plain = type(weight) is nn.Parameter and weight.is_floating_point() and not weight.is_meta
+    if not more and plain:
+        training = layer.training
+        layer.eval()
+        try:
+            with torch.no_grad():
+                generator = torch.Generator().manual_seed(0)
+                inputs = torch.randn(4, layer.in_features, generator=generator).to(weight)
+                if same(layer(inputs), nn.functional.linear(inputs, weight, layer.bias)):
+                    return
+        finally:
+            layer.train(training)
+    elif not more:
+        return
+    beyond = f" (it has the parameters {', '.join(more)} too)" if more else ""
+    raise LargeMarginError(
+        f"layer {path!r} is a {kind}, whose outputs are not weight times features plus bias"
+        f"{beyond}; the loss would not see the rest. Merge an adapter into the weight, or keep it "
+        "to other layers; for a cosine head use lm.ClassHead."
+    )
 
 
 def parents_of(model: nn.Module, layer: nn.Module) -> list[tuple[nn.Module, str]]:

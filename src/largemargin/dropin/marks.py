@@ -21,6 +21,17 @@ class Pass(NamedTuple):
     layers: tuple[Tensor, ...]
     own: dict[str, Tensor]
     """Outputs of modules that were named as features, by the term they are for."""
+    swapped: tuple[Tensor, Tensor | None] | None = None
+    """Weight and bias of the head in that pass, where the layer has others by now."""
+
+    def chosen(self, rows: Tensor, logits: Tensor) -> "Pass":
+        """These rows of it, in this order."""
+
+        def of(tensor: Tensor) -> Tensor:
+            return tensor.flatten(0, -2)[rows]
+
+        own = {name: of(each) for name, each in self.own.items()}
+        return self._replace(features=of(self.features), logits=logits, own=own)
 
 
 class Seen:
@@ -34,6 +45,8 @@ class Seen:
         own: dict[str, Tensor],
         shape: tuple[int, ...],
         blind: bool,
+        version: int | None = None,
+        head: tuple[Tensor, Tensor | None] | None = None,
     ) -> None:
         self.features = features
         self.inputs = inputs
@@ -42,6 +55,10 @@ class Seen:
         self.shape = shape
         self.blind = blind
         """Something was read while gradients were switched off."""
+        self.version = version
+        """Of the head's output, which counts changes in place; None where that is not followed."""
+        self.head = head
+        """Weight and bias that were used; None where that is not followed."""
 
     def whole(self, logits: Tensor | None) -> Pass:
         return Pass(self.features, logits, self.inputs, self.layers, self.own)
@@ -50,13 +67,23 @@ class Seen:
         layers = tuple(each.detach() for each in self.layers)
         own = {name: each.detach() for name, each in self.own.items()}
         inputs = None if self.inputs is None else self.inputs.detach()
-        return Seen(self.features.detach(), inputs, layers, own, self.shape, self.blind)
+        return Seen(
+            self.features.detach(), inputs, layers, own, self.shape, self.blind, self.version
+        )
 
 
 class Mark:
     """On a tensor: where what was read beside it is. Saved or copied, it is an empty dict."""
 
-    def __init__(self, seen: Seen | None, logits: Tensor | None = None, several: bool = False):
+    def __init__(
+        self,
+        seen: Seen | None,
+        logits: Tensor | None = None,
+        several: bool = False,
+        made: bool = False,
+    ):
+        self.made = made
+        """On a tensor that the model returns in place of the head's output."""
         self.seen = seen
         self.logits = logits
         """The head's output, on tensors made from it."""

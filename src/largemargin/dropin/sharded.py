@@ -14,6 +14,16 @@ def is_fsdp(module: nn.Module) -> bool:
     return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
 
 
+def waits(output: Tensor) -> bool:
+    """Whether DDP waits for a gradient at this output, to begin with the sums over processes.
+
+    It does with a static graph, in the first pass, and where it looks for unused parameters.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return type(output.grad_fn).__name__.startswith("_DDPSink")
+
+
 class _Reach(torch.autograd.Function):
     """The loss, with a zero gradient for an output of the model."""
 
@@ -29,7 +39,7 @@ class _Reach(torch.autograd.Function):
 
 
 def reach(total: Tensor, outputs: list[Tensor]) -> Tensor:
-    """Let the backward pass enter through the model's outputs, where FSDP waits for it.
+    """Let the backward pass enter through the model's outputs, where FSDP or DDP waits for it.
 
     FSDP gathers parameters when a gradient arrives at a module's output. A loss that reads the
     features would bypass the output of the outermost module.

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from largemargin.dropin.find import ancestors, out_features
+from largemargin.dropin.agree import Agreement, check_unchanged, chosen_rows
+from largemargin.dropin.find import ancestors, out_features, returned_before
+from largemargin.dropin.hooks import FinishHook, HeadHook, Hold, StartHook
 from largemargin.dropin.marks import PREFIX, Mark, Pass, Seen, alike, marked
 from largemargin.dropin.outputs import tensors_in
-from largemargin.dropin.sharded import is_fsdp
+from largemargin.dropin.sharded import is_fsdp, is_sharded
 from largemargin.errors import LargeMarginError
 from largemargin.prototypes.centroids import recomputing
 
@@ -45,6 +47,7 @@ class Tap:
         features: dict[str, nn.Module] | None = None,
         layers: tuple[nn.Module, ...] = (),
         with_inputs: bool = False,
+        named: bool = True,
     ) -> None:
         self.name = f"{PREFIX}{next(_names)}"
         self.model = model
@@ -54,6 +57,11 @@ class Tap:
         self.features = list(features or ())
         self.layer_count = len(layers)
         self.removed = False
+        self.agreement = Agreement()
+        self.named = named
+        """Whether the user said which layer is the head."""
+        self.doubt = ""
+        """Why it may be another one."""
         self.ran = False
         """Whether the head ever ran."""
         self.recent: tuple[tuple[Seen, Tensor], ...] = ()
@@ -69,13 +77,13 @@ class Tap:
         self.current: tuple[Seen, Tensor] | None = None
         self.handles: list[RemovableHandle] = []
         for name, module in (features or {}).items():
-            self._hook(module, _Hold(self, f"features {name}"))
+            self._hook(module, Hold(self, f"features {name}"))
         for index, module in enumerate(layers):
-            self._hook(module, _Hold(self, f"layers {index}"))
-        hook = _StartHook(self, with_inputs)
+            self._hook(module, Hold(self, f"layers {index}"))
+        hook = StartHook(self, with_inputs)
         self.handles.append(model.register_forward_pre_hook(hook, with_kwargs=True))
-        self.handles.append(layer.register_forward_hook(_HeadHook(self), with_kwargs=True))
-        self._hook(model, _FinishHook(self))
+        self.handles.append(layer.register_forward_hook(HeadHook(self), with_kwargs=True))
+        self._hook(model, FinishHook(self))
 
     def _hook(self, module: nn.Module, hook: Any) -> None:
         self.handles.append(module.register_forward_hook(hook))
@@ -110,7 +118,11 @@ class Tap:
         layers = tuple(self._held(f"layers {index}") for index in range(self.layer_count))
         own = {name: self._held(f"features {name}") for name in self.features}
         shape = tuple(logits.shape)
-        seen = Seen(features, self.held.get("inputs"), layers, own, shape, blind)
+        version = head = None
+        if not torch.compiler.is_compiling():
+            version = None if logits.is_inference() else logits._version
+            head = self._parameters()
+        seen = Seen(features, self.held.get("inputs"), layers, own, shape, blind, version, head)
         self.held, self.blind, self.ran = {}, False, True
         mark = Mark(seen)
         setattr(logits, self.name, mark)
@@ -140,9 +152,12 @@ class Tap:
             return
         seen, logits = current
         shape = logits.shape
+        if not (self.named or torch.compiler.is_compiling()):
+            self.named = True  # looked at once
+            self.doubt = returned_before(self.model, self.layer, seen.features, logits, outputs)
         for tensor in tensors_in(outputs):
             if tensor is not logits and tensor.shape == shape and not hasattr(tensor, self.name):
-                mark = Mark(seen, logits, self.passes > 1)
+                mark = Mark(seen, logits, self.passes > 1, made=True)
                 if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
                     mark.weak, mark.seen, mark.logits = weakref.ref(seen), None, None
                 setattr(tensor, self.name, mark)
@@ -169,6 +184,8 @@ class Tap:
                 "did, the model never calls this layer: name its head, attach(model, objective, "
                 "layer=...)."
             )
+        if self.doubt:
+            raise LargeMarginError(self.doubt)
         tensors = tensors_in(outputs)
         if not tensors:
             raise LargeMarginError(
@@ -181,16 +198,55 @@ class Tap:
         if not torch.compiler.is_compiling():
             for tensor in tensors:
                 seen = self._from_graph(tensor)
-                if seen is not None:
-                    return seen.whole(None), seen.blind
+                if seen is not None and tensor.shape[-1:] == seen.shape[-1:]:
+                    return self._rows(seen, tensor, self._logits_of(seen), what)
         return self._by_value(tensors, what)
+
+    def _rows(
+        self, seen: Seen, tensor: Tensor, logits: Tensor | None, what: str
+    ) -> tuple[Pass, bool]:
+        """The pass, or those rows of it that the tensor is made of."""
+        whole = seen.whole(None)._replace(swapped=self._swapped(seen))
+        rows = None if logits is None else self.agreement.rows_of(tensor, logits, what)
+        if rows is None:
+            return whole, seen.blind
+        if seen.inputs is not None or seen.layers:
+            raise LargeMarginError(
+                f"{what} are a choice of the head's rows, or have another order. Losses on "
+                "gradients of inputs or layers need all of them, as the head returned them."
+            )
+        return whole.chosen(rows, tensor), seen.blind
+
+    def _logits_of(self, seen: Seen) -> Tensor | None:
+        """The head's output of a pass, where it is still remembered."""
+        for compiled, logits in (self.last, self.before):
+            if compiled is seen:
+                return logits.detach()
+        for remembered, logits in reversed(self.recent):
+            if remembered.features.data_ptr() == seen.features.data_ptr():
+                return logits
+        return None
+
+    def _swapped(self, seen: Seen) -> tuple[Tensor, Tensor | None] | None:
+        """Weight and bias of the pass, where functional_call had put others into the layer."""
+        now = self._parameters()
+        if seen.head is None or now is None or self.is_fsdp or is_sharded(now[0]):
+            return None
+        same = seen.head[0] is now[0] and seen.head[1] is now[1]
+        return None if same else seen.head
+
+    def _parameters(self) -> tuple[Tensor, Tensor | None] | None:
+        """Weight and bias that the layer has now; None where the weight is computed."""
+        weight = self.layer._parameters.get("weight")
+        return None if weight is None else (weight, self.layer._parameters.get("bias"))
 
     def _by_mark(self, tensors: list[Tensor], what: str) -> tuple[Pass, bool] | None:
         passes: list[tuple[Pass, bool]] = []
-        for tensor in tensors:
-            mark = getattr(tensor, self.name, None)
-            if not isinstance(mark, Mark):
-                continue
+        found = [(each, getattr(each, self.name, None)) for each in tensors]
+        # The head's own output first: others may only look like it.
+        ours = [(each, mark) for each, mark in found if isinstance(mark, Mark)]
+        read: list[Tensor] = []
+        for tensor, mark in sorted(ours, key=lambda pair: pair[1].made):
             if mark.several:
                 raise LargeMarginError(
                     f"the head ran several times to make {what}, so features and outputs do not "
@@ -203,9 +259,20 @@ class Tap:
                     f"the forward pass that made {what} ran without gradients and others came "
                     "after it, so its features are gone. Call the criterion right after model(x)."
                 )
-            logits = tensor if mark.logits is None and mark.weak is None else mark.logits
-            if all(seen.features is not each.features for each, _ in passes):
-                passes.append((seen.whole(logits), seen.blind))
+            if any(seen.features is each for each in read):
+                continue
+            read.append(seen.features)
+            if mark.made:
+                reference = self._logits_of(seen) if mark.logits is None else mark.logits
+                pair = self._rows(seen, tensor, reference, what)
+                if pair[0].logits is None and mark.logits is not None:
+                    pair = pair[0]._replace(logits=mark.logits), pair[1]
+                passes.append(pair)
+            else:
+                check_unchanged(tensor, seen.version, what)
+                logits = tensor if mark.weak is None else None
+                swapped = self._swapped(seen)
+                passes.append((seen.whole(logits)._replace(swapped=swapped), seen.blind))
         if len(passes) > 1:
             raise LargeMarginError(
                 f"{what} hold the results of {len(passes)} runs of the head. Pass those of one; a "
@@ -229,8 +296,7 @@ class Tap:
                 continue
             seen = node.metadata.get(self.name) or compiled.get(node)
             if seen is not None:
-                # Another shape: not the head's output, but an earlier use of the layer.
-                return seen if seen.shape == tuple(tensor.shape) else None
+                return seen
             front.extend(following for following, _ in node.next_functions)
         return None
 
@@ -244,8 +310,14 @@ class Tap:
         else:
             for seen, logits in (self.last, self.before, *reversed(self.recent)):
                 for tensor in tensors:
-                    if tensor.grad_fn is None and not marked(tensor) and alike(tensor, logits):
+                    if tensor.grad_fn is not None or marked(tensor):
+                        continue
+                    if alike(tensor, logits):
                         return seen.whole(None), seen.blind
+                    if tensor.dim() > 1 and tensor.shape[-1:] == logits.shape[-1:]:
+                        rows = chosen_rows(tensor, logits)
+                        if rows is not None and not (seen.layers or seen.inputs is not None):
+                            return seen.whole(None).chosen(rows, tensor), seen.blind
         self._check_in_place()
         if not any(shape[-1:] == (self.num_classes,) for shape in shapes):
             raise LargeMarginError(
@@ -290,94 +362,3 @@ class Tap:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.name = f"{PREFIX}{next(_names)}"  # names of another process may be taken in this one
-
-
-class _StartHook:
-    """Before the model: forgets an interrupted pass, and lets gradients reach the input.
-
-    The input is the first floating point tensor of the call.
-    """
-
-    def __init__(self, tap: Tap, with_inputs: bool) -> None:
-        self.tap = tap
-        self.with_inputs = with_inputs
-
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        tap = self.tap
-        if not tap.idle:
-            tap.start()
-        if not self.with_inputs or tap.removed or not torch.is_grad_enabled():
-            return None
-        given: list[Any] = [*args, *kwargs.values()]
-        for index, value in enumerate(given):
-            if isinstance(value, Tensor) and value.is_floating_point():
-                value = value if value.requires_grad else value.detach().requires_grad_()
-                given[index] = value
-                if not tap.idle:
-                    tap.held["inputs"] = value
-                named = dict(zip(kwargs, given[len(args) :], strict=True))
-                return tuple(given[: len(args)]), named
-        raise LargeMarginError(
-            "a loss on input gradients needs a floating point input, but the model was called "
-            f"with {[type(value).__name__ for value in given]}. For token ids name a layer: "
-            "LayerMargin with attach(..., layers=['embeddings'])."
-        )
-
-
-class _Hold:
-    """After a named module: its output."""
-
-    def __init__(self, tap: Tap, name: str) -> None:
-        self.tap = tap
-        self.name = name
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self.tap.idle:
-            return
-        self.tap.held[self.name] = tensors_in(output)[0]
-        self.tap.blind = self.tap.blind or not torch.is_grad_enabled()
-
-
-class _HeadHook:
-    def __init__(self, tap: Tap) -> None:
-        self.tap = tap
-
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-    ) -> None:
-        if not self.tap.idle:
-            self.tap.take(args[0] if args else next(iter(kwargs.values())), output)
-
-
-class _FinishHook:
-    def __init__(self, tap: Tap) -> None:
-        self.tap = tap
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not self.tap.idle:
-            self.tap.finish(output)
-
-
-def _run_as_they_are(*kinds: type) -> None:
-    """Keep dynamo from compiling hooks by themselves.
-
-    It calls the hooks of the module given to ``torch.compile`` outside of the graph and would
-    compile each as a function of its own, with guards on the tensors it sees: again and again.
-    Hooks inside the graph are traced with it all the same.
-    """
-    try:
-        from torch._C._dynamo.eval_frame import (
-            _FrameAction,
-            _FrameExecStrategy,
-            set_code_exec_strategy,
-        )
-    except ImportError:  # a private name; without it compiling is slower, not wrong
-        return
-    for kind in kinds:
-        plain = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
-        set_code_exec_strategy(kind.__call__.__code__, plain)
-
-
-_run_as_they_are(_StartHook, _Hold, _HeadHook, _FinishHook)

@@ -85,7 +85,7 @@ class Watch:
             if self.calls - traces.since < patience:
                 traces.listen(tensor)
             elif traces.stuck(tensor):
-                _warn(
+                warn_user(
                     f"{name} gets gradients but has not changed in {self.calls - traces.since} "
                     "training calls: it is probably not in the optimizer. Make the optimizer from "
                     "criterion.param_groups(model), or freeze it on purpose with "
@@ -114,7 +114,7 @@ class Watch:
             return
         self._looks_at_angles = False
         if behind > 0.5 * valid:
-            _warn(
+            warn_user(
                 f"after {self.calls} training calls {behind / valid:.0%} of the samples are more "
                 "than 90 degrees away from the prototype of their class: training does not take "
                 'hold. Start without the margin (schedule="preset" and total_steps=..., or '
@@ -142,7 +142,7 @@ class Watch:
                     "of the classes, or num_classes too large do this."
                 )
             listed = ", ".join(map(str, missing[:5])) + (", ..." if len(missing) > 5 else "")
-            _warn(
+            warn_user(
                 f"a centroid bank has never seen {len(missing)} of its {bank.num_classes} classes "
                 f"({listed}) in {self.samples} samples. {cause}"
             )
@@ -206,7 +206,7 @@ def check_ceiling(objective: Objective, num_classes: int, dim: int) -> None:
         for what, margin, ceiling in _ceilings(loss, angle):
             widest = float(margin.min()) if isinstance(margin, Tensor) else float(margin)
             if widest > ceiling * (1 + 1e-6):
-                _warn(
+                warn_user(
                     f"the {what} of {type(loss).__name__} (term {name!r}) is {widest:.4g}, but no "
                     f"arrangement of {num_classes} classes in {dim} dimensions has more than "
                     f"{ceiling:.4g}, so the loss pulls on every sample for ever. Lower the margin "
@@ -232,7 +232,7 @@ def _ceilings(loss: Any, angle: float) -> list[tuple[str, float | Tensor, float]
     return []
 
 
-def _warn(message: str) -> None:
+def warn_user(message: str) -> None:
     """Warn where the user's code called, in one process only."""
     if world_size() > 1 and torch.distributed.get_rank() != 0:
         return

@@ -29,7 +29,7 @@ from largemargin.ops.class_stats import IMPLS, Impl
 from largemargin.ops.distributed import all_reduce_sum, world_size
 from largemargin.ops.moving import live
 from largemargin.ops.product import PRECISIONS, Precision
-from largemargin.ops.rows import promote
+from largemargin.ops.rows import plain_eager, promote
 from largemargin.prototypes.form import HeadForm
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
@@ -265,7 +265,7 @@ class Loss(nn.Module):
         if self.ignore_index is None or labels.dim() != 1:
             return inputs, labels, None
         keep = labels != self.ignore_index
-        if labels.device.type == "cpu" and not torch.compiler.is_compiling() and bool(keep.all()):
+        if labels.device.type == "cpu" and plain_eager() and bool(keep.all()):
             return inputs, labels, None
         kept = torch.where(keep[:, None], inputs[0], 0)
         return (kept, *inputs[1:]), torch.where(keep, labels, 0), keep

@@ -1,0 +1,104 @@
+"""What is called before and after a model and its head, to read them: see ``Tap``."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from largemargin.dropin.outputs import tensors_in
+from largemargin.errors import LargeMarginError
+
+if TYPE_CHECKING:
+    from largemargin.dropin.tap import Tap
+
+
+class StartHook:
+    """Before the model: forgets an interrupted pass, and lets gradients reach the input.
+
+    The input is the first floating point tensor of the call.
+    """
+
+    def __init__(self, tap: "Tap", with_inputs: bool) -> None:
+        self.tap = tap
+        self.with_inputs = with_inputs
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        tap = self.tap
+        if not tap.idle:
+            tap.start()
+        if not self.with_inputs or tap.removed or not torch.is_grad_enabled():
+            return None
+        given: list[Any] = [*args, *kwargs.values()]
+        for index, value in enumerate(given):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                value = value if value.requires_grad else value.detach().requires_grad_()
+                given[index] = value
+                if not tap.idle:
+                    tap.held["inputs"] = value
+                named = dict(zip(kwargs, given[len(args) :], strict=True))
+                return tuple(given[: len(args)]), named
+        raise LargeMarginError(
+            "a loss on input gradients needs a floating point input, but the model was called "
+            f"with {[type(value).__name__ for value in given]}. For token ids name a layer: "
+            "LayerMargin with attach(..., layers=['embeddings'])."
+        )
+
+
+class Hold:
+    """After a named module: its output."""
+
+    def __init__(self, tap: "Tap", name: str) -> None:
+        self.tap = tap
+        self.name = name
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if self.tap.idle:
+            return
+        self.tap.held[self.name] = tensors_in(output)[0]
+        self.tap.blind = self.tap.blind or not torch.is_grad_enabled()
+
+
+class HeadHook:
+    def __init__(self, tap: "Tap") -> None:
+        self.tap = tap
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> None:
+        # A layer that took the place of ours has its hooks too, and this one among them.
+        if not self.tap.idle and module is self.tap.layer:
+            self.tap.take(args[0] if args else next(iter(kwargs.values())), output)
+
+
+class FinishHook:
+    def __init__(self, tap: "Tap") -> None:
+        self.tap = tap
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self.tap.idle:
+            self.tap.finish(output)
+
+
+def _run_as_they_are(*kinds: type) -> None:
+    """Keep dynamo from compiling hooks by themselves.
+
+    It calls the hooks of the module given to ``torch.compile`` outside of the graph and would
+    compile each as a function of its own, with guards on the tensors it sees: again and again.
+    Hooks inside the graph are traced with it all the same.
+    """
+    try:
+        from torch._C._dynamo.eval_frame import (
+            _FrameAction,
+            _FrameExecStrategy,
+            set_code_exec_strategy,
+        )
+    except ImportError:  # a private name; without it compiling is slower, not wrong
+        return
+    for kind in kinds:
+        plain = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+        set_code_exec_strategy(kind.__call__.__code__, plain)
+
+
+_run_as_they_are(StartHook, Hold, HeadHook, FinishHook)
