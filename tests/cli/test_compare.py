@@ -115,7 +115,9 @@ def test_wrong_questions(
         (["--methods", "cosface", "--seeds", "none"], "how many, as 5"),
         (["--methods", unequal, "--trials", "3"], "Unequal budgets"),
         (["--resume", folder, "--epochs", "3"], "epochs was given too"),
+        (["--resume", folder, "--epochs", "20"], "epochs was given too"),
         (["--resume", folder, "--trials", "3"], "only --seeds"),
+        (["--resume", folder, "--trials", "0"], "only --seeds"),
         (["--resume", str(tmp_path)], "is no comparison"),
         (["--objective", "cosface"], "unrecognized"),
     ):

@@ -16,7 +16,7 @@ pytest.importorskip("sklearn", reason="the data of these tests come with scikit-
 from cli.command import SMALL, environment, largemargin, runs_in
 
 from largemargin.cli import command as cli
-from largemargin.training import Run
+from largemargin.training import Run, RunConfig
 
 
 @pytest.fixture(scope="module")
@@ -63,9 +63,21 @@ def test_a_finished_run_is_not_trained_again(
 def test_a_resumed_run_keeps_its_settings(
     trained: tuple[Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Also where the setting is the default, which is not what the run began with."""
     folder, _ = trained
-    assert cli.main(["train", "--resume", str(folder), "--epochs", "9"]) == 2
-    assert "epochs was given too" in capsys.readouterr().err
+    default = str(RunConfig().epochs)
+    for words, name in (
+        (["--epochs", "9"], "epochs"),
+        (["--epochs", default], "epochs"),
+        ([f"--epochs={default}"], "epochs"),
+        (["--data", "digits"], "data.name"),
+        (["--optimizer.lr", str(RunConfig().optimizer.lr)], "optimizer.lr"),
+        (["--config", str(folder / "config.yaml")], "config"),
+        (["--preset", "long_tail"], "preset"),
+    ):
+        for given in (["--resume", str(folder), *words], [*words, "--resume", str(folder)]):
+            assert cli.main(["train", *given]) == 2
+            assert f"{name} was given too. Leave it out" in capsys.readouterr().err
 
 
 def test_wrong_input_is_a_message_and_leaves_nothing(

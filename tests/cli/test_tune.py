@@ -79,6 +79,8 @@ def test_wrong_questions(
         (["--data.validation", "0"], "data.validation"),
         (["--resume", str(tmp_path)], "is no search"),
         (["--resume", folder, "--epochs", "7"], "epochs was given too"),
+        (["--resume", folder, "--epochs", "20"], "epochs was given too (only --trials may be)"),
+        (["--resume", folder, "--pruner", "asha"], "pruner was given too"),
         (["--folder", folder, "--objective", "cosface"], "searches something else"),
     ):
         assert cli.main(["tune", *words]) == 2, words

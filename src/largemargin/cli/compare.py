@@ -7,8 +7,8 @@ from typing import Any
 import jsonargparse
 
 from largemargin.cli.run_options import (
+    Resume,
     add_run_options,
-    refuse_settings,
     refuse_several_processes,
     run_config,
     show_progress,
@@ -71,12 +71,16 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         default={},
         help="changes of what tuning searches: {optimizer.lr: [0.01, 0.5], ...}",
     )
-    add_folder_options(group, "comparison")
+    add_folder_options(group, "comparison", further="seeds")
     add_run_options(parser, skip=("objective", "seed"), title="What all methods have in common")
 
 
-def add_folder_options(group: Any, what: str) -> None:
-    """Where it is written, and how it goes on; neither is part of a configuration."""
+def add_folder_options(group: Any, what: str, *, further: str) -> None:
+    """Where it is written, and how it goes on; neither is part of a configuration.
+
+    Args:
+        further: the option that may be given with ``--resume``, to go further than was planned.
+    """
     group.add_argument(
         "--folder",
         type=str,
@@ -85,6 +89,8 @@ def add_folder_options(group: Any, what: str) -> None:
     )
     group.add_argument(
         "--resume",
+        action=Resume,
+        further=further,
         type=str,
         metavar="FOLDER",
         default=argparse.SUPPRESS,
@@ -149,12 +155,6 @@ def _begun(options: Any) -> tuple[Any, dict[str, Any]]:
             "compare` made."
         )
     refuse_several_processes("compare")
-    refuse_settings(options, options.resume)
-    if options.methods or options.trials or options.space:
-        raise LargeMarginError(
-            f"--resume continues {options.resume} as it was planned; only --seeds may be given "
-            "too, to add some."
-        )
     plan = read_yaml(path)
     given = {name: plan.pop(name) for name in ("methods", "seeds", "trials", "space")}
     if options.seeds is not None:

@@ -55,21 +55,37 @@ def run_config(options: Any, **changes: Any) -> RunConfig:
     return RunConfig(**{**given, **changes})
 
 
-def changed_settings(options: Any) -> list[str]:
-    """Names of the settings that are not at their defaults."""
-    plain = RunConfig()
-    names = [field.name for field in fields(RunConfig) if field.name in options]
-    return [name for name in names if options[name] != getattr(plain, name)]
+class Resume(argparse.Action):
+    """``--resume FOLDER``: what is continued keeps the settings it began with.
 
+    Other options are refused by the words of the command line: a setting that is given and equals
+    its default differs from what the folder began with all the same.
 
-def refuse_settings(options: Any, folder: str) -> None:
-    """What is continued keeps the settings it began with."""
-    changed = changed_settings(options)
-    if changed:
-        raise LargeMarginError(
-            f"--resume continues {folder} with the settings it began with, but {changed[0]} was "
-            "given too. Leave it out, or start anew without --resume."
-        )
+    Args:
+        further: the option that may stand beside it, to go further than was planned.
+    """
+
+    def __init__(self, *, further: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self.further = further
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        words: list[str] = getattr(parser, "args", [])  # all of them, with names written out
+        given = [word[2:].partition("=")[0] for word in words if word.startswith("--")]
+        others = [name for name in given if name not in (self.dest, self.further, "help")]
+        if others:
+            only = f" (only --{self.further} may be)" if self.further else ""
+            raise LargeMarginError(
+                f"--resume continues {values} with the settings it began with, but {others[0]} was "
+                f"given too{only}. Leave it out, or start anew without --resume."
+            )
+        setattr(namespace, self.dest, values)
 
 
 def study_folder(options: Any, config: RunConfig, kind: str) -> str:

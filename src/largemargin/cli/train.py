@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonargparse
 
-from largemargin.cli.run_options import add_run_options, refuse_settings, run_config, show_progress
+from largemargin.cli.run_options import Resume, add_run_options, run_config, show_progress
 from largemargin.errors import LargeMarginError
 
 HELP = "train a classifier on a data set or an image folder"
@@ -38,6 +38,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.add_argument(
         "--resume",
+        action=Resume,
         type=str,
         metavar="FOLDER",
         default=argparse.SUPPRESS,
@@ -61,11 +62,6 @@ def run(options: Any) -> int:
     if folder is None:
         config = _with_preset(run_config(options), options.get("preset"))
     else:
-        refuse_settings(options, folder)
-        if options.get("preset") is not None:
-            raise LargeMarginError(
-                f"--resume continues {folder} with the objective it began with. Leave --preset out."
-            )
         config = Run.open(folder).config
     try:
         done = train(

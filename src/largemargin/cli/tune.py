@@ -9,7 +9,6 @@ import jsonargparse
 from largemargin.cli.compare import add_folder_options
 from largemargin.cli.run_options import (
     add_run_options,
-    refuse_settings,
     refuse_several_processes,
     run_config,
     show_progress,
@@ -69,7 +68,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     group.add_argument(
         "--study", type=str, default="largemargin", help="name of the study in its storage"
     )
-    add_folder_options(group, "search")
+    add_folder_options(group, "search", further="trials")
     add_run_options(parser, title="What is tuned")
 
 
@@ -126,7 +125,6 @@ def _begun(options: Any) -> tuple[Any, dict[str, Any]]:
             "tune` made."
         )
     refuse_several_processes("tune")
-    refuse_settings(options, options.resume)
     known = read_yaml(path)
     plan = {name: known.pop(name) for name in ("trials", "space", "pruner", "storage", "study")}
     return from_dict(known), plan
