@@ -40,6 +40,7 @@ from largemargin.training.runs import (
     pick_device,
     resume_command,
 )
+from largemargin.training.same_data import check_same_data
 from largemargin.training.trainer import Trainer
 from largemargin.training.versions import stamp
 
@@ -182,7 +183,8 @@ def begin(
             shutil.rmtree(home, ignore_errors=True)  # nothing was trained in it
         raise
     if resume:
-        check_same_data(home, loaded)
+        if (home / DATA).is_file():
+            check_same_data(home, Run(home).facts, loaded, instead="start a new run")
         trainer.resume()
     if first and not (home / ENVIRONMENT).is_file():
         _write_facts(home, loaded, processes)
@@ -222,20 +224,6 @@ def _refuse_used(folder: Path) -> None:
         raise LargeMarginError(
             f"{folder} exists already and is not empty. Choose another folder, or continue the run "
             "in it with resume."
-        )
-
-
-def check_same_data(folder: Path, data: Data) -> None:
-    """A run goes on with the images it began with: others would give another result in silence."""
-    if not (folder / DATA).is_file():
-        return
-    record = Run(folder).facts.get("record") or {}
-    before, now = record.get("digests", {}), data.record.get("digests", {})
-    changed = [name for name in before if before[name] != now.get(name)]
-    if changed:
-        raise LargeMarginError(
-            f"the data is not what {folder} began with: {', '.join(changed)} has other images or "
-            "labels now. Put the old ones back, or start a new run."
         )
 
 

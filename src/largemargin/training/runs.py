@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from largemargin.data import Data, load_data
+from largemargin.data import Data, DataConfig, load_data
 from largemargin.errors import LargeMarginError
 from largemargin.measuring import Geometry
 from largemargin.models import build_model
@@ -22,6 +22,7 @@ from largemargin.training.checkpoints import Checkpoints, model_weights
 from largemargin.training.config import RunConfig
 from largemargin.training.config_file import from_dict, read_yaml
 from largemargin.training.files import read_json
+from largemargin.training.same_data import check_same_data
 from largemargin.training.versions import check_version
 
 CONFIG, RESULT, METRICS = "config.yaml", "result.json", "metrics.jsonl"
@@ -75,9 +76,21 @@ class Run:
         rows = whole_rows(path)[0]
         return [row for row in rows if kind is None or row["kind"] == kind]
 
-    def data(self) -> Data:
-        """The data of the run, loaded again; the same images, split and noise."""
-        return load_data(self.config.data)
+    def data(self, config: DataConfig | None = None) -> Data:
+        """The data of the run, loaded again; the same images, split and noise.
+
+        Args:
+            config: how to read it, where not as the run did: ``replace(run.config.data,
+                workers=4)``.
+
+        Raises:
+            LargeMarginError: where the images are not those the run began with.
+        """
+        data = load_data(config or self.config.data)
+        if (self.folder / DATA).is_file():
+            instead = "name other images to test: evaluate and measure take them with --data"
+            check_same_data(self.folder, self.facts, data, instead=instead)
+        return data
 
     @property
     def facts(self) -> dict[str, Any]:
