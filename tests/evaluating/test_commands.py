@@ -113,7 +113,7 @@ def test_evaluate_settings_from_a_file(copied: Run, tmp_path: Path) -> None:
     )
     words = ["evaluate", str(copied.folder), "--config", str(settings), "--split", "validation"]
     assert main(words) == 0
-    found = Evaluation.load(copied.folder / "evaluation.json")
+    found = Evaluation.load(copied.folder / "evaluation-validation.json")
     assert list(found.perturbed) == ["gaussian 0.2"]
     assert len(found.perturbed["gaussian 0.2"].runs) == 3
     assert found.clean.accuracy == pytest.approx(copied.result["validation"]["accuracy"])

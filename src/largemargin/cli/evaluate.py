@@ -1,6 +1,6 @@
 """``largemargin evaluate``: accuracy, robustness, calibration, strangers and retrieval of a run."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import jsonargparse
@@ -8,6 +8,7 @@ import jsonargparse
 from largemargin.cli.fitted import Fitted, fitted_temperature, number_or
 from largemargin.cli.run_data import (
     Asked,
+    Chosen,
     add_data,
     add_run,
     ask,
@@ -16,7 +17,6 @@ from largemargin.cli.run_data import (
     strangers_of,
 )
 from largemargin.cli.run_options import show_progress
-from largemargin.data import Data, DataConfig
 from largemargin.errors import LargeMarginError
 from largemargin.evaluating.config import EvaluationConfig
 from largemargin.evaluating.temperature import Temperature
@@ -27,7 +27,8 @@ DESCRIPTION = """\
 Test a trained model on its test images or on other data of the same classes: accuracy with its
 interval, by class and balanced, confusion, calibration, every perturbation of the robustness
 papers, attacks, detection of other data and retrieval. The result is printed and written to
-evaluation.json in the folder of the run."""
+evaluation.json in the folder of the run; that of other images, or of --which last, to a file
+beside it."""
 
 EXAMPLES = """\
 Examples:
@@ -50,7 +51,10 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="images of other things, or NAME:PATH of a data set: can the model tell?",
     )
     parser.add_argument(
-        "--out", type=str, default=None, help="JSON file; default evaluation.json in the run"
+        "--out",
+        type=str,
+        default=None,
+        help="JSON file; default evaluation.json in the run, or beside it",
     )
     parser.add_argument(
         "--temperature",
@@ -75,16 +79,18 @@ def run(options: Any) -> int:
     config = EvaluationConfig(**{name: options[name] for name in names})
     asked = ask(options)
     path = output_file(options.out or asked.run.folder / "evaluation.json")
-    data, samples, what = data_of(options, asked)
-    own = data if options.data == DataConfig() else None
-    temperature = _temperature(options, asked, own, what)
+    chosen = data_of(options, asked)
+    if options.out is None:
+        path = path.with_name(chosen.origin.file_name)
+    data = chosen.data
+    temperature = _temperature(options, asked, chosen)
     search = None
     if data.query is not None and data.gallery is not None:
         search = Search(data.query, data.gallery)
     ood = None if options.ood is None else strangers_of(options.ood, asked)
     found = evaluate(
         asked.model,
-        samples,
+        chosen.samples,
         classes=asked.classes,
         config=config,
         ood=ood,
@@ -93,21 +99,23 @@ def run(options: Any) -> int:
         device=asked.device,
         progress=show_progress(),
     )
-    found.save(path)
-    print(f"{asked.run.folder}, {what} images\n{found}\n\nwritten to {path}")
+    replace(found, origin=chosen.origin).save(path)
+    print(f"{asked.run.folder}, {chosen.what} images\n{found}\n\nwritten to {path}")
+    if not chosen.origin.usual:
+        print(f"These are {chosen.origin}, not the result of the run: the report leaves them out.")
     return 0
 
 
-def _temperature(options: Any, asked: Asked, own: Data | None, what: str) -> Any:
+def _temperature(options: Any, asked: Asked, chosen: Chosen) -> Any:
     given = number_or("temperature", options.temperature)
     if given != "auto":
         return None if given == "none" else given
     fitted = Fitted(asked, say=False)  # the table does
-    if own is None:
+    if not chosen.origin.own:
         return fitted.kept(Temperature, "temperature")  # the run's own data may not be here
-    if what == "validation":
+    if chosen.origin.split == "validation":
         return None  # it would be judged on what it was fitted to
-    fitted.images = own.validation  # which need not be read again
+    fitted.images = chosen.data.validation  # which need not be read again
     try:
         return fitted_temperature(fitted)
     except LargeMarginError:

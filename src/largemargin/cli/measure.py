@@ -1,11 +1,13 @@
 """``largemargin measure``: the geometry of a trained run."""
 
+from pathlib import Path
 from typing import Any
 
 import jsonargparse
 
 from largemargin.cli.run_data import (
     Asked,
+    Chosen,
     add_data,
     add_run,
     ask,
@@ -14,8 +16,10 @@ from largemargin.cli.run_data import (
     strangers_of,
 )
 from largemargin.cli.run_options import show_progress
+from largemargin.data.load import digest
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.curvature import CurvatureSettings
+from largemargin.training.runs import GEOMETRY
 
 HELP = "measure the geometry of a trained model: margins, compactness, collapse"
 
@@ -82,23 +86,51 @@ def run(options: Any) -> int:
 
     path = None if options.out is None else output_file(options.out)
     asked = ask(options)
-    geometry, what = _measured(options, asked)
+    chosen = data_of(options, asked)
+    _refuse_as_result(path, options, chosen)
     if options.against is None:
-        found: Any = geometry
+        found: Any = _measured(options, asked, chosen)
     else:
         other = ask(_with_run(options, options.against))
-        if other.classes != asked.classes:
-            raise LargeMarginError(
-                f"{options.run} and {options.against} were trained on different classes, so their "
-                "geometries do not compare."
-            )
+        theirs = _same_images(options, chosen, asked, other)
         names = (asked.run.folder.name, other.run.folder.name)
-        found = compare_geometry(geometry, _measured(options, other)[0], names)
-    print(f"{asked.run.folder}, {what} images\n{found}")
+        both = (_measured(options, asked, chosen), _measured(options, other, theirs))
+        found = compare_geometry(*both, names)
+    print(f"{asked.run.folder}, {chosen.what} images\n{found}")
     if path is not None:
         found.save(path)
         print(f"\nwritten to {path}")
     return 0
+
+
+def _refuse_as_result(path: Path | None, options: Any, chosen: Chosen) -> None:
+    """The report shows geometry.json of a run as that of its best model on its test images."""
+    if path is None or (chosen.origin.usual and options.against is None):
+        return
+    folders = [Path(each).resolve() for each in (options.run, options.against) if each]
+    if path.name == GEOMETRY and path.parent.resolve() in folders:
+        what = f"{chosen.origin}" if options.against is None else "a comparison of two runs"
+        raise LargeMarginError(
+            f"--out {path} is where the report looks for the geometry of the run's own "
+            f"test images, but this is of {what}. Choose another file."
+        )
+
+
+def _same_images(options: Any, chosen: Chosen, asked: Asked, other: Asked) -> Chosen:
+    """The same images for the second run, at the size of its model."""
+    if other.classes != asked.classes:
+        raise LargeMarginError(
+            f"{options.run} and {options.against} were trained on different classes, so their "
+            "geometries do not compare."
+        )
+    theirs = data_of(options, other)
+    if digest(theirs.samples) != digest(chosen.samples):
+        raise LargeMarginError(
+            f"the {chosen.what} images of {options.run} ({len(chosen.samples):,}) are not those of "
+            f"{options.against} ({len(theirs.samples):,}), so their geometries do not compare. "
+            "Give both the same images: --data FOLDER, FILE or NAME."
+        )
+    return theirs
 
 
 def _with_run(options: Any, folder: str) -> Any:
@@ -122,18 +154,16 @@ def _curvature(options: Any) -> CurvatureSettings | bool:
     )
 
 
-def _measured(options: Any, asked: Asked) -> Any:
+def _measured(options: Any, asked: Asked, chosen: Chosen) -> Any:
     from largemargin.data import Batches
     from largemargin.measuring import measure
-
-    _, samples, what = data_of(options, asked)
 
     def batches(split: Any) -> Batches:
         return Batches(split, options.batch_size, device=asked.device, shuffle=False)
 
     return measure(
         asked.model,
-        batches(samples),
+        batches(chosen.samples),
         pairwise=options.pairwise,
         input_margins=options.input_margins,
         curvature=_curvature(options),
@@ -143,4 +173,4 @@ def _measured(options: Any, asked: Asked) -> Any:
         max_samples=options.max_samples,
         ood=None if options.ood is None else batches(strangers_of(options.ood, asked)),
         progress=show_progress(),
-    ), what
+    )

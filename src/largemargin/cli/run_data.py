@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,15 @@ from largemargin.cli.parser import CommandParser
 from largemargin.data import Data, DataConfig, Samples, load_data
 from largemargin.data.sources import SOURCES
 from largemargin.errors import LargeMarginError
+from largemargin.evaluating.origin import Origin
 from largemargin.training.files import read_json
 from largemargin.training.runs import DATA, Run, pick_device
 
 SPLITS = ("auto", "test", "validation", "train")
 STRETCHED = ("market1501", "dukemtmc")
 """Data whose images are brought to their size by changing their proportions."""
+READING = ("workers", "resident", "corrupt", "download")
+"""How images are read, whichever they are."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,21 @@ class Asked:
     channels: int
     size: tuple[int, int]
     stretch: bool
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The images that the options ask for."""
+
+    data: Data
+    samples: Samples
+    origin: Origin
+
+    @property
+    def what(self) -> str:
+        """As ``test``, or ``test of folder`` where the data is not that of the run."""
+        where = "" if self.origin.own else f" of {self.data.name}"
+        return f"{self.origin.split}{where}"
 
 
 def add_run(parser: jsonargparse.ArgumentParser) -> None:
@@ -51,6 +69,10 @@ def add_data(parser: jsonargparse.ArgumentParser) -> None:
         help="images to take: test, validation, train or auto (test where there is one)",
     )
     parser.add_class_arguments(DataConfig, "data")
+    parser.set_defaults({"data.name": ""})  # whoever names digits means digits
+    for action in parser._actions:
+        if action.dest == "data.name":
+            action.help = "other data: folder, csv, arrays, cifar10, ...; default that of the run"
     for group in parser._action_groups:
         if any(action.dest.startswith("data.") for action in group._group_actions):
             group.title = "Other data with the same classes: --data FOLDER, FILE or NAME"
@@ -91,25 +113,56 @@ def ask(options: Any) -> Asked:
     )
 
 
-def data_of(options: Any, asked: Asked) -> tuple[Data, Samples, str]:
-    """The data of the options, the split that was asked for, and what it is called."""
+def data_of(options: Any, asked: Asked) -> Chosen:
+    """The data of the options, and the split of it that was asked for."""
     if options.split not in SPLITS:
         listed = ", ".join(SPLITS)
         raise LargeMarginError(f"--split must be one of {listed}, but {options.split!r} was given.")
-    own = options.data == DataConfig()
-    if own:
-        data = asked.run.data()
-        # Re-identification is tested by its queries: what the classes are tested on is secondary.
-        last = () if data.query is None else ("train",)
-        return data, *_split(data, options.split, ("test", "validation", *last))
+    return _other(options, asked) if options.data.name else _own(options, asked)
+
+
+def _own(options: Any, asked: Asked) -> Chosen:
+    """The data of the run; the options may say how to read it."""
+    plain = DataConfig()
+    names = [each.name for each in fields(DataConfig) if each.name != "name"]
+    given = {
+        name: getattr(options.data, name)
+        for name in names
+        if getattr(options.data, name) != getattr(plain, name)
+    }
+    for name, value in given.items():
+        if name not in READING:
+            hint = value if name == "path" else "FOLDER, FILE or NAME"
+            raise LargeMarginError(
+                f"--data.{name} {value} is about other data than that of the run, but none was "
+                f"named. Name it: --data {hint}. Or leave the option out."
+            )
+    config = asked.run.config.data
+    data = asked.run.data(replace(config, **given))
+    # Re-identification is tested by its queries: what the classes are tested on is secondary.
+    order = ("test", "validation", *(() if data.query is None else ("train",)))
+    samples, split = _split(data, options.split, order)
+    usual = options.which == "best" and (
+        options.split == "auto" or split == _split(data, "auto", order)[1]
+    )
+    return Chosen(data, samples, Origin(split, data.name, config.path, True, options.which, usual))
+
+
+def _other(options: Any, asked: Asked) -> Chosen:
     # All of it is other data: nothing has to be held out.
-    config = replace(options.data, validation=0.0)
-    if config.size is None and asked.size[0] == asked.size[1]:
-        config = replace(config, size=asked.size[0])
+    config = _at_size(replace(options.data, validation=0.0), asked)
     data = load_data(config)
-    samples, name = _split(data, options.split, ("test", "validation", "train"))
-    samples = fitting(samples, asked)
-    return data, _renamed(samples, data.classes, asked.classes), f"{name} of {config.name}"
+    samples, split = _split(data, options.split, ("test", "validation", "train"))
+    samples = _renamed(fitting(samples, asked), data.classes, asked.classes)
+    return Chosen(data, samples, Origin(split, data.name, config.path, False, options.which, False))
+
+
+def _at_size(config: DataConfig, asked: Asked) -> DataConfig:
+    """Images as the model takes them, where no other size was asked for."""
+    if config.size is not None or config.width is not None:
+        return config
+    height, width = asked.size
+    return replace(config, size=height, width=width)
 
 
 def _split(data: Data, wanted: str, order: Sequence[str]) -> tuple[Samples, str]:
@@ -193,6 +246,5 @@ def strangers_of(given: str, asked: Asked) -> Samples:
             f"--ood must be a folder of images or the name of a data set, as svhn or svhn:FOLDER, "
             f"but there is neither a folder nor a data set {name!r}."
         )
-    side = asked.size[0] if asked.size[0] == asked.size[1] else None
-    data = load_data(DataConfig(name, path=path or None, size=side, validation=0.0))
+    data = load_data(_at_size(DataConfig(name, path=path or None, validation=0.0), asked))
     return fitting(data.test or data.train, asked)

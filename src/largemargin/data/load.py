@@ -79,6 +79,12 @@ def check(config: DataConfig) -> None:
         raise LargeMarginError(
             f"there is no data called {config.name!r}, but {', '.join(SOURCES)}.{hint}"
         )
+    if config.name == "digits" and config.path is not None:
+        raise LargeMarginError(
+            f"data.path is {config.path!r}, but data.name is digits, its default, whose images "
+            f"come with scikit-learn and have no path. Say what lies there: --data {config.path} "
+            "for a folder or a file of your own, or data.name cifar10, mnist, ..."
+        )
     hints = get_type_hints(DataConfig)
     for name in ("imbalance", "augment", "normalize", "corrupt", "resident"):
         check_choice(name, getattr(config, name), get_args(hints[name]))

@@ -10,6 +10,7 @@ from largemargin.evaluating.evaluate import Search, evaluate
 from largemargin.evaluating.evaluation import Evaluation
 from largemargin.evaluating.interval import wilson
 from largemargin.evaluating.ood import Strangers, detect_strangers
+from largemargin.evaluating.origin import Origin
 from largemargin.evaluating.perturbed import (
     PerturbedAccuracy,
     perturbation_suite,
@@ -28,6 +29,7 @@ __all__ = [
     "Embeddings",
     "Evaluation",
     "EvaluationConfig",
+    "Origin",
     "PerturbedAccuracy",
     "Prediction",
     "Predictions",

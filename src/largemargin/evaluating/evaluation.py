@@ -9,6 +9,7 @@ from largemargin.evaluating.attacked import AttackedAccuracy
 from largemargin.evaluating.counting import Accuracy
 from largemargin.evaluating.cross_camera import CrossCamera
 from largemargin.evaluating.ood import Strangers
+from largemargin.evaluating.origin import Origin
 from largemargin.evaluating.perturbed import PerturbedAccuracy
 from largemargin.evaluating.retrieval import Retrieval
 from largemargin.measuring.records import Record
@@ -43,6 +44,8 @@ class Evaluation(Record):
     """What logits were divided by for ``calibrated``; fitted to other data."""
     calibrated: Calibration | None = None
     """Calibration of the probabilities with that temperature."""
+    origin: Origin | None = None
+    """Which images and which model of a run, where the command evaluated one."""
     format: int = FORMAT
 
     def __str__(self) -> str:

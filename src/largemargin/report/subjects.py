@@ -96,8 +96,14 @@ class Subject:
     @property
     def data_key(self) -> str:
         """The same for runs on the same test images."""
+        return (self.tested_on or self.name)[:16]
+
+    @property
+    def tested_on(self) -> str | None:
+        """Digest of the test images of a run, or else of its validation images."""
         digests = self.data.get("record", {}).get("digests", {})
-        return str(digests.get("test") or digests.get("validation") or self.name)[:16]
+        found = digests.get("test") or digests.get("validation")
+        return None if found is None else str(found)
 
 
 @dataclass(frozen=True)
@@ -191,7 +197,7 @@ def _run(run: Run, name: str | None = None) -> Subject:
         notes.append(str(error))
     if (run.folder / EVALUATION).is_file():
         try:
-            evaluation = Evaluation.load(run.folder / EVALUATION)
+            evaluation = _result(Evaluation.load(run.folder / EVALUATION), facts, notes)
         except LargeMarginError as error:
             notes.append(str(error))
     classes = tuple(str(each) for each in facts.get("classes", ()))
@@ -214,6 +220,28 @@ def _run(run: Run, name: str | None = None) -> Subject:
         baseline=is_softmax(config),
         notes=tuple(notes),
     )
+
+
+def _result(found: Evaluation, facts: dict[str, Any], notes: list[str]) -> Evaluation | None:
+    """The evaluation, unless it is of other images than the result of the run."""
+    again = "it is left out. Run largemargin evaluate on the run for its own"
+    if found.origin is not None:
+        if found.origin.usual:
+            return found
+        notes.append(f"{EVALUATION} is of {found.origin}: {again}")
+        return None
+    # Files of earlier versions do not say what they are of, but how much of it there was.
+    images = facts.get("record", {}).get("images", {})
+    order = ("test", "validation", *(("train",) if "query" in images else ()))
+    split = next((name for name in order if images.get(name)), None)
+    seen = found.clean.samples + found.clean.skipped
+    if split is None or images[split] == seen:
+        return found
+    notes.append(
+        f"{EVALUATION} is of {seen:,} images, but the run has {images[split]:,} {split} images: "
+        f"{again}"
+    )
+    return None
 
 
 def is_softmax(config: RunConfig) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from largemargin.report.advice import advise
-from largemargin.report.charts import Block, Blocks, Cell, Section, Table
+from largemargin.report.charts import Block, Blocks, Cell, Note, Section, Table
 from largemargin.report.numbers import (
     degrees_cell,
     known,
@@ -23,7 +23,7 @@ READING = (
 
 
 def verdict_section(subjects: Subjects) -> Section:
-    blocks: list[Block] = [_glance(subjects)]
+    blocks: list[Block] = [_glance(subjects), *_other_images(subjects)]
     cards = [
         {
             "title": each.title,
@@ -38,6 +38,20 @@ def verdict_section(subjects: Subjects) -> Section:
     if subjects.comparison is not None:
         blocks.append(_comparison(subjects.comparison))
     return Section("verdict", "Verdict", READING, tuple(blocks))
+
+
+def _other_images(subjects: Subjects) -> list[Note]:
+    """A sentence where differences of the models may be differences of their images."""
+    tested = {each.data_key: each for each in subjects.each if each.tested_on is not None}
+    if len(tested) < 2:
+        return []
+    names = " and ".join(each.title for each in list(tested.values())[:2])
+    return [
+        Note(
+            f"{names} were not tested on the same images: differences between them, also those "
+            "against the baseline, may come from the images and not from the models."
+        )
+    ]
 
 
 def _noisy(subject: Subject) -> float | None:
