@@ -42,9 +42,7 @@ class Origin(Record):
         """
         if self.usual:
             return "evaluation.json"
-        name = (
-            Path(self.path).stem if self.data in ("folder", "csv", "arrays") and self.path else ""
-        )
+        name = Path(self.path).stem if self.data in OF_PEOPLE and self.path else ""
         parts = [] if self.own else [re.sub(r"[^\w-]+", "_", name or self.data)]
         last = [] if self.which == "best" else [self.which]
         return "-".join(["evaluation", *parts, self.split, *last]) + ".json"
