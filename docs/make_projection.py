@@ -1,13 +1,20 @@
 """Writes measured tables and the projection for 10^8 classes into how-to/million_classes.md.
 
 The tables are rows of ``benchmarks/results``: ``fused_head_cuda.json``,
-``head_optimizer_cuda.json`` and ``omniglot.json``.
+``head_optimizer_cuda.json`` and ``omniglot.json``. The answer of ``largemargin plan`` is what the
+command prints.
 The projection is arithmetic on measured rates of one GPU (``fused_head_cuda.json`` and the
-optimizers) and a stated network; nothing of it was run. Run ``python docs/make_projection.py``
-after the benchmarks; a test fails when the committed page is out of date.
+optimizers) and a stated network; nothing of it was run. Rates and memory are of one set-up:
+bfloat16 class vectors, the Triton kernels, and an optimizer that was measured on such vectors. Run
+``python docs/make_projection.py`` after the benchmarks; a test fails when the committed page is
+out of date.
 """
 
+import contextlib
+import io
 import json
+import re
+import shlex
 import statistics
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,12 +24,14 @@ from typing import Any
 
 import torch
 
+from largemargin.cli.command import main
 from largemargin.prototypes import estimate_memory
+from largemargin.prototypes.planning import MemoryEstimate
 
 HERE = Path(__file__).parent
 PAGE = HERE / "how-to" / "million_classes.md"
 RESULTS = HERE.parent / "benchmarks" / "results"
-TABLES = ("heads", "optimizers", "omniglot", "projection")
+TABLES = ("heads", "plan", "optimizers", "omniglot", "memory", "projection")
 
 CLASSES, DIM, SAMPLES = 10**8, 512, 256
 GPUS = (16, 64, 256)
@@ -33,6 +42,11 @@ LATENCY = 50e-6
 COLLECTIVES = 6
 FEATURE_BYTES, GRADIENT_BYTES, STATISTICS = 2, 4, 7
 """Features are gathered in bfloat16, gradients summed in float32; 7 numbers a sample reduced."""
+
+DTYPE = torch.bfloat16
+"""Of the class vectors; measured rows with others do not count."""
+OPTIMIZERS = {"RowwiseAdam, bfloat16 weights": "rowwise_adam"}
+"""Measured on such vectors; the names that ``estimate_memory`` has for them."""
 
 Row = Mapping[str, Any]
 
@@ -48,13 +62,14 @@ class Rates:
     number_seconds: float | None
     """Optimizer step, for each number of the weight."""
     optimizer: str | None
+    """Its row in the table of the optimizers."""
 
 
 def rates(heads: Iterable[Row], optimizers: Iterable[Row], dim: int = DIM) -> Rates | None:
     """Rates from benchmark rows; None where no fused head of this dimension was measured.
 
-    Of the rows of our fused head with ArcFace the one with most classes counts, of several with as
-    many the fastest.
+    Of the rows of our fused head with ArcFace and class vectors of ``DTYPE`` the one with most
+    classes counts, of several with as many the fastest.
     """
     ours = [
         row
@@ -62,16 +77,13 @@ def rates(heads: Iterable[Row], optimizers: Iterable[Row], dim: int = DIM) -> Ra
         if "triton" in str(row["provider"]).lower()
         and "arc" in str(row["loss"]).lower()
         and row["D"] == dim
+        and row["prototypes"] == str(DTYPE)
         and row.get("ms")
     ]
     if not ours:
         return None
     best = max(ours, key=lambda row: (row["C"], -row["ms"]))
-    steps = [
-        row
-        for row in optimizers
-        if row["D"] == dim and row["provider"] in ("HeadSGD", "RowwiseAdam")
-    ]
+    steps = [row for row in optimizers if row["D"] == dim and row["provider"] in OPTIMIZERS]
     step = min(steps, key=lambda row: row["median_ms"], default=None)
     return Rates(
         device=str(best.get("device", "one GPU")),
@@ -117,15 +129,7 @@ def project(
     each, everyone = -(-classes // gpus), samples * gpus
     others = (gpus - 1) / gpus
     moved = everyone * others * (dim * (FEATURE_BYTES + GRADIENT_BYTES) + 2 * 4 * STATISTICS)
-    plan = estimate_memory(
-        samples,
-        classes,
-        dim,
-        world_size=gpus,
-        optimizer="head_sgd",
-        impl="chunked",
-        dtype=torch.float32,
-    )
+    plan = planned(gpus, classes=classes, dim=dim, samples=samples)
     return Projected(
         gpus=gpus,
         classes_each=each,
@@ -134,6 +138,52 @@ def project(
         network=moved / bandwidth + (COLLECTIVES * latency if gpus > 1 else 0.0),
         memory=plan.total,
     )
+
+
+def planned(
+    gpus: int, *, classes: int = CLASSES, dim: int = DIM, samples: int = SAMPLES
+) -> MemoryEstimate:
+    """Memory of the set-up whose rates are projected."""
+    return estimate_memory(
+        samples,
+        classes,
+        dim,
+        world_size=gpus,
+        optimizer=next(iter(OPTIMIZERS.values())),
+        impl="triton",
+        dtype=DTYPE,
+    )
+
+
+def memory_table() -> str:
+    lines = [
+        "| GPUs R | classes each | weights + gradients | optimizer state | workspace "
+        "| features of all | peak |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for gpus in GPUS:
+        plan = planned(gpus)
+        lines.append(
+            f"| {gpus} | {plan.local_classes:,} | {_gib(plan.weights + plan.gradients)} "
+            f"| {_gib(plan.optimizer_state)} | {_gib(plan.workspace)} | {_gib(plan.features, 2)} "
+            f"| {_gib(plan.total)} |"
+        )
+    return "\n".join(lines)
+
+
+def _gib(size: int, digits: int = 1) -> str:
+    return f"{size / 2**30:.{digits}f} GiB"
+
+
+def plan_answer(command: str) -> str:
+    """The table that ``largemargin plan`` prints; what follows it is left out."""
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        code = main(shlex.split(command)[1:])
+    if code:
+        raise SystemExit(f"{command} ends with {code}")
+    head, numbers, *_ = told.getvalue().split("\n\n")
+    return f"```text\n{head}\n\n{numbers}\n```"
 
 
 def table(measured: Rates | None) -> str:
@@ -151,14 +201,28 @@ def table(measured: Rates | None) -> str:
             f"| {1e3 * each.statistics:.0f} ms | {stepped} | {1e3 * each.network:.1f} ms "
             f"| {1e3 * each.step:.0f} ms | {SAMPLES * gpus / each.step:,.0f} |"
         )
-    by = "" if measured.optimizer is None else f", optimizer {measured.optimizer}"
+    kind = str(DTYPE).removeprefix("torch.")
     lines += [
         "",
-        f"From {measured.device} with {measured.measured_classes:,} classes in one piece: "
-        f"{1e12 * measured.pair_seconds:.2f} ps a pair of sample and class{by}. "
-        f"{SAMPLES} samples a GPU, {DIM} dimensions, float32 class vectors, "
-        f"{BANDWIDTH / 1e9:.0f} GB/s between machines and {1e6 * LATENCY:.0f} us for each of "
-        f"{COLLECTIVES} collectives, nothing overlapped. The backbone is not in it.",
+        f"All of it for {kind} class vectors, {SAMPLES} samples a GPU and {DIM} dimensions. The",
+        "numbers come from:",
+        "",
+        f'- statistics: the row "largemargin triton, ArcFace" of {measured.measured_classes:,} '
+        f"classes of {kind} above,",
+        f"  eager, on one {measured.device}: {1e12 * measured.pair_seconds:.2f} ps a pair of "
+        "sample and class;",
+    ]
+    if measured.optimizer is not None:
+        lines += [
+            f'- optimizer: the row "{measured.optimizer}" of the [optimizers](#step), as much '
+            "for each number;",
+        ]
+    lines += [
+        '- peak: the table before, `impl="triton"`;',
+        f"- network: not measured, {BANDWIDTH / 1e9:.0f} GB/s between machines and "
+        f"{1e6 * LATENCY:.0f} us for each of {COLLECTIVES} collectives, nothing overlapped.",
+        "",
+        "The backbone is not in it.",
     ]
     return "\n".join(lines)
 
@@ -250,13 +314,18 @@ def marks(name: str) -> tuple[str, str]:
 
 def page() -> str:
     steps = rows_of("head_optimizer_cuda")
+    text = PAGE.read_text(encoding="utf-8")
+    asked = re.search(r"```bash\n(largemargin plan .*?)\n```", text, re.DOTALL)
+    if asked is None:
+        raise SystemExit(f"{PAGE.name} has lost its command largemargin plan")
     made = {
         "heads": head_table(rows_of("fused_head_cuda")),
+        "plan": plan_answer(asked[1]),
+        "memory": memory_table(),
         "optimizers": optimizer_table(steps),
         "omniglot": omniglot_table(rows_of("omniglot")),
         "projection": table(rates(rows_of("fused_head_cuda"), steps)),
     }
-    text = PAGE.read_text(encoding="utf-8")
     for name in TABLES:
         begin, end = marks(name)
         before, rest = text.split(begin)
