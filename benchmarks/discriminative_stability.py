@@ -20,6 +20,7 @@ and the tables in docs/how-to/discriminative.md from all rows there are.
 import argparse
 import json
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -237,7 +238,8 @@ def tables() -> str:
         first = rows[0]
         made += [
             f"{first['data']}, {first['epochs']:g} epochs, seed {first['seed']}, "
-            f"{first['device']}, torch {first['versions']['torch']} (`{first['command']}`):",
+            f"{first['device']}, torch {first['versions']['torch']} "
+            f"(`{copyable(first['command'])}`):",
             "",
             "| backbone, dim | " + " | ".join(f"lr {rate:g}" for rate in rates) + " |",
             "|---" * (len(rates) + 1) + "|",
@@ -253,6 +255,13 @@ def tables() -> str:
             made.append(f"| {backbone}, {dim} | " + " | ".join(found) + " |")
         made.append("")
     return "\n".join(made)
+
+
+def copyable(command: str) -> str:
+    """A recorded command as it can be typed: names with spaces quoted, data from this folder."""
+    for form in sorted((form for form in FORMS if " " in form), key=len, reverse=True):
+        command = re.sub(rf"(?<!['\w]){re.escape(form)}(?!['\w])", f"'{form}'", command)
+    return re.sub(r"(--data )\S*/", r"\1", command)
 
 
 def with_tables(text: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -83,7 +84,7 @@ def environment(threads: int) -> Row:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _commit(),
-        "command": " ".join(["python", os.path.relpath(sys.argv[0], HERE.parent), *sys.argv[1:]]),
+        "command": shlex.join(["python", os.path.relpath(sys.argv[0], HERE.parent), *sys.argv[1:]]),
         "cpu": _cpu_model(),
         "cpu_count": os.cpu_count(),
         "load_1min_at_start": round(os.getloadavg()[0], 2),

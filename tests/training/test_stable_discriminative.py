@@ -246,3 +246,6 @@ def test_the_tables_of_the_page_are_made_from_the_rows(monkeypatch: pytest.Monke
     text = PAGE.read_text(encoding="utf-8")
     assert benchmark.with_tables(text) == text, "run the benchmark with --plot"
     assert "| backbone, dim |" in text
+    assert "stable 'stable, weights 0.3'" in text, "a reader copies the command"
+    typed = "x.py --data cifar10.npz --forms stable 'stable, weights 3'"
+    assert benchmark.copyable(typed) == typed
