@@ -11,6 +11,7 @@ from site_pages import (
     api,
     benchmarks,
     choosing,
+    citing,
     loss_pages,
     mathematics,
     navigation,
@@ -21,6 +22,7 @@ from site_pages import (
 DECISION_TABLE = "<!-- decision table -->"
 CAPTION = "<!-- figure numbers -->"
 PRESETS = "<!-- presets -->"
+CITATION = "<!-- citation -->"
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -52,6 +54,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
             DECISION_TABLE: choosing.table(),
             CAPTION: choosing.caption(),
             PRESETS: choosing.presets(),
+            CITATION: citing.bibtex(),
         }
         for place, made in parts.items():
             if place not in markdown:

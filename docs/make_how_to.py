@@ -77,15 +77,17 @@ def page() -> str:
         "# How to train with it",
         "",
         "Made by `docs/make_how_to.py` from the scripts in this folder; do not edit by hand. Each",
-        "is complete, runs in seconds on scikit-learn's digits without a download, and is run by",
-        "the tests. For the digits they need scikit-learn too: `pip install scikit-learn`.",
+        "is complete, runs in seconds without a download, and is run by the tests. They learn",
+        "scikit-learn's digits and need it too (`pip install scikit-learn`); only",
+        "`omniglot_embeddings.py` draws characters of its own. Nothing is released yet: install",
+        "lines, here and on the other pages, run in a clone of the repository.",
         "",
         "| how to | script | install |",
         "|---|---|---|",
     ]
     for path in scripts():
         made = extra(path)
-        install = f"`pip install 'largemargin[{made}]'`" if made else "`pip install largemargin`"
+        install = f"`pip install '.[{made}]'`" if made else "`pip install .`"
         title = heading(path)
         lines.append(f"| [{title}](#{anchor(title)}) | [{path.name}]({path.name}) | {install} |")
     if pages():

@@ -2,7 +2,7 @@
 
 `lm.export.save` writes safetensors and JSON: nothing that runs code when it is loaded. `to_onnx`
 and `to_exported_program` write the model with its head as a graph that needs no largemargin, after
-comparing it with the model. They need `pip install 'largemargin[export]'`.
+comparing it with the model. They need `pip install '.[export]'`.
 """
 
 import json

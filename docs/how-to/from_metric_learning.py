@@ -1,6 +1,6 @@
 """Go on with a model trained with pytorch-metric-learning: same loss, same class vectors.
 
-pip install 'largemargin[metric-learning]'
+pip install '.[metric-learning]'
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Large margins as a scikit-learn estimator: tables, images, pipelines, grid search.
 
-pip install 'largemargin[sklearn]'
+pip install '.[sklearn]'
 """
 
 from sklearn.datasets import load_digits, load_wine

@@ -1,6 +1,6 @@
 """Large margins in skorch: `LargeMarginNet` for any loss, skorch's own class for logit losses.
 
-pip install 'largemargin[skorch]'
+pip install '.[skorch]'
 """
 
 import torch

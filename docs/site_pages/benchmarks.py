@@ -1,9 +1,13 @@
 """The page of benchmarks: every file of ``benchmarks/results`` as a table, nothing left out."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import make_readme
+
+from site_pages.results import PML_JUMPS, jumps
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -21,6 +25,12 @@ ABOUT = {
     "see [the discriminative loss at ordinary learning rates](how-to/discriminative.md).",
     "discriminative_stability_cifar10": "The same on CIFAR-10.",
 }
+ON_ZEROS = (
+    "The compiled rows were measured when compiled losses had no gradient through their logits on "
+    "this device (fixed since). The same work was done, but on zeros: they are to be measured "
+    "again."
+)
+"""As README.md says it of the same file."""
 META = (
     *("date", "commit", "command", "cpu", "cpu_count", "load_1min_at_start", "threads", "python"),
     *("versions", "benchmark", "device", "torch", "gpu", "cuda"),
@@ -57,6 +67,7 @@ def _section(file: Path) -> list[str]:
     if file.stem in ABOUT:
         lines += [ABOUT[file.stem], ""]
     lines += [_provenance({**(rows[0] if rows else {}), **about}, file), ""]
+    lines += [line for text in caveats(file.stem, about, rows) for line in (f"**{text}**", "")]
     rest = {
         name: value
         for name, value in about.items()
@@ -71,6 +82,16 @@ def _section(file: Path) -> list[str]:
         else:
             lines += [*table, ""]
     return lines
+
+
+def caveats(name: str, about: Mapping[str, Any], rows: Sequence[dict[str, Any]] = ()) -> list[str]:
+    """What README.md warns of beside the same numbers."""
+    if name == "cpu_heads":
+        classes = dict.fromkeys(row["shape"]["C"] for row in rows if jumps(row))
+        return [f"With {each:,} classes {PML_JUMPS}" for each in classes]
+    if name == "training_speed_cuda" and about.get("commit") in make_readme.WITHOUT_GRADIENT:
+        return [ON_ZEROS]
+    return []
 
 
 def _alike(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:

@@ -61,6 +61,7 @@ def _losses() -> list[Any]:
     return [
         {"All losses": "losses.md"},
         {"Errata of the papers": "errata.md"},
+        {"Glossary": "glossary.md"},
         *({group: pages} for group, pages in groups.items()),
     ]
 

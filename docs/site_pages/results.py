@@ -11,6 +11,14 @@ from site_pages import reproductions
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 NOT_MEASURED = "not measured here"
 
+PML_JUMPS = (
+    "PML's time jumps between two levels from run to run, the lower one close to ours, for a "
+    "reason we have not found."
+)
+"""Of heads with many classes on a CPU; README.md says the same."""
+MANY = 10_000
+"""Classes from which on it was seen."""
+
 AT_RATES = (
     "- At learning rates from 0.001 to 0.1, short runs on digits and CIFAR-10, beside softmax: "
     "[measured](../how-to/discriminative.md#measured)."
@@ -41,6 +49,11 @@ def of_loss(name: str) -> str:
     return "\n".join(lines)
 
 
+def jumps(row: dict[str, Any]) -> bool:
+    """Whether a row of the CPU benchmark has its ratio to a time that jumps."""
+    return row["baseline"].startswith("PML") and row["shape"]["C"] >= MANY
+
+
 def cost_of_loss(name: str) -> str:
     """Rows of the CPU benchmark that time this loss."""
     called = lm.LOSSES[name].__name__.lower()
@@ -62,6 +75,8 @@ def cost_of_loss(name: str) -> str:
             f"{row['median_ms']:.3g} ms | {row['baseline']} | {row['ratio']:.2f} | "
             f"{row['saved_n_x_c_units']:g} |"
         )
+    if any(jumps(row) for row in found):
+        lines += ["", PML_JUMPS]
     first = found[0]
     lines += [
         "",

@@ -4,6 +4,8 @@ import posixpath
 import re
 from pathlib import Path
 
+import largemargin as lm
+
 ROOT = Path(__file__).parents[2]
 
 SHOWN = {
@@ -16,6 +18,8 @@ SHOWN = {
     "benchmark/log.md": "papers/benchmark/LOG.md",
 }
 """Pages of the site by the file they show."""
+
+CODE = "src/largemargin"
 
 RULE = "reproductions/rule.md"
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
@@ -44,6 +48,8 @@ def inside(markdown: str, page: str) -> str:
         file = posixpath.normpath(posixpath.join(home, target))
         shown = {each: name for name, each in SHOWN.items()}
         shown |= {"papers/README.md": "reproductions/index.md", "README.md": "index.md"}
+        shown |= {f"{CODE}/losses/{name}.py": f"losses/{name}.md" for name in lm.LOSSES}
+        shown[f"{CODE}/__init__.py"] = "api/index.md"
         if file in shown:
             there = posixpath.relpath(shown[file], posixpath.dirname(page) or ".")
             return f"[{text}]({there}{part})"

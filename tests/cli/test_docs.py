@@ -61,8 +61,9 @@ def test_the_folder_to_report_commands_of_the_readme(tmp_path: Path) -> None:
     assert "</html>" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_page_runs(tmp_path: Path) -> None:
-    names: dict[str, Any] = {"folder": tmp_path}
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the page writes where it runs
+    names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.S):
         exec(compile(block, "command_line.md", "exec"), names)  # one goes on from the other
     assert 0 < float(names["accuracy"]) <= 1

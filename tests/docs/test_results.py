@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("griffe", reason="mkdocstrings is not installed")
 
 import make_decisions
+import make_readme
 from site_pages import benchmarks, choosing, reproductions, results, root_files
 
 import largemargin as lm
@@ -131,6 +132,38 @@ def test_links_out_of_the_site_become_pages_or_text() -> None:
     )
     assert root_files.inside("[a](docs/losses.md)", "design.md") == "[a](losses.md)"
     assert root_files.inside("[a](https://x.org/y)", "design.md") == "[a](https://x.org/y)"
+    loss = "[a](../src/largemargin/losses/cosface.py)"
+    assert root_files.inside(loss, "errata.md") == "[a](losses/cosface.md)"
+    face = "[a](../src/largemargin/__init__.py)"
+    assert root_files.inside(face, "stability.md") == "[a](api/index.md)"
+
+
+def test_the_site_warns_where_the_readme_does() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = benchmarks.page()
+    section = page[page.index("## training speed cuda") :].split("\n## ")[0]
+    assert (benchmarks.ON_ZEROS in readme) == (benchmarks.ON_ZEROS in section)
+    old = {"commit": make_readme.WITHOUT_GRADIENT[0]}
+    assert benchmarks.caveats("training_speed_cuda", old) == [benchmarks.ON_ZEROS]
+    assert benchmarks.caveats("training_speed_cuda", {"commit": "another"}) == []
+    jumps = "jumps between two levels"
+    assert jumps in readme
+    assert f"With 20,000 classes {results.PML_JUMPS}" in page
+    assert results.PML_JUMPS in results.cost_of_loss("cosface")
+    assert results.PML_JUMPS not in results.cost_of_loss("arcface")
+    assert jumps in choosing.table()
+
+
+def test_the_papers_pages_count_the_runs_of_their_recipes() -> None:
+    for table in reproductions.tables():
+        text = (ROOT / "papers" / table.paper.folder / "README.md").read_text(encoding="utf-8")
+        row = re.search(
+            rf"(?m)^\| {table.name} \| [^|]* \| (\d+)(?: x (\d+))?( more)?[^|]* \|", text
+        )
+        assert row, f"{table.paper.folder} does not speak of {table.name}"
+        runs = sum(cell.runs for cell in table.cells if cell.train)
+        if not row[3]:  # "0 more": the models are those of another table
+            assert int(row[1]) * int(row[2] or 1) == runs, table.name
 
 
 def test_tests_of_the_benchmark_are_evidence_once_they_are_concluded(tmp_path: Path) -> None:

@@ -80,6 +80,27 @@ def test_the_site_is_built_and_whole(site: Path) -> None:
 
 
 @pytest.mark.slow
+def test_search_needs_no_server(site: Path) -> None:
+    """Browsers neither fetch a file nor start a worker for a page from disk."""
+    assert (site / "search" / "search_index.js").read_text("utf-8").startswith("var __index = {")
+    assert 'src="../assets/iframe-worker.js"' in (site / "losses" / "cosface.html").read_text()
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    browser_path = Path("/usr/bin/chromium")
+    if not browser_path.exists():
+        pytest.skip("Chromium is not installed")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=str(browser_path), args=["--no-sandbox"])
+        view = browser.new_page(viewport={"width": 1440, "height": 900})
+        view.goto((site / "losses" / "cosface.html").as_uri())
+        view.click("input.md-search__input")
+        view.keyboard.type("centroid", delay=20)
+        view.wait_for_selector(".md-search-result__item", timeout=20_000)
+        found = view.inner_text(".md-search-result__meta")
+        browser.close()
+    assert "matching documents" in found
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["index", "losses/cosface", "api/geometry", "errata"])
 def test_a_browser_asks_nobody_but_the_disk(site: Path, page: str) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,12 @@ import torch
 pytest.importorskip("griffe", reason="mkdocstrings is not installed")
 
 import make_margin_figure
-from site_pages import choosing
+from site_pages import choosing, citing
+from site_pages.sources import PAPERS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+GOLDEN = ROOT / "tests" / "golden"
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 # Pages with Python, and the test that runs it.
@@ -25,6 +28,7 @@ RUN_BY = {
     "how-to/discriminative.md": "training/test_stable_discriminative.py",
     "how-to/measure.md": "measuring/test_how_to.py",
     "how-to/million_classes.md": "prototypes/test_million_classes_page.py",
+    "how-to/presets.md": "training/test_presets_page.py",
     "how-to/report.md": "docs/test_written_pages.py",
     "how-to/schedules.md": "dropin/test_schedules_in_training.py",
 }
@@ -44,12 +48,13 @@ def test_all_python_of_the_pages_is_run_by_some_test() -> None:
 
 
 @pytest.mark.parametrize("page", ["index.md", "how-to/report.md"])
-def test_the_page_runs(page: str, tmp_path: Path) -> None:
+def test_the_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a page may write where it runs
     blocks = BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))
     assert blocks
     for block in blocks:
         torch.manual_seed(0)
-        names: dict[str, object] = {"folder": tmp_path}
+        names: dict[str, object] = {}
         exec(compile(block, page, "exec"), names)
         if "loss" in names:
             assert torch.isfinite(names["loss"])  # type: ignore[arg-type]
@@ -61,9 +66,15 @@ def test_the_report_page_names_options_that_exist() -> None:
     from largemargin.cli.command import parser_of
 
     known = parser_of("report").format_help()
-    options = set(re.findall(r"--\w+", (DOCS / "how-to" / "report.md").read_text()))
+    text = (DOCS / "how-to" / "report.md").read_text()
+    options = set(re.findall(r"--\w+", text))
     assert len(options) >= 3
     assert all(option in known for option in options)
+    # With their values, as a reader would type them.
+    for words in re.findall(r"`(--\w+ [^`]+)`", text):
+        given = parser_of("report").parse_args(["runs/first", *shlex.split(words)])
+        if words.startswith("--layers"):
+            assert given.layers == ("layer2", "layer3")
 
 
 def test_every_mark_in_the_code_and_the_recipes_is_explained() -> None:
@@ -80,6 +91,30 @@ def test_every_mark_in_the_code_and_the_recipes_is_explained() -> None:
         for marks in named.findall(file.read_text(encoding="utf-8")):
             for mark in re.findall(r"[A-Z]\d+", "".join(marks)):
                 assert mark.lower() in explained, f"{file.name} names {mark}"
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.name)
+def test_links_lead_somewhere_in_the_repository_too(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)", text):
+        if not re.match(r"[a-z]+:", target):
+            assert (page.parent / target).exists(), target
+
+
+def test_the_glossary_has_every_paper() -> None:
+    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    for letters, paper in PAPERS.items():
+        assert f"| {paper.tag} | {letters} | {paper.errata} | {paper.authors.split(',')[0]}" in text
+        assert paper.title in text
+    used = {file.name.split("-")[0].split(".")[0] for file in GOLDEN.glob("*.json")}
+    assert all(letters in text for letters in used)
+
+
+def test_the_citation_is_that_of_the_file() -> None:
+    made = citing.bibtex()
+    assert "@software{largemargin,\n  author = {{the largemargin authors}},\n" in made
+    about = {"title": "T", "authors": [{"family-names": "A", "given-names": "B"}]}
+    assert "  author = {A, B},\n  title = {{T}},\n}" in citing.bibtex(about)
 
 
 def test_the_caption_has_the_numbers_of_the_figure() -> None:
