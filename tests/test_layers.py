@@ -78,6 +78,11 @@ MAX_LINES = 400
 DRAWERS = {"util", "utils", "common", "helper", "helpers", "misc"}
 
 
+def test_the_design_names_the_rooms_in_this_order() -> None:
+    rooms = [" | ".join(level) for level in LEVELS[1:-1]] + [", ".join(LEVELS[-1])]
+    assert f"`{' -> '.join(rooms)}`" in (ROOT / "DESIGN.md").read_text(encoding="utf-8")
+
+
 def python_files(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 

@@ -13,7 +13,7 @@ def is_soft(labels):
 
 
 def per_sample(loss_of_class, labels):
-    """Unreduced losses (N,): the class's own loss, or rule (a), sum_c t_nc loss(n, c)."""
+    """Unreduced losses (N,): the class's own loss; of soft targets sum_c t_nc loss(n, c)."""
     labels = np.asarray(labels)
     losses = np.zeros(len(labels))
     for n in range(len(labels)):

@@ -1,4 +1,4 @@
-"""Accuracy under noise, occlusion, stripes and down-up sampling (FORMULAS.md section 8)."""
+"""Accuracy under noise, occlusion, stripes and down-up sampling (ROB Table 4)."""
 
 import math
 import statistics

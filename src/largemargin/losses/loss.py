@@ -193,7 +193,7 @@ class Loss(nn.Module):
         num_classes: int,
         sample_weight: Tensor | None,
     ) -> Tensor:
-        """Options around ``function(*inputs, targets) -> (N,)``: rules (a) to (f) of the spec."""
+        """Options around ``function(*inputs, targets) -> (N,)``, by the rules of :class:`Loss`."""
         self._refuse("soft_targets", isinstance(labels, Tensor) and labels.dim() == 2)
         self._check(inputs, labels, num_classes, sample_weight)
         labels = labels if labels.dim() == 2 else labels.long()
