@@ -22,10 +22,10 @@ def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert torch.isfinite(names["loss"])
     assert "source      papers/benchmark/" in capsys.readouterr().out
     # The class weights of the end, which nothing but the schedule sets.
-    assert names["chosen"].objective.schedule == "preset"
+    assert names["chosen"].scheduled
     weights = [term.weight for term in names["criterion"].objective.terms.values()]
     assert any(each is not None and len(each.unique()) == 3 for each in weights)
-    alone = lm.attach(torch.nn.Sequential(torch.nn.Linear(16, 3)), names["chosen"])
+    alone = lm.attach(torch.nn.Sequential(torch.nn.Linear(16, 3)), names["chosen"], schedule=())
     assert all(term.weight is None for term in alone.objective.terms.values())
 
 
