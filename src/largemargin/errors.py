@@ -17,6 +17,10 @@ class LargeMarginError(ValueError):
     """Raised for every invalid argument; a ``ValueError``, so existing handlers keep working."""
 
 
+class MissingPackage(LargeMarginError, ImportError):
+    """A package is not installed that only some of the library needs; the message says which."""
+
+
 def values_are_checked(tensor: Tensor, validate: bool | None) -> bool:
     """Whether the values inside ``tensor`` may be looked at: see the module docstring."""
     if validate is not None:

@@ -120,3 +120,16 @@ def test_tuning_never_looks_at_test_images(
 def test_bad_options_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", *words]) == 2
     assert "at least" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "epochs"),
+    [([], 20), (["--quick"], 6), (["--epochs", "2"], 2), (["--quick", "--epochs", "2"], 2)],
+)
+def test_epochs_that_are_given_are_run(
+    words: list[str], epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(demo, "tune_rates", lambda base: asked.append(base.epochs))
+    assert cli.main(["demo", "--tune", *words]) == 0
+    assert asked == [epochs]

@@ -156,3 +156,25 @@ def test_a_reader_that_has_seen_enough(tmp_path: Path) -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() == 0
+
+
+def test_packages_of_an_extra_are_asked_for_in_a_line(
+    command: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from largemargin.export import onnx_file, tensors
+
+    for module in (onnx_file, tensors):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    command.run = lambda options: tensors.require_safetensors()
+    assert cli.main(["list"]) == 2
+    told = "error: Saving and loading needs safetensors. Install it: pip install"
+    assert capsys.readouterr().err.startswith(told)
+    command.run = lambda options: onnx_file.to_onnx(None, None, "model.onnx")
+    assert cli.main(["list"]) == 2
+    assert capsys.readouterr().err.startswith("error: Writing ONNX needs onnx. Install it: pip")
+
+
+def test_a_broken_import_of_somebody_keeps_its_traceback(command: SimpleNamespace) -> None:
+    command.run = raising(ImportError("cannot import name 'x'", name="theirs"))
+    with pytest.raises(ImportError, match="cannot import name"):
+        cli.main(["list"])

@@ -59,7 +59,11 @@ def test_finds_a_better_rate_and_writes_it_down(tmp_path: Path, data: Data) -> N
     assert len(rows) == 15
     values = [float(row["validation_accuracy"]) for row in rows if row["state"] == "complete"]
     assert max(values) == pytest.approx(found.best_trial.value)
-    assert "best: trial" in str(found)
+    best = max(rows, key=lambda row: float(row["validation_accuracy"] or 0))
+    assert f"best: trial {best['trial']}, " in str(found)  # its row, and its folder
+    assert (tmp_path / "trials" / f"{int(best['trial']):04d}").is_dir()
+    assert "as given (trial 0): validation" in str(found)
+    assert rows[0]["trial"] == "0"
 
 
 def test_test_images_are_taken_away(tmp_path: Path, data: Data) -> None:

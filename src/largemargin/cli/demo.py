@@ -35,7 +35,7 @@ Examples:
   largemargin demo --seed 1    is it luck?
   largemargin demo --tune      repeat the search for the learning rates"""
 
-QUICK_EPOCHS = 6
+EPOCHS, QUICK_EPOCHS = 20, 6
 CLOSER, QUICK_CLOSER = 100, 20
 """Test images that are attacked, and around which the curvature of the loss is measured."""
 
@@ -90,10 +90,14 @@ class Row:
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
-    parser.add_argument("--epochs", type=int, default=20, help="epochs for each loss")
+    parser.add_argument(
+        "--epochs", type=int | None, default=None, help=f"epochs for each loss (default {EPOCHS})"
+    )
     parser.add_argument("--batch_size", type=int, default=64, help="images per step")
     parser.add_argument("--seed", type=int, default=0, help="of initial weights and batch order")
-    parser.add_argument("--quick", action="store_true", help=f"only {QUICK_EPOCHS} epochs")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_EPOCHS} epochs, unless --epochs is given"
+    )
     parser.add_argument("--tune", action="store_true", help="search for the learning rates")
     parser.add_argument("--out", type=str, default="runs", help="folder of all runs")
     parser.add_argument(
@@ -105,12 +109,14 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
 
 
 def run(options: Any) -> int:
-    if options.epochs < 1 or options.batch_size < 2:
+    epochs = options.epochs
+    if epochs is None:
+        epochs = QUICK_EPOCHS if options.quick else EPOCHS
+    if epochs < 1 or options.batch_size < 2:
         raise LargeMarginError(
             "--epochs must be at least 1 and --batch_size at least 2, but "
-            f"{options.epochs} and {options.batch_size} were given."
+            f"{epochs} and {options.batch_size} were given."
         )
-    epochs = QUICK_EPOCHS if options.quick else options.epochs
     base = base_config(epochs=epochs, batch_size=options.batch_size, seed=options.seed)
     with one_thread():
         if options.tune:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import largemargin
 from largemargin.dropin.find import unwrapped
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, MissingPackage
 from largemargin.export.plain import HeadFacts, Outputs, check_class_names
 from largemargin.export.program import Check, Example, check_equal, trace
 
@@ -72,7 +72,7 @@ def to_onnx(
         raise LargeMarginError(f"there is no folder {target.parent} to write {target.name} to.")
     for package in ("onnx", "onnxscript"):
         if find_spec(package) is None:
-            raise ImportError(
+            raise MissingPackage(
                 f"Writing ONNX needs {package}. Install it: pip install 'largemargin[export]'"
             )
     _check_metadata(metadata or {})

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, MissingPackage
 
 ALIAS = "alias:"
 """Header entries with this prefix name tensors that are another one of the file."""
@@ -17,7 +17,7 @@ ALIAS = "alias:"
 
 def require_safetensors() -> Any:
     if find_spec("safetensors") is None:
-        raise ImportError(
+        raise MissingPackage(
             "Saving and loading needs safetensors. Install it: pip install 'largemargin[export]'"
         )
     return import_module("safetensors.torch")

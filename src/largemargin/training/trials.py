@@ -85,10 +85,12 @@ def summary(tuning: Tuning) -> str:
     best, first = tuning.best_trial, tuning.trials[0] if tuning.trials else None
     if best is None:
         return "\n".join([*lines, "No trial is complete, so there is no best one."])
-    lines.append(f"best: trial {best.number + 1}, validation {_score(tuning.select, best.value)}")
+    lines.append(f"best: trial {best.number}, validation {_score(tuning.select, best.value)}")
     lines += [f"  {path:<32} {shown(value)}" for path, value in best.settings.items()]
     if first is not None and first.value is not None and first is not best:
-        lines.append(f"as given (trial 1): validation {_score(tuning.select, first.value)}")
+        lines.append(
+            f"as given (trial {first.number}): validation {_score(tuning.select, first.value)}"
+        )
     return "\n".join(lines)
 
 
