@@ -203,8 +203,11 @@ def test_predict_without_validation_images(
     assert "this run held none out" in capsys.readouterr().err
     for threshold, flags in (("none", {""}), ("1e9", {"true"}), ("0", {"false"})):
         assert main(["predict", folder, str(photos / "1"), "--threshold", threshold]) == 0
-        rows = csv.DictReader(capsys.readouterr().out.splitlines())
+        said = capsys.readouterr()
+        rows = list(csv.DictReader(said.out.splitlines()))
         assert {row["flag"] for row in rows} == flags
+        count = {"none": "", "1e9": f", {len(rows)} flagged", "0": ", 0 flagged"}[threshold]
+        assert said.err.endswith(f"{len(rows)} images{count}\n")
 
 
 def test_temperatures_of_probabilities(
@@ -282,6 +285,15 @@ def test_export_a_program(run: Run, tmp_path: Path, capsys: pytest.CaptureFixtur
         (["predict", "RUN", "a.png", "--out", "a.txt"], ".csv or .json"),
         (["predict", "RUN", "a.png", "--threshold", "low"], "a number, none or auto"),
         (["predict", "RUN", "a.png", "--target", "2"], "target must be"),
+        (["predict", "RUN", "a.png", "--threshold", "nan"], "--threshold must be a finite number"),
+        (
+            ["predict", "RUN", "a.png", "--threshold", "0.3", "--target", "0.5"],
+            "--target 0.5 is for --threshold auto, but --threshold 0.3 was given",
+        ),
+        (
+            ["predict", "RUN", "a.png", "--threshold", "none", "--rule", "keep"],
+            "--rule keep is for --threshold auto",
+        ),
         (["predict", "RUN", "a.png", "--temperature", "hot"], "a number, none or auto"),
         (["predict", "RUN", "a.png", "--temperature", "0"], "temperature must be a finite number"),
         (["evaluate", "RUN", "--temperature", "-1"], "temperature must be a finite number"),

@@ -197,3 +197,22 @@ def test_bad_requests(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(LargeMarginError, match="batch_size"):
         predict(model, [folder], batch_size=0)
     assert image_files(str(folder / "a.png")) == [str(folder / "a.png")]
+
+
+def test_numbers_that_were_given_are_kept(folder: Path, tmp_path: Path) -> None:
+    """A file of predictions says what its flags and probabilities rest on."""
+    found = predict(by_colour(), [folder], size=(SIDE, SIDE), threshold=0.2, temperature=3)
+    assert (found.threshold, found.temperature) == (0.2, 3.0)
+    found.save_json(tmp_path / "out.json")
+    assert Predictions.load(tmp_path / "out.json") == found
+    kept = threshold_of(torch.arange(5.0), torch.ones(5).bool(), target=0.5)
+    found = predict(by_colour(), [folder], size=(SIDE, SIDE), threshold=kept)
+    assert (found.threshold, found.temperature) == (kept, None)
+    found.save_json(tmp_path / "out.json")
+    assert Predictions.load(tmp_path / "out.json") == found
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_threshold_is_a_finite_number(folder: Path, wrong: float) -> None:
+    with pytest.raises(LargeMarginError, match="threshold must be a finite number"):
+        predict(by_colour(), [folder], size=(SIDE, SIDE), threshold=wrong)

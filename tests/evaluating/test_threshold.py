@@ -113,3 +113,12 @@ def test_wilson_refuses() -> None:
     for right, samples in ((0, 0), (3, 2), (-1, 2)):
         with pytest.raises(LargeMarginError):
             wilson(right, samples)
+
+
+def test_without_wrong_predictions_no_share_of_them_is_told() -> None:
+    found = threshold_of(torch.arange(40.0), torch.ones(40).bool(), target=0.95)
+    assert math.isnan(found.errors_found)
+    assert "nan" not in str(found)
+    assert "5.0 % are flagged; there are no wrong predictions; accuracy 100.00 %" in str(found)
+    wrong = threshold_of(torch.arange(40.0), torch.arange(40) > 1, target=0.95)
+    assert ", 100.0 % of the wrong predictions among them; accuracy" in str(wrong)

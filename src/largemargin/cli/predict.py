@@ -10,7 +10,7 @@ from largemargin.cli.fitted import Fitted, number_or, temperature_for
 from largemargin.cli.run_data import add_run, ask, output_file
 from largemargin.cli.run_options import show_progress
 from largemargin.data import Samples
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, check_number
 
 HELP = "predict the classes of image files, and flag those too close to call"
 
@@ -52,10 +52,10 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rule",
-        type=Literal["keep", "accuracy"],
-        default="keep",
-        help="auto keeps a share of the right predictions (keep), or flags until the rest reaches "
-        "an accuracy (accuracy)",
+        type=Literal["keep", "accuracy"] | None,
+        default=None,
+        help="auto keeps a share of the right predictions (keep, the default), or flags until the "
+        "rest reaches an accuracy (accuracy)",
     )
     parser.add_argument(
         "--target",
@@ -78,6 +78,7 @@ def run(options: Any) -> int:
 
     if options.out is not None and Path(options.out).suffix.lower() not in (".csv", ".json"):
         raise LargeMarginError(f"--out must end in .csv or .json, but {options.out!r} was given.")
+    _refuse_beside_a_number(options)
     path = None if options.out is None else output_file(options.out)
     asked = ask(options)
     fitted = Fitted(asked)
@@ -101,7 +102,8 @@ def run(options: Any) -> int:
     else:
         found.save_json(path)
     said = sys.stderr if path is None else sys.stdout
-    flagged = "" if found.threshold is None else f", {found.flagged} flagged"
+    judged = any(row.flag is not None for row in found.rows)
+    flagged = f", {found.flagged} flagged" if judged else ""
     failed = f", {found.failed} could not be read" if found.failed else ""
     where = "" if path is None else f", written to {path}"
     count = f"{len(found)} image{'' if len(found) == 1 else 's'}"
@@ -109,17 +111,31 @@ def run(options: Any) -> int:
     return 1 if found.failed == len(found) else 0
 
 
+def _refuse_beside_a_number(options: Any) -> None:
+    """--rule and --target say how a threshold is found; one that is given is not looked for."""
+    given = number_or("threshold", options.threshold)
+    if isinstance(given, float):
+        check_number("--threshold", given, hint="Or pass none, or auto.")
+    for name in ("rule", "target"):
+        if given != "auto" and options[name] is not None:
+            raise LargeMarginError(
+                f"--{name} {options[name]} is for --threshold auto, but --threshold "
+                f"{options.threshold} was given. Leave one of them out."
+            )
+
+
 def _threshold(options: Any, fitted: Fitted) -> Any:
     given = number_or("threshold", options.threshold)
     if given != "auto":
         return None if given == "none" else given
+    rule = options.rule or "keep"
     from largemargin.evaluating import Threshold, calibrate_threshold
 
     def fit(validation: Samples) -> Threshold:
         return calibrate_threshold(
             fitted.asked.model,
             validation,
-            rule=options.rule,
+            rule=rule,
             target=options.target,
             device=fitted.asked.device,
             progress=show_progress(),
@@ -127,9 +143,9 @@ def _threshold(options: Any, fitted: Fitted) -> Any:
 
     target = "default" if options.target is None else f"{options.target:g}"
     try:
-        return fitted.get(Threshold, "threshold", fit, detail=f"-{options.rule}-{target}")
+        return fitted.get(Threshold, "threshold", fit, detail=f"-{rule}-{target}")
     except LargeMarginError as error:
-        if options.rule != "keep" or options.target is not None:
+        if rule != "keep" or options.target is not None:
             raise
         # Nobody asked for this rule: predictions without flags are better than none.
         print(f"Nothing is flagged: {error}", file=sys.stderr)

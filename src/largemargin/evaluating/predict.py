@@ -56,9 +56,10 @@ def predict(
         model: takes images in [0, 1]: a model of this library, which normalises them itself.
         images: a split, or paths of image files and of folders, which are searched for images.
         classes: names of the classes; default their numbers.
-        threshold: margin below which a prediction is flagged, from :func:`calibrate_threshold`.
-        temperature: of the probabilities, from :func:`calibrate_temperature`; default 1, the
-            softmax of the logits as they are.
+        threshold: margin below which a prediction is flagged, from :func:`calibrate_threshold`, or
+            a number.
+        temperature: of the probabilities, from :func:`calibrate_temperature`, or a number;
+            default 1, the softmax of the logits as they are.
         size: (H, W) image files are brought to; that of the training images.
         channels: 3, or 1 for a model of grey images.
         stretch: reach the size by changing proportions; otherwise by cutting out the middle.
@@ -90,9 +91,9 @@ def predict(
     with reader.evaluating():
         for part in with_bar(parts, "predict", -(-total // batch_size), progress):
             rows += _rows(part, scorer, names, limit, where)
-    kept = threshold if isinstance(threshold, Threshold) else None
-    fitted = temperature if isinstance(temperature, Temperature) else None
-    return Predictions(tuple(rows), scorer.margin, kept, fitted)
+    kept = threshold if isinstance(threshold, Threshold) else limit
+    divided = temperature if isinstance(temperature, Temperature | None) else scorer.temperature
+    return Predictions(tuple(rows), scorer.margin, kept, divided)
 
 
 def image_files(given: Sequence[str | os.PathLike[str]]) -> list[str]:
@@ -126,8 +127,12 @@ def _names(classes: Sequence[str] | None, count: int) -> list[str]:
 
 
 def _limit(threshold: Threshold | float | None, margin: str) -> float | None:
+    if threshold is None:
+        return None
     if not isinstance(threshold, Threshold):
-        return None if threshold is None else float(threshold)
+        # Not even infinity: a file of predictions should say which margin they were held against.
+        check_number("threshold", float(threshold))
+        return float(threshold)
     if threshold.margin != margin:
         raise LargeMarginError(
             f"the threshold is one of {threshold.margin} margins, but this model's margins are "

@@ -41,9 +41,10 @@ class Predictions(Record):
     margin: str
     """What the margins are: "distance" of the features to the nearest decision boundary, or, for
     heads that decide by angles alone, "cosine" to the predicted class minus the next one."""
-    threshold: Threshold | None
-    temperature: Temperature | None = None
-    """Of the probabilities, as it was fitted; None where there is none, or a number was given."""
+    threshold: Threshold | float | None
+    """What the flags rest on, as it was calibrated or given; None where nothing is flagged."""
+    temperature: Temperature | float | None = None
+    """Of the probabilities, as it was fitted or given; None where logits are taken as they are."""
     format: int = 1
 
     def __len__(self) -> int:

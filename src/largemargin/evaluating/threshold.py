@@ -40,10 +40,12 @@ class Threshold(Record):
     format: int = 1
 
     def __str__(self) -> str:
+        found = f", {100 * self.errors_found:.1f} % of the wrong predictions among them"
+        if math.isnan(self.errors_found):
+            found = "; there are no wrong predictions"
         return (
             f"threshold {self.value:.4g} ({self.margin} margin): of {self.samples:,} validation "
-            f"samples {100 * (1 - self.accepted):.1f} % are flagged, "
-            f"{100 * self.errors_found:.1f} % of the wrong predictions among them; accuracy "
+            f"samples {100 * (1 - self.accepted):.1f} % are flagged{found}; accuracy "
             f"{100 * self.accuracy:.2f} % of all, {100 * self.accepted_accuracy:.2f} % of the rest"
         )
 

@@ -39,7 +39,11 @@ def revive(kind: Any, value: Any) -> Any:
     if origin in (types.UnionType, typing.Union):
         if value is None:
             return None
-        (inner,) = [each for each in typing.get_args(kind) if each is not type(None)]
+        kinds = [each for each in typing.get_args(kind) if each is not type(None)]
+        if len(kinds) > 1:  # a record, or the number that stands for one
+            record = isinstance(value, dict)
+            kinds = [each for each in kinds if dataclasses.is_dataclass(each) == record]
+        (inner,) = kinds
         return revive(inner, value)
     if origin is tuple:
         inner = typing.get_args(kind)
