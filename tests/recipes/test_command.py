@@ -117,3 +117,48 @@ def test_a_failed_run_is_exit_status_1(
     path.write_text(path.read_text().replace("margin: 0.2", "margins: 0.2"))
     assert main(["reproduce", "broken.yaml", "--epochs-fraction", "0.5"]) == 1
     assert "ours failed: seed 0:" in capsys.readouterr().out
+
+
+def test_the_listing_is_of_what_was_asked_for(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["reproduce", recipe, "--list", "--epochs-fraction", "0.5", "--seeds", "3"]
+    assert main([*words, "--only", "method=ours", "--set", "objective.name=arcface"]) == 0
+    shown = capsys.readouterr().out
+    assert "Protocol: 0.5 of the epochs, objective.name arcface." in shown
+    assert "1 cells, 3 runs:" in shown
+    assert "ours    small_cnn, arcface, 1 epochs" in shown
+    assert "softmax" not in shown
+    assert main(["reproduce", recipe, "--list", "--only", "nosuch"]) == 2
+    assert "no cell of the table matches nosuch" in capsys.readouterr().err
+
+
+def test_every_protocol_that_was_measured_is_shown(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["reproduce", recipe, "--only", "softmax"]
+    assert main([*words, "--epochs-fraction", "0.5"]) == 0
+    assert "other settings" not in capsys.readouterr().out
+    assert main([*words, "--set", "batch_size=256"]) == 0
+    shown = capsys.readouterr().out
+    other = "Measured with other settings (--no-train alone shows them): 0.5 of the epochs."
+    assert shown.endswith(f"{other}\n")
+    # Nothing was measured as printed: that table is no news.
+    assert main(["reproduce", recipe, "--no-train"]) == 0
+    shown = capsys.readouterr().out
+    assert "Protocol: 0.5 of the epochs." in shown
+    assert "Protocol: batch_size 256." in shown
+    assert "Protocol: as printed." not in shown
+    assert "other settings" not in shown
+    # A protocol that is asked for is shown alone.
+    assert main(["reproduce", recipe, "--no-train", "--epochs-fraction", "0.5"]) == 0
+    shown = capsys.readouterr().out
+    assert "Protocol: 0.5 of the epochs." in shown
+    assert "Protocol: batch_size 256." not in shown
+
+
+def test_without_measurements_the_table_is_shown_all_the_same(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", recipe, "--no-train"]) == 0
+    assert "Protocol: as printed." in capsys.readouterr().out

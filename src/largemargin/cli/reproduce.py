@@ -1,12 +1,16 @@
 """``largemargin reproduce``: a table of a paper, run again and held against what was reported."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
 from largemargin.cli.run_options import show_progress
 from largemargin.errors import LargeMarginError
+
+if TYPE_CHECKING:
+    from largemargin.recipes import Table
 
 HELP = "run a paper's table again: reported, measured, verdict"
 
@@ -24,10 +28,14 @@ Examples:
   largemargin reproduce papers/lmd/table3.yaml --epochs-fraction 0.05 --seeds 3
   largemargin reproduce papers/lmd/table3.yaml --set batch_size=512 optimizer.lr=0.004
   largemargin reproduce papers/lmd/table3.yaml --no-train        what was measured, by anyone
+  largemargin reproduce papers/lmd/table3.yaml --no-train --set precision=bf16
 
 --only takes columns of the table (dataset=CIFAR10,train_percent=20) or patterns (* is anything) of
 the names that --list shows. With fewer epochs or other settings than the paper's no number counts
-as reproduced; only the direction is judged."""
+as reproduced; only the direction is judged. --list shows what the other options make of the table.
+
+Runs with other settings are another protocol and a table of their own. --no-train shows all that
+measured/ holds; with --set or --epochs-fraction it shows that one."""
 
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -73,7 +81,9 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         "--list", action="store_true", help="say what would be run and on what data, and exit"
     )
     parser.add_argument(
-        "--no-train", action="store_true", help="only show and measure what is there already"
+        "--no-train",
+        action="store_true",
+        help="only show and measure what is there already, of every protocol",
     )
 
 
@@ -81,38 +91,68 @@ def run(options: Any) -> int:
     from largemargin.recipes import reproduce
     from largemargin.training import Interrupted
 
+    path, overrides = Path(options.recipe), settings_in(options.set)
+    asked: dict[str, Any] = {
+        "epochs_fraction": options.epochs_fraction,
+        "seeds": seeds_in(options.seeds),
+        "overrides": overrides,
+        "only": options.only,
+    }
     if options.list:
-        print(listing(Path(options.recipe)))
+        print(listing(path, **asked))
         return 0
     try:
         table = reproduce(
-            options.recipe,
-            epochs_fraction=options.epochs_fraction,
-            seeds=seeds_in(options.seeds),
+            path,
+            **asked,
             folder=options.folder,
-            overrides=settings_in(options.set),
             paths=dict(map(pair, options.path)),
-            only=options.only,
             train_missing=not options.no_train,
             side_by_side=options.side_by_side,
             progress=show_progress(),
         )
     except (KeyboardInterrupt, Interrupted):
         raise KeyboardInterrupt("the same command again") from None
-    print(table)
-    return 1 if table.failures else 0
+    every = options.no_train and not overrides and options.epochs_fraction == 1
+    tables = [table, *_others(path, table)] if every else [table]
+    if len(tables) > 1 and not any(line.measured.n for line in table.lines):
+        del tables[0]  # nothing was measured as the paper prints it
+    print("\n\n".join(map(str, tables)))
+    if not every and (others := [each.protocol for each in _others(path, table)]):
+        print(f"Measured with other settings (--no-train alone shows them): {'; '.join(others)}.")
+    return 1 if any(each.failures for each in tables) else 0
 
 
-def listing(path: Path) -> str:
-    """The cells of a recipe, what they need and what they assume."""
+def _others(path: Path, table: "Table") -> "list[Table]":
+    """What ``measured/`` holds of other protocols than this table's."""
+    from largemargin.recipes.lines import AS_PRINTED
+    from largemargin.recipes.pages import measured_tables
+
+    others = [each for each in measured_tables(path) if each.protocol != table.protocol]
+    return sorted(others, key=lambda each: not each.protocol.startswith(AS_PRINTED))
+
+
+def listing(
+    path: Path,
+    *,
+    epochs_fraction: float = 1.0,
+    seeds: int | tuple[int, ...] | None = None,
+    overrides: dict[str, Any] | None = None,
+    only: Sequence[str] = (),
+) -> str:
+    """The cells of a recipe that would be run, what they need and what they assume."""
     from largemargin.recipes import read_claims, read_recipe
-    from largemargin.recipes.reproduce import read_cells
+    from largemargin.recipes.cells import chosen_of
+    from largemargin.recipes.lines import protocol_of
+    from largemargin.recipes.reproduce import prepared
 
     recipe = read_recipe(path)
-    cells = read_cells(path, recipe)
+    cells = prepared(path, recipe, epochs_fraction, seeds, overrides)
     claims = read_claims(recipe, path.parent / recipe.claims, cells)
-    trained = [each for each in cells if each.train]
-    lines = [recipe.title, "", f"{len(trained)} cells, {sum(c.runs for c in trained)} runs:"]
+    trained = [each for each in chosen_of(cells, only) if each.train]
+    protocol = protocol_of(epochs_fraction, overrides or {})
+    runs = sum(len(each.seeds) for each in trained)
+    lines = [recipe.title, f"Protocol: {protocol}.", "", f"{len(trained)} cells, {runs} runs:"]
     lines += [
         f"  {each.name}    {each.config.model.name}, {each.config.objective.name}, "
         f"{each.config.epochs} epochs"
