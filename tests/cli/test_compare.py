@@ -15,6 +15,7 @@ pytest.importorskip("scipy", reason="the paired tests are scipy's")
 pytest.importorskip("sklearn", reason="the data of these tests come with scikit-learn")
 
 from cli.command import SMALL, environment, largemargin, runs_in
+from PIL import Image
 
 from largemargin import LargeMarginError
 from largemargin.cli import command as cli
@@ -123,7 +124,30 @@ def test_wrong_questions(
     ):
         assert cli.main(["compare", *words, *(() if "--resume" in words else SMALL)]) == 2
         assert message in capsys.readouterr().err
-    assert not list(tmp_path.glob("runs/*/runs"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_comparison_that_cannot_begin_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does a wrong range, which only tuning knows to be wrong, or what is not installed."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(5):
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(f"photos/{name}/{number}.png")
+    words = ["compare", "--methods", "cosface", "--trials", "2", *SMALL]
+    assert cli.main([*words, "--data", "photos", "--data.validation", "0.2"]) == 2
+    told = capsys.readouterr().err
+    assert "used up by tuning" in told
+    assert "a folder test/ beside the training images in train/" in told
+    assert "or compare without --trials" in told
+    assert cli.main([*words, "--space", "{optimizer.lr: [1, 0.1]}"]) == 2
+    assert "optimizer.lr" in capsys.readouterr().err
+    monkeypatch.setattr("largemargin.training.comparison.find_spec", lambda name: None)
+    assert cli.main(words) == 2
+    assert "tuning needs optuna" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_seeds_are_a_number_or_a_list() -> None:

@@ -85,6 +85,10 @@ def test_wrong_questions(
     ):
         assert cli.main(["tune", *words]) == 2, words
         assert message in capsys.readouterr().err
+    monkeypatch.setattr("largemargin.training.tuning.find_spec", lambda name: None)
+    assert cli.main(["tune"]) == 2
+    assert "tuning needs optuna" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())  # no folder was made for nothing
 
 
 @pytest.mark.parametrize("stop", [Interrupted("asked to stop"), KeyboardInterrupt()])

@@ -100,9 +100,10 @@ def add_folder_options(group: Any, what: str, *, further: str) -> None:
 
 def run(options: Any) -> int:
     from largemargin.training import Interrupted
-    from largemargin.training.comparison import compare
+    from largemargin.training.comparison import checked_plan, compare
     from largemargin.training.methods import read_methods
 
+    refuse_several_processes("compare")
     if options.get("resume"):
         config, given = _begun(options)
         folder = options.resume
@@ -115,8 +116,9 @@ def run(options: Any) -> int:
             )
     methods = read_methods(given["methods"])
     seeds = read_seeds(given["seeds"])
-    for method in methods:
-        method.config(config)  # before a folder is made for nothing
+    plan = {"seeds": seeds, "trials": given["trials"], "space": given["space"]}
+    # Before a folder is made for nothing.
+    _, _, data = checked_plan(config, methods, **plan)
     if not options.get("resume"):
         folder = study_folder(options, config, "compare")
     print(f"Comparing {', '.join(m.title for m in methods)}: {len(seeds)} seeds, in {folder}")
@@ -125,9 +127,8 @@ def run(options: Any) -> int:
             config,
             methods,
             folder=folder,
-            seeds=seeds,
-            trials=given["trials"],
-            space=given["space"],
+            **plan,
+            data=data,
             progress=show_progress(),
             say=_say,
         )
@@ -154,7 +155,6 @@ def _begun(options: Any) -> tuple[Any, dict[str, Any]]:
             f"{options.resume} is no comparison: it has no {PLAN}. Pass a folder that `largemargin "
             "compare` made."
         )
-    refuse_several_processes("compare")
     plan = read_yaml(path)
     given = {name: plan.pop(name) for name in ("methods", "seeds", "trials", "space")}
     if options.seeds is not None:

@@ -75,22 +75,27 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
 def run(options: Any) -> int:
     from largemargin.training import Interrupted
     from largemargin.training.objective import parse_objective
-    from largemargin.training.tuning import BEST, TRIALS, tune
+    from largemargin.training.tuning import BEST, TRIALS, checked_search, tune
 
+    refuse_several_processes("tune")
     if options.get("resume"):
         folder, config, plan = options.resume, *_begun(options)
     else:
         config = run_config(options)
-        parse_objective(config.objective)  # before a folder is made for nothing
-        folder = study_folder(options, config, "tune")
+        parse_objective(config.objective)
         plan = {name: options[name] for name in ("trials", "space", "pruner", "storage", "study")}
     if options.trials is not None:
         plan["trials"] = options.trials
     plan["trials"] = DEFAULT_TRIALS if plan["trials"] is None else plan["trials"]
+    wanted = {name: plan[name] for name in ("trials", "space", "pruner")}
+    # Before a folder is made for nothing.
+    _, _, data = checked_search(config, **wanted)
+    if not options.get("resume"):
+        folder = study_folder(options, config, "tune")
     _write_plan(folder, config, plan)
     print(f"Tuning {config.objective.name}: {plan['trials']} trials, in {folder}", flush=True)
     try:
-        found = tune(config, folder=folder, progress=show_progress(), say=_say, **plan)
+        found = tune(config, folder=folder, data=data, progress=show_progress(), say=_say, **plan)
     except (Interrupted, KeyboardInterrupt):
         raise KeyboardInterrupt(f"largemargin tune --resume {folder}") from None
     print(f"\n{found}\n\nall trials: {os.path.join(folder, TRIALS)}")
@@ -124,7 +129,6 @@ def _begun(options: Any) -> tuple[Any, dict[str, Any]]:
             f"{options.resume} is no search: it has no {PLAN}. Pass a folder that `largemargin "
             "tune` made."
         )
-    refuse_several_processes("tune")
     known = read_yaml(path)
     plan = {name: known.pop(name) for name in ("trials", "space", "pruner", "storage", "study")}
     return from_dict(known), plan

@@ -5,6 +5,7 @@ import shutil
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ from largemargin.training.engine import train as train_run
 from largemargin.training.files import write_text
 from largemargin.training.methods import Method
 from largemargin.training.objective import parse_objective
-from largemargin.training.runs import CONFIG, Run
+from largemargin.training.runs import CONFIG, Run, pick_device
 from largemargin.training.significance import PairedTest, holm, paired_test, verdict
-from largemargin.training.tuning import tune
+from largemargin.training.tuning import MISSING, checked_search, tune
 
 PLAN, RESULT, TABLE, RUNS, TUNING = "plan.yaml", "compare.json", "table.txt", "runs", "tuning"
 
@@ -97,14 +98,12 @@ def compare(
         train: the function that trains.
         say: where a line about every run goes.
     """
-    _check(methods, seeds, trials)
-    configs = [method.config(config) for method in methods]
-    _check_space(space, configs)
+    configs, split, loaded = checked_plan(
+        config, methods, seeds=seeds, trials=trials, space=space, data=data
+    )
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     _agree(place, config, methods, seeds, trials, space)
-    loaded = data or load_data(config.data)
-    split = _split(loaded, trials)
     spent = {method.slug: (0, 0.0) for method in methods}
     if trials:
         for at, method in enumerate(methods):
@@ -148,8 +147,35 @@ def compare(
     return found
 
 
+def checked_plan(
+    config: RunConfig,
+    methods: Sequence[Method],
+    *,
+    seeds: Sequence[int],
+    trials: int,
+    space: dict[str, Any] | None,
+    data: Data | None = None,
+) -> tuple[list[RunConfig], str, Data]:
+    """The settings of every method, the split that :func:`compare` would use, and the data.
+
+    Raises:
+        LargeMarginError: where it could not begin; nothing is written.
+    """
+    _check(methods, seeds, trials)
+    configs = [method.config(config) for method in methods]
+    _check_space(space, configs)
+    pick_device(config.device)
+    loaded = data or load_data(config.data)
+    split = _split(loaded, trials)
+    for each in configs if trials else ():
+        checked_search(each, trials=trials, space=_own_space(space, each), data=loaded)
+    return configs, split, loaded
+
+
 def _check(methods: Sequence[Method], seeds: Sequence[int], trials: int) -> None:
     check_number("trials", trials, at_least=0)
+    if trials and find_spec("optuna") is None:
+        raise LargeMarginError(MISSING)
     if not seeds or len(set(seeds)) != len(seeds):
         raise LargeMarginError(f"seeds must be different numbers, but {list(seeds)} was given.")
     if len(methods) < 2 or not methods[0].is_baseline:
@@ -240,8 +266,9 @@ def _split(data: Data, trials: int) -> str:
         raise LargeMarginError(
             "the data has no test images to compare methods on"
             + (": the validation images are used up by tuning" if trials else "")
-            + ". Give it a test part (a folder test/ beside train/)"
-            + (", or compare without tuning, --trials 0." if trials else ".")
+            + ". Put images it has not seen into a folder test/ beside the training images in "
+            "train/, one folder per class in both"
+            + (", or compare without --trials." if trials else ", or set data.validation.")
         )
     return "validation"
 

@@ -4,6 +4,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -15,7 +16,7 @@ from largemargin.training.config import RunConfig
 from largemargin.training.config_file import from_dict, to_dict, write_config
 from largemargin.training.engine import Interrupted
 from largemargin.training.engine import train as train_run
-from largemargin.training.runs import Run
+from largemargin.training.runs import Run, pick_device
 from largemargin.training.search_space import (
     Choice,
     Dimension,
@@ -68,15 +69,12 @@ def tune(
         train: the function that trains.
         say: where a line about every trial goes.
     """
-    check_number("trials", trials, at_least=1)
-    check_choice("pruner", pruner, PRUNERS)
-    try:
-        import optuna
-    except ImportError as error:
-        raise LargeMarginError(MISSING) from error
-    loaded = without_test(data or load_data(config.data))
-    counts = torch.bincount(loaded.train.labels, minlength=len(loaded.classes)).tolist()
-    searched, now = search_space(config, class_counts=counts, changes=space)
+    searched, now, whole = checked_search(
+        config, trials=trials, space=space, pruner=pruner, data=data
+    )
+    loaded = without_test(whole)
+    import optuna
+
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     opened = _open_study(optuna, config, place, study, storage, searched, pruner)
@@ -89,6 +87,31 @@ def tune(
         found = _write(place, config, opened)
         say(f"{len(found.finished):>4} of {trials}: {line(found.trials[-1], config.select)}")
     return _write(place, config, opened)
+
+
+def checked_search(
+    config: RunConfig,
+    *,
+    trials: int,
+    space: Mapping[str, Any] | None,
+    pruner: Pruner = "median",
+    data: Data | None = None,
+) -> tuple[dict[str, Dimension], dict[str, Any], Data]:
+    """What :func:`tune` would search, where it would begin, and the data.
+
+    Raises:
+        LargeMarginError: where it could not begin; nothing is written.
+    """
+    check_number("trials", trials, at_least=1)
+    check_choice("pruner", pruner, PRUNERS)
+    if find_spec("optuna") is None:
+        raise LargeMarginError(MISSING)
+    pick_device(config.device)
+    loaded = data or load_data(config.data)
+    without_test(loaded)
+    counts = torch.bincount(loaded.train.labels, minlength=len(loaded.classes)).tolist()
+    searched, now = search_space(config, class_counts=counts, changes=space)
+    return searched, now, loaded
 
 
 def without_test(data: Data) -> Data:
