@@ -110,6 +110,9 @@ def test_names_without_dot_name(tmp_path: Path) -> None:
     assert expand(["--data", "nowhere/photos"], groups)[0] == "--data.name=folder"  # misspelt
     assert expand(["--data", str(table)], groups)[0] == "--data.name=csv"
     assert expand(["--data=images.npz"], groups)[0] == "--data.name=arrays"
+    assert expand(["--data", "labels.CSV"], groups)[0] == "--data.name=csv"
+    assert expand(["--data", "images.NPZ"], groups)[0] == "--data.name=arrays"
+    assert expand(["--data", "data.YAML"], groups) == ["--data=data.YAML"]
     assert expand(["--model", "torchvision/resnet18"], groups) == [
         "--model.name=torchvision/resnet18"
     ]
@@ -125,6 +128,23 @@ def test_names_without_dot_name(tmp_path: Path) -> None:
     )
 
 
+def test_a_name_of_a_data_set_that_is_a_folder_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mnist" / "raw").mkdir(parents=True)
+    (tmp_path / "folder").mkdir()
+    assert expand(["--data", "mnist"], ["data"]) == ["--data.name=mnist"]
+    assert "the data set is taken, not the folder mnist here" in capsys.readouterr().err
+    for written in ("./mnist", "mnist/", "folder"):  # the last is no data set
+        found = ["--data.name=folder", f"--data.path={written}"]
+        assert expand(["--data", written], ["data"]) == found
+    assert capsys.readouterr().err == ""
+    (tmp_path / "mnist" / "raw" / "x.PNG").write_bytes(b"")
+    assert expand(["--data", "mnist"], ["data"]) == ["--data.name=folder", "--data.path=mnist"]
+    assert "write --data.name mnist" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -137,6 +157,9 @@ def test_names_without_dot_name(tmp_path: Path) -> None:
         (["--optimizer.clip_norm", "x"], "optimizer.clip_norm: a number or null is expected"),
         (["--optimizer", "sgdd"], "sgdd was given, but one of 'sgd', 'adamw', 'adam'"),
         (["--optimizer.milestones", "3,4"], "a list is expected, as [1,2], not 3,4."),
+        (["--data.classes", "a,b"], "classes: a list, as [a,b], or null is expected, not a,b."),
+        (["--trackers", "csv,x"], "trackers: a list is expected, as [a,b], not csv,x."),
+        (["--model.options", "x"], "model.options: settings are expected, as {a: 1}, not x."),
         (["--compile", "perhaps"], "true or false is expected"),
         (["--epochs"], "expected one argument"),
         (["photos"], "unrecognized arguments: photos"),

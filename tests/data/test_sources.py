@@ -38,6 +38,29 @@ def test_folders_of_splits(tmp_path, name):
     json.dumps(data.record)
 
 
+@pytest.mark.parametrize(
+    ("train", "test"), [("Training", "Testing"), ("training", "test"), ("TRAIN", "testing")]
+)
+def test_other_names_of_splits(tmp_path, train, test):
+    class_folders(tmp_path / train, ("cat", "dog"), 4)
+    class_folders(tmp_path / test, ("cat", "dog"), 3, first=200)
+    data = load("folder", tmp_path, validation=0.25)
+    assert data.classes == ("cat", "dog")
+    assert (len(data.train), len(data.validation), len(data.test)) == (6, 2, 6)
+
+
+def test_folders_that_look_like_parts_are_no_classes_without_a_warning(tmp_path):
+    for part in ("first", "second"):
+        class_folders(tmp_path / part, ("cat", "dog"), 3, first=len(part))
+        (tmp_path / part / ".DS_Store").write_text("x")
+    with pytest.warns(UserWarning, match=r"first, second in .* hold the same folders: cat, dog"):
+        data = load("folder", tmp_path, validation=0)
+    assert data.classes == ("first", "second")
+    # Images right in a folder are of its class, whatever lies beside them.
+    picture(tmp_path / "first" / "x.png", 77)
+    assert len(load("folder", tmp_path, validation=0).train) == 13
+
+
 def test_class_folders_alone_are_split(tmp_path):
     data = load("folder", class_folders(tmp_path, ("cat", "dog"), 10), validation=0.2)
     assert (len(data.train), len(data.validation), data.test) == (16, 4, None)
@@ -164,6 +187,16 @@ def test_what_is_too_large_stays_in_files_until_it_is_thinned_out(tmp_path, monk
                 class_folders(root / each, ("a", "b"), 2) for each in ("train", "val", "valid")
             ],
             "several folders of validation images: val, valid",
+        ),
+        (
+            lambda root: [
+                class_folders(root / each, ("a", "b"), 2) for each in ("train", "Training")
+            ],
+            "several folders of train images: Training, train",
+        ),
+        (
+            lambda root: [class_folders(root / each, ("a", "b"), 2) for each in ("test", "val")],
+            "has test/, val/ but no train/: there is nothing to train on",
         ),
         (
             lambda root: (class_folders(root / "train", ("a", "b"), 3), (root / "test").mkdir()),

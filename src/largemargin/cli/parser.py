@@ -90,7 +90,7 @@ class CommandParser(jsonargparse.ArgumentParser):
 
     def _explained(self, message: str) -> str:
         """The message in plain words, with what was probably meant."""
-        message = _readable(message)
+        message = _readable(message).replace("as LIST,", f"as {self._list_of(message)},")
         names = [text for action in self._actions for text in action.option_strings]
         wrong = _unknown_option(message)
         close = _closest(wrong, names) if wrong else []
@@ -101,6 +101,16 @@ class CommandParser(jsonargparse.ArgumentParser):
             return message
         meant = [name.removeprefix("--") for name in close] if in_file else close
         return f"{message}. Did you mean {' or '.join(meant)}?"
+
+    def _list_of(self, message: str) -> str:
+        """How a list is written for the option that a message is about: of names, or numbers."""
+        found = re.search(r"Parser key \"([\w.]+)\"", message)
+        kinds = [
+            str(getattr(action, "_typehint", ""))
+            for action in self._actions
+            if found is not None and action.dest == found[1]
+        ]
+        return "[a,b]" if any("tuple[str" in kind for kind in kinds) else "[1,2]"
 
     def _config_files(self) -> str:
         files = list(config_files(getattr(self, "args", [])))
@@ -134,10 +144,11 @@ READABLE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"Expected a <class 'int'>\. Got value: (.*)", r"a whole number is expected, not \1."),
     (r"Expected a <class 'float'>\. Got value: (.*)", r"a number is expected, not \1."),
     (r"Expected a <class 'bool'>\. Got value: (.*)", r"true or false is expected, not \1."),
-    (r"Expected a <class 'tuple'>\. Got value: (.*)", r"a list is expected, as [1,2], not \1."),
+    (r"Expected a <class 'tuple'>\. Got value: (.*)", r"a list is expected, as LIST, not \1."),
+    (r"Expected a <class 'dict'>\. Got value: (.*)", r"settings are expected, as {a: 1}, not \1."),
     (
-        r"Does not validate against any of the Union subtypes\s+Subtypes: \[(.*?)\].*"
-        r"Given value: (\S*)",
+        r"Does not validate against any of the Union subtypes\s+Subtypes: \[(.*?)\]\s+Errors:.*"
+        r"Given value: (.*)",
         lambda found: f"{_kinds(found[1])} is expected, not {found[2]}.",
     ),
     (r"Problems parsing config: ", r"problems parsing config, which must be YAML: "),
@@ -154,7 +165,8 @@ KINDS = {"int": "a whole number", "float": "a number", "str": "text", "NoneType"
 
 def _kinds(types: str) -> str:
     """``<class 'float'>, <class 'NoneType'>`` as words."""
-    names = re.findall(r"<class '(\w+)'>", types)
+    found = re.findall(r"<class '(\w+)'>|(tuple)\[|typing\.Literal\[(.*?)\]", types)
+    names = [name or options or "a list, as LIST," for name, _, options in found]
     return " or ".join(KINDS.get(name, name) for name in names) or types
 
 

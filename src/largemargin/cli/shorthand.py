@@ -1,9 +1,13 @@
 """``--data photos/ --model resnet18 --objective cosface``: names without ``.name``."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 CONFIG_FILES = (".yaml", ".yml", ".json")
+LAYOUTS = ("folder", "csv", "arrays", "huggingface")
+"""Ways to keep any images, not data sets with a name."""
+
 ARRAY_FILES = (".npz", ".npy", ".safetensors")
 
 
@@ -11,8 +15,9 @@ def expand(words: Sequence[str], groups: Sequence[str]) -> list[str]:
     """Write out what stands for more: ``--model resnet18`` is ``--model.name resnet18``.
 
     ``--data`` also takes what the images lie in: a folder (``folder``), a CSV file (``csv``) or an
-    array file (``arrays``). YAML files and ``{...}`` stay what they are for jsonargparse, the
-    settings of the whole group.
+    array file (``arrays``). The name of a data set is that data set, unless a folder of that name
+    lies here and holds images; which was taken is said then. YAML files and ``{...}`` stay what
+    they are for jsonargparse, the settings of the whole group.
 
     Example:
         >>> expand(["--model", "resnet18", "--epochs=3"], ["model"])
@@ -33,15 +38,41 @@ def expand(words: Sequence[str], groups: Sequence[str]) -> list[str]:
 
 
 def _written_out(group: str, value: str) -> list[str]:
-    if value.endswith(CONFIG_FILES) or value.startswith("{"):
+    if value.lower().endswith(CONFIG_FILES) or value.startswith("{"):
         return [f"--{group}={value}"]
     if group != "data":
         return [f"--{group}.name={value}"]
     path = Path(value).expanduser()
-    if path.is_dir() or (not path.suffix and any(mark in value for mark in "/\\~")):
+    written_as_path = any(mark in value for mark in "/\\~")
+    if path.is_dir() and not written_as_path and _is_data_set(value, path):
+        return [f"--data.name={value}"]
+    suffix = path.suffix.lower()
+    if path.is_dir() or (not suffix and written_as_path):
         return ["--data.name=folder", f"--data.path={value}"]
-    if path.suffix == ".csv":
+    if suffix == ".csv":
         return ["--data.name=csv", f"--data.path={value}"]
-    if path.suffix in ARRAY_FILES:
+    if suffix in ARRAY_FILES:
         return ["--data.name=arrays", f"--data.path={value}"]
     return [f"--data.name={value}"]
+
+
+def _is_data_set(name: str, folder: Path) -> bool:
+    """Whether the name of this folder means the data set that is called so; either way it says."""
+    from largemargin.data.sources import SOURCES
+    from largemargin.data.sources.walk import holds_images
+
+    if name not in SOURCES or name in LAYOUTS:
+        return False
+    if holds_images(folder):
+        print(
+            f"--data {name}: the images in the folder {name} here are taken. For the data set of "
+            f"that name write --data.name {name}.",
+            file=sys.stderr,
+        )
+        return False
+    print(
+        f"--data {name}: the data set is taken, not the folder {name} here, which holds no images. "
+        f"For the folder write ./{name}.",
+        file=sys.stderr,
+    )
+    return True

@@ -2,19 +2,32 @@
 
 Either ``train/CLASS/*.jpg`` with ``val/`` (or ``validation/``, ``valid/``) and ``test/`` beside it
 where they exist, or the folders of the classes alone, of which a part is then held out for
-validation. Folders inside those of the classes are searched too.
+validation. ``training/`` and ``testing/`` are names of the same, in small letters or capitals.
+Folders inside those of the classes are searched too.
 """
 
+import warnings
 from pathlib import Path
 
 from largemargin.data.config import DataConfig
 from largemargin.data.samples import Samples
 from largemargin.data.sources.source import Source, class_indices, in_files, listed
-from largemargin.data.sources.walk import folders, given_folder, id_of, images, name_of
+from largemargin.data.sources.walk import (
+    folders,
+    given_folder,
+    id_of,
+    images,
+    looks_like_image,
+    name_of,
+)
 from largemargin.errors import LargeMarginError
 
 LAYOUT = "train/CLASS/*.jpg (and val/, test/ beside it), or with CLASS/*.jpg"
-NAMES = {"validation": ("val", "validation", "valid"), "test": ("test",)}
+NAMES = {
+    "train": ("train", "training"),
+    "validation": ("val", "validation", "valid"),
+    "test": ("test", "testing"),
+}
 
 
 def read(config: DataConfig) -> Source:
@@ -36,22 +49,46 @@ def read(config: DataConfig) -> Source:
 
 def split_folders(root: Path) -> dict[str, Path]:
     """The folder of every split; the root itself where there are only classes."""
-    by_name = {name_of(each).lower(): each for each in folders(root)}
-    train = by_name.get("train")
-    # "train" may be a class too, beside "bus" and "ship": then images lie right in it.
-    if train is None or not folders(train):
-        return {"train": root}
-    found = {"train": train}
+    inside = folders(root)
+    found: dict[str, Path] = {}
     for split, names in NAMES.items():
-        present = [by_name[name] for name in names if name in by_name]
-        if len(present) > 1:
+        present = [each for each in inside if name_of(each).lower() in names]
+        if split == "train":
+            # "train" may be a class too, beside "bus" and "ship": then images lie right in it.
+            present = [each for each in present if folders(each)]
+        if len(present) > 1 and (split == "train" or "train" in found):
             raise LargeMarginError(
                 f"{root} has several folders of {split} images: "
                 f"{listed([each.name for each in present])}. Keep one."
             )
         if present:
             found[split] = present[0]
-    return found
+    if "train" in found:
+        return found
+    parts = {name for names in NAMES.values() for name in names}
+    if inside and all(name_of(each).lower() in parts and folders(each) for each in inside):
+        raise LargeMarginError(
+            f"{root} has {listed([f'{each.name}/' for each in inside])} but no train/: there is "
+            "nothing to train on. Put the training images into train/CLASS beside it."
+        )
+    _warn_of_parts(root, inside)
+    return {"train": root}
+
+
+def _warn_of_parts(root: Path, classes: list[Path]) -> None:
+    """Folders that all hold the same folders, and no images, are rather parts than classes."""
+    if len(classes) < 2:
+        return
+    first = {name_of(each) for each in folders(classes[0])}
+    alike = first and all({name_of(part) for part in folders(each)} == first for each in classes)
+    if alike and not any(looks_like_image(each) for folder in classes for each in folder.iterdir()):
+        names = listed([name_of(each) for each in classes])
+        warnings.warn(
+            f"{names} in {root} are taken for classes, but all of them hold the same folders: "
+            f"{listed(sorted(first))}. If these are the classes, name the folders around them "
+            "train/, val/ and test/.",
+            stacklevel=2,
+        )
 
 
 def class_folders(folder: Path, config: DataConfig) -> tuple[str, ...]:

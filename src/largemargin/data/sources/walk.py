@@ -41,11 +41,21 @@ def images(folder: Path) -> tuple[list[Path], int]:
     found: list[Path] = []
     others = 0
     for path, is_file in _files(folder, set()):
-        if is_file and path.suffix.lower() in EXTENSIONS and not hidden(path.name):
+        if is_file and looks_like_image(path):
             found.append(path)
         else:
             others += 1
     return sorted(found, key=os.fspath), others
+
+
+def holds_images(folder: Path) -> bool:
+    """Whether there is an image file below a folder."""
+    return any(is_file and looks_like_image(path) for path, is_file in _files(folder, set()))
+
+
+def looks_like_image(path: Path) -> bool:
+    """By its name."""
+    return path.suffix.lower() in EXTENSIONS and not hidden(path.name)
 
 
 def _files(folder: Path, entered: set[tuple[int, int]]) -> Iterator[tuple[Path, bool]]:
