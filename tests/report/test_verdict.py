@@ -176,3 +176,48 @@ def test_a_temperature_is_told_and_drawn() -> None:
         assert isinstance(chart, Chart)
         assert [each.name for each in chart.series] == names
         assert [each.dash for each in chart.series] == ["dash", "solid", "dot"][: len(names)]
+
+
+def evaluated(wrong: float, **changes: object) -> Subject:
+    """Ten classes, of whose images this share is taken for another class."""
+    weight = torch.eye(10)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(10, 10, bias=False))
+    model[1].weight.data = weight
+    labels = torch.arange(400) % 10
+    shown = torch.where(torch.arange(400) < 400 * wrong, (labels + 1) % 10, labels)
+    images = torch.nn.functional.one_hot(shown, 10).float().view(400, 1, 2, 5)
+    config = EvaluationConfig(
+        perturbations="none", gaussian=(0.001,), uniform=(), attacks=(), draws=1
+    )
+    found = evaluate(model, [(images, labels)], config=config, progress=False)
+    names = tuple(map(str, range(10)))
+    return Subject("model", None, names, evaluation=found, **changes)  # type: ignore[arg-type]
+
+
+def test_guessing_is_never_good() -> None:
+    """7.5 % of ten classes: no class is far below the mean, softmax is no better, noise no harm."""
+    guessing, base = evaluated(0.925), evaluated(0.95)
+    assert guessing.accuracy == pytest.approx(0.075)
+    levels = {each.name: each.level for each in judge(guessing, base)}
+    assert (levels["Accuracy"], levels["Worst classes"], levels["Robustness"]) == ("red",) * 3
+    assert not any("perturbations" in each.seen for each in advise(guessing, Subjects((guessing,))))
+    good = {each.name: each.level for each in judge(evaluated(0.05), base)}
+    assert (good["Accuracy"], good["Worst classes"], good["Robustness"]) == ("green",) * 3
+
+
+def test_a_temperature_is_not_promised() -> None:
+    def attempt(**changes: object) -> str:
+        given = evaluated(0.4, **changes)
+        assert given.evaluation is not None
+        given = replace(given, evaluation=replace(given.evaluation, temperature=fitted))
+        (found,) = [e for e in advise(given, Subjects((given,))) if "confident" in e.seen]
+        return found.attempt
+
+    fitted: float | None = 2.0
+    assert "have already" in attempt()
+    fitted = None
+    assert "where the validation images allow it" in attempt()
+    without = {"record": {"images": {"train": 10, "test": 5}}}
+    assert "this model was trained without" in attempt(data=without)
+    held_out = {"record": {"images": {"train": 10, "validation": 5}}}
+    assert "where the validation images allow it" in attempt(data=held_out)

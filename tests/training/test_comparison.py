@@ -66,6 +66,28 @@ def test_tells_a_difference_from_noise(tmp_path: Path, data: Data) -> None:
     assert "kobayashi: the difference to softmax is noise" in text
 
 
+def test_what_the_correction_takes_back_is_not_called_noise(tmp_path: Path, data: Data) -> None:
+    """p 0.03 of one of two methods is 0.06 after the correction, beside an interval without 0."""
+    seeds = [0, 1]
+
+    def accuracy(config: RunConfig) -> float:
+        gain = {"cosface": (0.4, 0.445), "kobayashi": (0.01, -0.02)}
+        return 0.4 + gain.get(config.objective.name, (0.0, 0.0))[config.seed]
+
+    found = run(tmp_path, data, FakeTraining(accuracy), seeds=seeds)
+    _, cosface, kobayashi = found.methods
+    assert cosface.test is not None
+    assert cosface.corrected is not None
+    assert cosface.test.low > 0
+    assert cosface.test.t_test < 0.05 < cosface.corrected
+    assert (cosface.verdict, kobayashi.verdict) == ("noise", "noise")  # as it is stored
+    text = str(found)
+    assert "cosface: +42.25 points to softmax are not shown after the correction" in text
+    assert "cosface: the difference to softmax is noise" not in text
+    assert "kobayashi: the difference to softmax is noise" in text
+    assert text.splitlines()[3].endswith("not shown")
+
+
 def test_files_hold_the_same(tmp_path: Path, data: Data) -> None:
     found = run(tmp_path, data)
     assert Comparison.load(tmp_path / "compare.json") == found

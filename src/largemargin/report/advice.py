@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from largemargin.report.numbers import degrees, known, number, percent
 from largemargin.report.subjects import Subject, Subjects
-from largemargin.report.verdict import confidence_gap, judge, ranked_classes
+from largemargin.report.verdict import confidence_gap, judge, near_guessing, ranked_classes
 from largemargin.training.objective import parse_objective
 
 MARGIN_LOSSES = {
@@ -134,7 +134,9 @@ def _classes(subject: Subject, level: str) -> Iterator[Advice]:
 
 def _noise(subject: Subject, level: str) -> Iterator[Advice]:
     noisy = subject.config is not None and subject.config.noise.use != "none"
-    if level in ("red", "amber") and not noisy:
+    found = subject.evaluation
+    falls = found is not None and not near_guessing(found.clean.accuracy, subject)
+    if level in ("red", "amber") and falls and not noisy:
         yield Advice(
             "Accuracy falls under perturbations, and training saw clean images only.",
             "noise on training images, together with a term that keeps features still",
@@ -146,7 +148,7 @@ def _confidence(subject: Subject, level: str) -> Iterator[Advice]:
     if level not in ("red", "amber"):
         return
     gap = confidence_gap(subject)
-    fitted = "a temperature, which largemargin predict and exported probabilities have already"
+    fitted = _temperature(subject)
     if gap > 0:
         yield Advice(
             f"The model is overconfident by {percent(gap)}.",
@@ -158,6 +160,22 @@ def _confidence(subject: Subject, level: str) -> Iterator[Advice]:
             f"The model is underconfident by {percent(-gap)}.",
             f"{fitted}, a larger scale of a loss on cosines, or longer training",
         )
+
+
+def _temperature(subject: Subject) -> str:
+    """Whether predictions have one is not known before it was fitted."""
+    if subject.evaluation is not None and subject.evaluation.temperature is not None:
+        return "a temperature, which largemargin predict and exported probabilities have already"
+    images = subject.data.get("record", {}).get("images")
+    if images is not None and not images.get("validation"):
+        return (
+            "a temperature, which is fitted to validation images (this model was trained without: "
+            "--data.validation 0.1)"
+        )
+    return (
+        "a temperature, which largemargin predict and export fit where the validation images allow "
+        "it"
+    )
 
 
 def _training(subject: Subject) -> Iterator[Advice]:

@@ -14,6 +14,9 @@ Level = Literal["green", "amber", "red", "unknown"]
 
 WORDS = {"green": "good", "amber": "look closer", "red": "weak", "unknown": "not measured"}
 
+NEAR = 0.1
+"""Of the way from guessing to perfect: below it nothing can be called good."""
+
 
 @dataclass(frozen=True)
 class Judgement:
@@ -48,6 +51,12 @@ def graded(value: float, green: float, amber: float) -> Level:
     return "green" if value >= green else "amber" if value >= amber else "red"
 
 
+def near_guessing(share: float, subject: Subject) -> bool:
+    """Whether an accuracy is less than a tenth of the way from guessing to perfect."""
+    chance = 1 / max(2, len(subject.classes))
+    return known(share) and share < chance + NEAR * (1 - chance)
+
+
 def interval(subject: Subject) -> tuple[float, float]:
     """Wilson's 95 % interval of the accuracy; (NaN, NaN) where it is not known."""
     share, samples = subject.accuracy, subject.samples
@@ -65,14 +74,16 @@ def accuracy(subject: Subject, baseline: Subject | None) -> Judgement:
     if baseline is not None and baseline.accuracy is not None:
         rule = (
             "Against the softmax baseline: green when at least as accurate, amber when lower but "
-            "the 95 % intervals overlap, red when they do not."
+            "the 95 % intervals overlap, red when they do not, and red for both when less than "
+            "10 % of the way from guessing to perfect."
         )
         base_low, _ = interval(baseline)
         below = value < baseline.accuracy
+        guessing = near_guessing(value, subject)
         apart = below and known(high) and known(base_low) and high < base_low
         change = 100 * (value - baseline.accuracy)
         detail += f"; {change:+.2f} points against the baseline"
-        level: Level = "red" if apart else "amber" if below else "green"
+        level: Level = "red" if apart or guessing else "amber" if below else "green"
         return Judgement(name, level, percent(value), rule, detail.removeprefix("; "))
     chance = 1 / max(2, len(subject.classes))
     rule = (
@@ -104,7 +115,8 @@ def worst_classes(subject: Subject) -> Judgement:
     name = "Worst classes"
     rule = (
         "Points by which the worst class lies below the mean of the classes: green up to 10, amber "
-        "up to 25, red beyond."
+        "up to 25, red beyond, and red when it is less than 10 % of the way from guessing to "
+        "perfect."
     )
     ranked = ranked_classes(subject)
     if not ranked:
@@ -112,6 +124,8 @@ def worst_classes(subject: Subject) -> Judgement:
     mean = statistics.fmean(share for share, _ in ranked)
     worst, _label = ranked[0]
     level = graded(-(mean - worst), -0.10, -0.25)
+    if near_guessing(worst, subject):
+        level = "red"
     shown = ", ".join(f"{subject.class_name(c)} {percent(s)}" for s, c in ranked[:3])
     return Judgement(name, level, percent(worst), rule, f"lowest: {shown}")
 
@@ -126,7 +140,8 @@ def robustness(subject: Subject) -> Judgement:
     name = "Robustness"
     rule = (
         "Mean accuracy under all perturbations, as a share of the clean accuracy: green from 90 %, "
-        "amber from 70 %."
+        "amber from 70 %, and red when the clean accuracy is less than 10 % of the way from "
+        "guessing to perfect."
     )
     found = subject.evaluation
     if found is None or not found.perturbed or not found.clean.accuracy:
@@ -135,9 +150,10 @@ def robustness(subject: Subject) -> Judgement:
     mean = statistics.fmean(each.values())
     hardest = min(each, key=lambda key: each[key])
     detail = f"mean of {len(each)}; hardest: {hardest.replace('_', ' ')} {percent(each[hardest])}"
-    return Judgement(
-        name, graded(mean / found.clean.accuracy, 0.9, 0.7), percent(mean), rule, detail
-    )
+    level = graded(mean / found.clean.accuracy, 0.9, 0.7)
+    if near_guessing(found.clean.accuracy, subject):
+        level = "red"
+    return Judgement(name, level, percent(mean), rule, detail)
 
 
 def calibration(subject: Subject) -> Judgement:

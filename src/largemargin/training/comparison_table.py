@@ -3,7 +3,7 @@
 import math
 
 from largemargin.training.comparison import Comparison, MethodResult
-from largemargin.training.significance import WILCOXON_FROM
+from largemargin.training.significance import WILCOXON_FROM, only_uncorrected
 
 FEW = 3
 """Fewer seeds say next to nothing about the spread."""
@@ -43,8 +43,20 @@ def _cells(each: MethodResult) -> tuple[str, ...]:
         str(each.trials),
         f"{each.tuning_seconds:.0f} s",
         f"{each.seconds:.1f} s",
-        each.verdict,
+        told_verdict(each),
     )
+
+
+def told_verdict(each: MethodResult) -> str:
+    """The verdict as people read it."""
+    return "not shown" if _only_uncorrected(each) else each.verdict
+
+
+def _only_uncorrected(each: MethodResult) -> bool:
+    """Too large for noise alone, and yet no verdict: the record says noise of both."""
+    if each.test is None or each.corrected is None or each.verdict != "noise":
+        return False
+    return only_uncorrected(each.test, each.corrected)
 
 
 def _or_dash(value: float, form: str) -> str:
@@ -91,6 +103,12 @@ def _sentence(each: MethodResult, count: int) -> str:
     if each.verdict != "noise":
         size = f"{100 * abs(test.difference):.2f} points"
         return f"{each.method} is {each.verdict} than softmax by {size}{ranks}."
+    if _only_uncorrected(each):
+        return (
+            f"{each.method}: {100 * test.difference:+.2f} points to softmax are not shown after "
+            f"the correction for the number of methods (p {each.corrected:.3f}, without it "
+            f"{test.t_test:.3f}); more seeds may show them{ranks}."
+        )
     known = f"{each.method}: the difference to softmax is noise (p {each.corrected:.2f})"
     if count < FEW:
         return f"{known}; {count} seeds can hardly show anything else{ranks}."

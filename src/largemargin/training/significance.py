@@ -84,6 +84,11 @@ def holm(probabilities: Sequence[float]) -> list[float]:
     return corrected
 
 
+def only_uncorrected(test: PairedTest, corrected: float) -> bool:
+    """Whether the interval excludes 0 but the correction for several methods takes that back."""
+    return not corrected < LEVEL and (test.low > 0 or test.high < 0)
+
+
 def verdict(test: PairedTest, corrected: float) -> str:
     """What the numbers allow to say."""
     if test.pairs < 2:

@@ -15,6 +15,7 @@ from largemargin.report.numbers import (
 from largemargin.report.subjects import Subject, Subjects
 from largemargin.report.verdict import calibration_of, judge, ranked_classes
 from largemargin.training.comparison import Comparison
+from largemargin.training.comparison_table import told_verdict
 
 READING = (
     "Green is good, amber asks for a look, red is weak; the mark beside a name tells the rule. "
@@ -142,7 +143,7 @@ def _comparison(found: Comparison) -> Table:
                 degrees_cell(each.class_margin),
                 Cell(str(each.trials), each.trials),
                 Cell(number(each.corrected, 3), each.corrected),
-                text_cell(each.verdict),
+                text_cell(told_verdict(each)),
             )
         )
     seeds = len(found.seeds)
