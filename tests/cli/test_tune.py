@@ -54,6 +54,17 @@ def test_more_trials_later(tuned: tuple[Path, str], capsys: pytest.CaptureFixtur
     assert "   3 of 3:" in capsys.readouterr().out
 
 
+def test_a_folder_of_another_search_is_left_alone(
+    tuned: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = tuned
+    before = (folder / "plan.yaml").read_text()
+    words = ["tune", "--objective", "cosface", "--trials", "2", *SMALL, "--folder", str(folder)]
+    assert cli.main(words) != 0
+    assert "holds another search" in capsys.readouterr().err
+    assert (folder / "plan.yaml").read_text() == before
+
+
 def test_the_best_settings_train(
     tuned: tuple[Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,7 +92,7 @@ def test_wrong_questions(
         (["--resume", folder, "--epochs", "7"], "epochs was given too"),
         (["--resume", folder, "--epochs", "20"], "epochs was given too (only --trials may be)"),
         (["--resume", folder, "--pruner", "asha"], "pruner was given too"),
-        (["--folder", folder, "--objective", "cosface"], "searches something else"),
+        (["--folder", folder, "--objective", "cosface"], "holds another search"),
     ):
         assert cli.main(["tune", *words]) == 2, words
         assert message in capsys.readouterr().err

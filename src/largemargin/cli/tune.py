@@ -92,7 +92,7 @@ def run(options: Any) -> int:
     _, _, data = checked_search(config, **wanted)
     if not options.get("resume"):
         folder = study_folder(options, config, "tune")
-    _write_plan(folder, config, plan)
+    _write_plan(folder, config, plan, begun=bool(options.get("resume")))
     print(f"Tuning {config.objective.name}: {plan['trials']} trials, in {folder}", flush=True)
     try:
         found = tune(config, folder=folder, data=data, progress=show_progress(), say=_say, **plan)
@@ -109,14 +109,34 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-def _write_plan(folder: str, config: Any, plan: dict[str, Any]) -> None:
+def _write_plan(folder: str, config: Any, plan: dict[str, Any], *, begun: bool) -> None:
     import yaml
 
     from largemargin.training.config_file import to_dict
     from largemargin.training.files import write_text
 
     text = yaml.safe_dump({**plan, **to_dict(config)}, sort_keys=False, allow_unicode=True)
-    write_text(Path(folder) / PLAN, text)
+    path = Path(folder) / PLAN
+    if not begun:
+        _check_same(path, yaml.safe_load(text))
+    write_text(path, text)
+
+
+def _check_same(path: Path, planned: dict[str, Any]) -> None:
+    """Refuse a folder that holds another search, whose plan would be lost."""
+    from largemargin.training.config_file import read_yaml
+
+    if not path.is_file():
+        return
+    known = read_yaml(path)
+    names = [name for name in {**known, **planned} if name != "trials"]
+    changed = [name for name in names if known.get(name) != planned.get(name)]
+    if changed:
+        raise LargeMarginError(
+            f"{path.parent} holds another search: its {changed[0]} is "
+            f"{known.get(changed[0])!r}, not {planned.get(changed[0])!r}. Take another --folder, "
+            f"or continue that one: largemargin tune --resume {path.parent}"
+        )
 
 
 def _begun(options: Any) -> tuple[Any, dict[str, Any]]:
