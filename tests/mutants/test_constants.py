@@ -30,7 +30,7 @@ CONSTANTS = {
         "LIMITS": {
             **{key: {} for key in ("weight", "threshold", "alpha1", "beta1", "alpha2", "beta2")},
             "scale": {"above": 0},
-            "m1": {"at_least": 1},
+            "m1": {"above": 0},
             **dict.fromkeys(("label_smoothing", "smoothing", "rate"), SHARE),
             "mu": {"above": 0, "at_most": 1},
         }
