@@ -111,6 +111,18 @@ def test_changed_outputs_are_refused(change: str, inside: bool) -> None:
         criterion(outputs, LABELS)
 
 
+def test_every_row_counts_for_itself() -> None:
+    """A large row hides no exchange of small ones, and a coarse cast is none."""
+    logits = torch.tensor([[900.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    assert agree.same(logits.bfloat16(), logits)
+    assert agree.same(logits.log_softmax(1), logits)
+    assert agree.same(logits.softmax(1), logits)
+    assert not agree.same(logits[[0, 2, 1]], logits)
+    far = 1000 + torch.tensor([[0.1, 0.0], [0.0, 0.1]])
+    assert agree.same(far.bfloat16(), far)
+    assert not agree.same(far.flip(0), far)
+
+
 def test_outputs_changed_in_place_are_refused() -> None:
     model = Mlp()
     criterion = lm.attach(model, cosface())

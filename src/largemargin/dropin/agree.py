@@ -11,8 +11,8 @@ from largemargin.dropin.watch import warn_user
 from largemargin.errors import LargeMarginError
 from largemargin.ops.rows import plain_eager
 
-CLOSE = 0.02
-"""Of the largest logit: what a cast may change."""
+CLOSE, ROUNDED = 0.02, 1e-5
+"""Of the largest logit of a row, from the mean and as it is: what a cast may change."""
 
 FIRST, EVERY = 10, 100
 """Outputs on an accelerator are looked at so often: a look waits for the device."""
@@ -93,11 +93,15 @@ def same(tensor: Tensor, logits: Tensor) -> bool:
     """Whether a tensor is these logits, cast, or turned into (log-)probabilities."""
     if not tensor.is_floating_point():
         return False
-    given, wanted = tensor.detach().float(), logits.detach().float()
-    if wanted.numel() == 0 or not bool(torch.isfinite(wanted).all()):
+    given, wanted = tensor.detach(), logits.detach()
+    if wanted.numel() == 0 or bool(torch.equal(given, wanted.to(given.dtype))):
         return True
+    given, wanted = given.float(), wanted.float()
+    if not bool(torch.isfinite(wanted).all()):
+        return True
+    limit = ROUNDED * wanted.abs().amax(-1, keepdim=True)
     wanted = wanted - wanted.mean(-1, keepdim=True)
-    limit = CLOSE * float(wanted.abs().amax())
+    limit = limit + CLOSE * wanted.abs().amax(-1, keepdim=True)
     if bool(((given - given.mean(-1, keepdim=True) - wanted).abs() <= limit).all()):
         return True
     return bool(torch.allclose(given, wanted.softmax(-1), rtol=0.05, atol=1e-3))
