@@ -195,7 +195,7 @@ def evidence(advice: Advice) -> str:
         title = table.recipe.title.split(":")[0]
         link = f"[{title}]({table.page}#{table.anchor})"
         if table.measured:
-            measured.append(f"{link}: {reproductions.state(table)}")
+            measured.append(f"{link}: {reproductions.brief(table)}")
         else:
             reported.append(link)
     measured += _against_softmax(advice.situations)

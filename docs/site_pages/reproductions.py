@@ -90,6 +90,21 @@ def state(table: Table) -> str:
     return "; ".join(parts)
 
 
+def brief(table: Table) -> str:
+    """How many of its numbers were measured and reproduced, each once whatever the protocols."""
+    lines = [line for each in table.measured for line in each.lines if line.measured.n]
+    verdicts = {
+        (*line.key.values(), line.column): line.verdict
+        for line in reversed(lines)  # the protocol as printed comes first, and counts
+        if line.reported is not None
+    }
+    if not verdicts:
+        return state(table)
+    reproduced = sum(each.startswith("reproduced") for each in verdicts.values())
+    reported = sum(claim.reported is not None for claim in table.claims)
+    return f"{len(verdicts)} of {reported} numbers measured, {reproduced} reproduced"
+
+
 def _counted(known: list[Line]) -> str:
     texts = [
         part for line in known for part in line.verdict.split("; ") if part != "other protocol"

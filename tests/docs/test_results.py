@@ -81,6 +81,9 @@ def measured_copy(folder: Path) -> list[reproductions.Table]:
 
 def test_measured_numbers_stand_beside_reported_ones(tmp_path: Path) -> None:
     (table,) = measured_copy(tmp_path)
+    reported = sum(claim.reported is not None for claim in table.claims)
+    brief = f"1 of {reported} numbers measured, 1 reproduced"
+    assert reproductions.brief(table) == brief
     said = reproductions.state(table)
     assert said.startswith(f"1 of {len(table.claims)} numbers measured (as printed), 1 reproduced")
     page = "\n".join(reproductions._table(table))
