@@ -116,7 +116,7 @@ def test_saved_and_resumed_training_is_the_uninterrupted_one(name: str, tmp_path
 def test_resnet18_learns_digits(name: str) -> None:
     x, y = images()
     run = new_run(name)
-    losses = run.train(x[:1400], y[:1400], 60)
+    losses = run.train(x[:1400], y[:1400], 100)  # after 60 it still jumps by 0.1
     assert sum(losses[-5:]) < sum(losses[:5])
     logits = run.predict(x[1400:])
     accuracy = (logits.argmax(1) == y[1400:]).float().mean().item()
