@@ -24,12 +24,12 @@ class MissingPackage(LargeMarginError, ImportError):
 def values_are_checked(tensor: Tensor, validate: bool | None) -> bool:
     """Whether the values inside ``tensor`` may be looked at: see the module docstring."""
     if validate is not None:
-        return validate and _plain()
-    return tensor.device.type == "cpu" and _plain()
+        return validate and plain_eager()
+    return tensor.device.type == "cpu" and plain_eager()
 
 
-def _plain() -> bool:
-    """Neither compiled nor under a ``torch.func`` transform, where values cannot be looked at."""
+def plain_eager() -> bool:
+    """Neither compiled nor under a ``torch.func`` transform: code may branch on values."""
     return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
 
 

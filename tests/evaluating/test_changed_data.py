@@ -6,24 +6,13 @@ from pathlib import Path
 
 import pytest
 from data.pictures import class_folders, picture
-from evaluating.small_runs import CLASSES, NONE, trained
+from evaluating.small_runs import CLASSES, NONE
 from report.reading import Page
 
 from largemargin.cli import main
-from largemargin.data import DataConfig
 from largemargin.errors import LargeMarginError
 from largemargin.report.write import report
 from largemargin.training import Run, train
-
-
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    return class_folders(tmp_path / "photos", CLASSES, 12)
-
-
-@pytest.fixture
-def of_photos(photos: Path, tmp_path: Path) -> Run:
-    return trained(DataConfig("folder", path=str(photos), validation=0.3), tmp_path / "runs")
 
 
 def without_a_class(photos: Path) -> None:

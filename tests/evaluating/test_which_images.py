@@ -18,16 +18,6 @@ from largemargin.report.write import report
 from largemargin.training import Run
 
 
-@pytest.fixture
-def photos(tmp_path: Path) -> Path:
-    return class_folders(tmp_path / "photos", CLASSES, 12)
-
-
-@pytest.fixture
-def of_photos(photos: Path, tmp_path: Path) -> Run:
-    return trained(DataConfig("folder", path=str(photos), validation=0.3), tmp_path / "runs")
-
-
 @pytest.fixture(scope="module")
 def on_digits(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return trained(DataConfig(fraction=0.2), tmp_path_factory.mktemp("runs"))

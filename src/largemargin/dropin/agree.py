@@ -36,13 +36,9 @@ class Agreement:
         Raises:
             LargeMarginError: where they are something else.
         """
-        if not self._looks(tensor):
+        if not self._looks(tensor) or same(tensor, logits):
             return None
-        found = None
-        if tensor.shape == logits.shape and same(tensor, logits):
-            return None
-        if tensor.shape[-1] == logits.shape[-1]:
-            found = chosen_rows(tensor.detach(), logits)
+        found = chosen_rows(tensor.detach(), logits)
         if found is not None:
             self.selects = True
             return found
@@ -91,14 +87,14 @@ def check_unchanged(tensor: Tensor, version: int | None, what: str) -> None:
 
 def same(tensor: Tensor, logits: Tensor) -> bool:
     """Whether a tensor is these logits, cast, or turned into (log-)probabilities."""
-    if not tensor.is_floating_point():
+    if tensor.shape != logits.shape or not tensor.is_floating_point():
         return False
     given, wanted = tensor.detach(), logits.detach()
     if wanted.numel() == 0 or bool(torch.equal(given, wanted.to(given.dtype))):
         return True
     given, wanted = given.float(), wanted.float()
     if not bool(torch.isfinite(wanted).all()):
-        return True
+        return not bool(torch.isfinite(given).all())  # diverged, both of them
     limit = ROUNDED * wanted.abs().amax(-1, keepdim=True)
     wanted = wanted - wanted.mean(-1, keepdim=True)
     limit = limit + CLOSE * wanted.abs().amax(-1, keepdim=True)

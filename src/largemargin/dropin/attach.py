@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -114,7 +115,9 @@ def attach(
     check_plain(path, head)
     undo: list[Callable[[], None]] = []
     changed = _reshape(bare, path, head, form, undo, in_ddp=in_ddp)
-    try:
+    with ExitStack() as back:  # what is refused leaves the model as it was
+        for restore in undo:
+            back.callback(restore)
         _move(objective, head)
         _set_accumulation(objective, accumulate)
         if warn:
@@ -128,13 +131,13 @@ def attach(
             with_inputs="inputs" in needs,
             named=layer is not None,
         )
-        undo.insert(0, tap.remove)
+        back.callback(tap.remove)
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()  # code compiled before does not know the hooks
-        return Criterion(
+        criterion = Criterion(
             objective,
             tap,
-            undo=undo[1:],
+            undo=undo,
             schedules=schedules,
             accumulate=accumulate,
             automatic=stepping == "automatic",
@@ -142,10 +145,8 @@ def attach(
             watch=Watch() if warn else None,
             owns_head=changed is not head,
         )
-    except BaseException:  # what is refused leaves the model as it was
-        for restore in reversed(undo):
-            restore()
-        raise
+        back.pop_all()
+    return criterion
 
 
 def _refuse_class_shards(path: str, head: nn.Module) -> None:

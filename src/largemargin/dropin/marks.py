@@ -4,7 +4,6 @@ import weakref
 from collections import OrderedDict
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 PREFIX = "_largemargin_pass_"
@@ -100,14 +99,3 @@ class Mark:
 def marked(tensor: Tensor) -> bool:
     """Whether another model's head, or a copy's, marked the tensor."""
     return any(name.startswith(PREFIX) for name in getattr(tensor, "__dict__", ()))
-
-
-def alike(tensor: Tensor, logits: Tensor) -> bool:
-    """Whether a tensor may be these logits, cast, or turned into (log-)probabilities."""
-    if tensor.shape != logits.shape or not tensor.is_floating_point():
-        return False
-    given, wanted = tensor.detach().float(), logits.float().softmax(-1)
-    return any(
-        torch.allclose(each, wanted, rtol=0.05, atol=1e-3, equal_nan=True)
-        for each in (given.softmax(-1), given)
-    )

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from largemargin.dropin.agree import Agreement, check_unchanged, chosen_rows
+from largemargin.dropin.agree import Agreement, check_unchanged, chosen_rows, same
 from largemargin.dropin.find import ancestors, out_features, returned_before
 from largemargin.dropin.hooks import FinishHook, HeadHook, Hold, StartHook
-from largemargin.dropin.marks import PREFIX, Mark, Pass, Seen, alike, marked
+from largemargin.dropin.marks import PREFIX, Mark, Pass, Seen, marked
 from largemargin.dropin.outputs import tensors_in
 from largemargin.dropin.sharded import is_fsdp, is_sharded
 from largemargin.errors import LargeMarginError
@@ -312,7 +312,7 @@ class Tap:
                 for tensor in tensors:
                     if tensor.grad_fn is not None or marked(tensor):
                         continue
-                    if alike(tensor, logits):
+                    if same(tensor, logits):
                         return seen.whole(None), seen.blind
                     if tensor.dim() > 1 and tensor.shape[-1:] == logits.shape[-1:]:
                         rows = chosen_rows(tensor, logits)

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from largemargin.errors import plain_eager as plain_eager
+
 EPS = 1e-12
 """Rows shorter than this are divided by it instead of by their norm, and carry no gradient."""
 
@@ -19,11 +21,6 @@ in float32, which the caches of a GPU hold."""
 def promote(x: Tensor) -> Tensor:
     """Half precision becomes float32: no norm, exponential or angle is computed below it (N1)."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def plain_eager() -> bool:
-    """Neither compiled nor under a ``torch.func`` transform: code may branch on values."""
-    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
 
 
 def _batched_gradient(x: Tensor) -> bool:
