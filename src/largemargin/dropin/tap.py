@@ -232,8 +232,8 @@ class Tap:
         now = self._parameters()
         if seen.head is None or now is None or self.is_fsdp or is_sharded(now[0]):
             return None
-        same = seen.head[0] is now[0] and seen.head[1] is now[1]
-        return None if same else seen.head
+        kept = seen.head[0] is now[0] and seen.head[1] is now[1]
+        return None if kept else seen.head
 
     def _parameters(self) -> tuple[Tensor, Tensor | None] | None:
         """Weight and bias that the layer has now; None where the weight is computed."""
