@@ -97,11 +97,17 @@ def _places(value: float | None) -> int:
 
 
 def text_of(value: float | None, std: float | None, line: Line, *, sign: bool = False) -> str:
-    """A number of a line with its deviation and unit, with the digits of the reported one."""
+    """A number of a line with its deviation and unit, with the digits of the reported one.
+
+    A small number beside which nothing is reported is not rounded to 0.
+    """
     if value is None:
         return "-"
     places = _places(line.reported)
-    text = f"{value:+.{places}f}" if sign else f"{value:.{places}f}"
+    digits = f".{places}f"
+    if line.reported is None and value != 0 and round(value, places) == 0:
+        digits = ".2g"
+    text = f"{value:{'+' if sign else ''}{digits}}"
     if std is not None and not math.isnan(std):
         text += f" ± {std:.{places}f}"
     return f"{text} {line.unit}".rstrip()
