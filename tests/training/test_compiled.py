@@ -17,6 +17,7 @@ CASES: dict[str, dict[str, Any]] = {
     "two terms": {"objective": ObjectiveConfig("cosface + 0.5*sample_margin", {})},
     "lmd": {"objective": ObjectiveConfig("discriminative", {"margin": 3.0})},
     "clean and noisy": {"noise": NoiseConfig("clean_and_noisy", level=0.1)},
+    "joined": {"noise": NoiseConfig("clean_and_noisy", level=0.1, joined=True)},
     "robust": {
         "noise": NoiseConfig("pair", level=0.1),
         "objective": ObjectiveConfig("robust_discriminative", {"margin": 3.0}),

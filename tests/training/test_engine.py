@@ -182,8 +182,10 @@ def test_a_signal_ends_the_run_with_the_command_to_continue(
         (NoiseConfig("clean_and_noisy", kind="uniform", level=0.1), ObjectiveConfig("lm_softmax")),
         (NoiseConfig("pair", level=0.1, clip=True), ObjectiveConfig("stability")),
         (NoiseConfig("pair", level=0.1), ObjectiveConfig("robust_discriminative", {"margin": 3.0})),
+        (NoiseConfig("clean_and_noisy", joined=True), ObjectiveConfig("discriminative")),
+        (NoiseConfig("pair", joined=True), ObjectiveConfig("robust_discriminative")),
     ],
-    ids=["noisy", "clean_and_noisy", "stability", "robust"],
+    ids=["noisy", "clean_and_noisy", "stability", "robust", "joined", "joined pair"],
 )
 def test_robust_training_learns(
     tmp_path: Path, data: Data, noise: NoiseConfig, objective: ObjectiveConfig
@@ -198,6 +200,12 @@ def test_noise_needs_an_objective_that_fits(tmp_path: Path, data: Data) -> None:
         settings = config(tmp_path, noise=NoiseConfig(noise), objective=ObjectiveConfig(name))  # type: ignore[arg-type]
         with pytest.raises(LargeMarginError, match=r"noise\.use is " + noise):
             train(settings, data=data, progress=False)
+
+
+def test_joined_needs_two_kinds_of_images(tmp_path: Path, data: Data) -> None:
+    settings = config(tmp_path, noise=NoiseConfig("noisy", joined=True))
+    with pytest.raises(LargeMarginError, match=r"noise\.use is noisy, which has no two kinds"):
+        train(settings, data=data, progress=False)
 
 
 def test_patience_ends_a_run_that_does_not_improve(tmp_path: Path, data: Data) -> None:

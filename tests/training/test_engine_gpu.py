@@ -95,6 +95,7 @@ CASES: dict[str, dict[str, Any]] = {
     "dropout": {"model": ModelConfig("mnist_cnn", dropout=0.5)},
     "noisy": {"noise": NoiseConfig("noisy", level=0.1)},
     "both": {"noise": NoiseConfig("clean_and_noisy", level=0.1)},
+    "joined": {"noise": NoiseConfig("clean_and_noisy", level=0.1, joined=True)},
     "robust": {
         "noise": NoiseConfig("pair", level=0.1),
         "objective": ObjectiveConfig("robust_discriminative", {"margin": 3.0}),

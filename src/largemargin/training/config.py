@@ -36,12 +36,21 @@ class NoiseConfig:
         kind: gaussian (level is the standard deviation) or uniform (level is the amplitude).
         level: strength.
         clip: cut noisy images back to [0, 1].
+        joined: clean and noisy images go through the network as one batch, with common statistics
+            of batch normalisation, and not one after the other, with statistics of their own.
+            Evaluation knows common statistics only.
     """
 
     use: Literal["none", "noisy", "clean_and_noisy", "pair"] = "none"
     kind: Literal["gaussian", "uniform"] = "gaussian"
     level: float = 0.06
     clip: bool = False
+    joined: bool = False
+
+    @property
+    def losses_per_step(self) -> int:
+        """How often the criterion is called before the model changes."""
+        return 2 if self.use == "clean_and_noisy" and not self.joined else 1
 
 
 @dataclass(frozen=True)

@@ -69,10 +69,16 @@ class Step:
         self.usual_size: int | None = None
 
     def plain_losses(self, images: Tensor, noisy: Tensor | None, labels: Tensor) -> Losses:
-        """The loss and its terms; both passes go through the network one after the other (O9)."""
+        """The loss and its terms; both kinds of images one after the other or joined (O9)."""
         use, criterion = self.noise.use, self.criterion
         with self.autocast():
-            if use == "pair":
+            if self.noise.joined and noisy is not None:
+                outputs = self.model(torch.cat([images, noisy]))
+                if use == "pair":
+                    total = criterion(outputs, labels, noisy="second half")
+                else:
+                    total = criterion(outputs, torch.cat([labels, labels]))
+            elif use == "pair":
                 total = criterion(self.model(images), labels, noisy=self.model(noisy))
             elif use == "clean_and_noisy":
                 clean = criterion(self.model(images), labels)

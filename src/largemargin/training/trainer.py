@@ -91,7 +91,7 @@ class Trainer:
             schedule="preset" if config.objective.schedule == "preset" else None,
             total_steps=total if config.objective.schedule == "preset" else None,
             stepping="manual",
-            accumulate=2 if config.noise.use == "clean_and_noisy" else 1,
+            accumulate=config.noise.losses_per_step,
         )
         self._check_noise()
         self.graphs = self._uses_graph()
