@@ -179,6 +179,15 @@ def _temperature(subject: Subject) -> str:
 
 
 def _training(subject: Subject) -> Iterator[Advice]:
+    skipped, steps = subject.skipped_steps
+    if skipped:
+        lr = None if subject.config is None else subject.config.optimizer.lr
+        yield Advice(
+            f"{skipped:,} of {steps:,} steps of training were left out: their loss or their "
+            "gradient was not finite.",
+            "a smaller learning rate, and a look at the samples that metrics.jsonl names",
+            "" if lr is None else f"--optimizer.lr {lr / 10:g}",
+        )
     rows = [row for row in subject.epochs() if row.get("validation")]
     losses = [row["validation"].get("loss") for row in rows]
     if len(losses) >= 6 and None not in losses:

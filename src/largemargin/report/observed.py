@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -215,6 +216,9 @@ def _surface(
         )
     except LargeMarginError as error:
         notes.append(f"no loss surface: {error}")
+        return None, None
+    if not all(math.isfinite(loss) for row in found.losses for loss in row):
+        notes.append("no loss surface: the loss around a sample is not finite")
         return None, None
     return found, tried[at]
 

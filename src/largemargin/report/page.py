@@ -7,6 +7,7 @@ harm even if it got through.
 
 import base64
 import hashlib
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,6 +101,15 @@ def _policy(*scripts: str) -> str:
     )
 
 
+def strict(value: Any) -> Any:
+    """NaN and infinity are no JSON: one of them and a browser reads nothing of the whole page."""
+    if isinstance(value, dict):
+        return {key: strict(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _payload(subjects: Subjects, sections: Sequence[Section]) -> dict[str, Any]:
     """What the script draws from. Written by ``tojson``, which escapes < > & and quotes."""
     pictures: dict[str, dict[str, str]] = {}
@@ -116,7 +126,7 @@ def _payload(subjects: Subjects, sections: Sequence[Section]) -> dict[str, Any]:
                 **names.get(key, {}),
             }
     return {
-        "charts": {slug(c.key): figure(c) for section in sections for c in section.charts},
+        "charts": {slug(c.key): strict(figure(c)) for part in sections for c in part.charts},
         "pictures": pictures,
         "names": names,
         "classes": classes,

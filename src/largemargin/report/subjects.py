@@ -62,6 +62,13 @@ class Subject:
         return [row for row in self.rows if row.get("kind") == "epoch"]
 
     @property
+    def skipped_steps(self) -> tuple[int, int]:
+        """Steps of training that were not finite and were left out, of how many."""
+        rows = self.epochs()
+        steps = max((int(row.get("step") or 0) for row in rows), default=0)
+        return sum(int(row.get("bad_steps") or 0) for row in rows), steps
+
+    @property
     def accuracy(self) -> float | None:
         """On the test images: evaluated, or measured, or at the end of training."""
         if self.evaluation is not None:
