@@ -95,8 +95,57 @@ def test_error_bars_are_distances() -> None:
 def test_a_logarithmic_axis_names_few_powers() -> None:
     wide = Chart("k", "t", (Series("s", [1, 2], [1e-12, 1e5]),), log_y=True)
     assert figure(wide)["layout"]["yaxis"]["dtick"] == 3
-    narrow = Chart("k", "t", (Series("s", [1, 2], [0.1, 20.0]),), log_y=True)
-    assert figure(narrow)["layout"]["yaxis"]["dtick"] == 1
+
+
+@pytest.mark.parametrize("values", [[0.19, 3.7], [2.0, 900.0], [1e-5, 1.1e-4]])
+def test_a_narrow_logarithmic_axis_has_marks_inside(values: list[float]) -> None:
+    """With powers of ten alone, losses between 0.19 and 3.7 had one number on their axis."""
+    axis = figure(Chart("k", "t", (Series("s", [1, 2], values),), log_y=True))["layout"]["yaxis"]
+    assert axis["type"] == "log"
+    inside = [mark for mark in axis["tickvals"] if values[0] <= mark <= values[1]]
+    assert len(inside) >= 3
+    assert [float(text) for text in axis["ticktext"]] == pytest.approx(axis["tickvals"])
+
+
+def test_numbers_of_one_size_need_no_logarithms() -> None:
+    """Between 120 and 700 there is no power of ten but one, between 200 and 700 none."""
+    chart = Chart("k", "t", (Series("s", [1, 2], [200.0, 700.0]),), log_y=True)
+    assert "type" not in figure(chart)["layout"]["yaxis"]
+    box = Chart("k", "t", (Series("a", [], [200, 250, 300, 400, 700], form="box"),), log_y=True)
+    assert "type" not in figure(box)["layout"]["yaxis"]
+
+
+def test_one_number_has_an_axis_of_its_own_size() -> None:
+    """Of one epoch: no accuracy of 150 % or below 0, no half epochs."""
+    right = figure(Chart("k", "t", (Series("s", [1], [1.0]),), x="epoch", percent_y=True))
+    low, high = right["layout"]["yaxis"]["range"]
+    assert 0.9 < low < 1 < high < 1.01
+    assert right["layout"]["xaxis"] | {"title": {}} == {
+        "title": {},
+        "dtick": 1,
+        "range": [0.5, 1.5],
+    }
+    low, high = figure(Chart("k", "t", (Series("s", [1, 2], [0, 0]),), percent_y=True))["layout"][
+        "yaxis"
+    ]["range"]
+    assert -0.01 < low < 0 < high < 0.1
+    rate = figure(Chart("k", "t", (Series("s", [1], [0.05]),)))["layout"]["yaxis"]["range"]
+    assert rate == pytest.approx([0.045, 0.055])
+
+
+def test_names_beside_a_small_matrix_do_not_stand_on_each_other() -> None:
+    names = tuple(f"class {at}" for at in range(64))
+    chart = Chart("k", "t", heat=Heat(((1.0,) * 64,) * 64, names, names))
+    assert len(figure(chart)["layout"]["xaxis"]["ticktext"]) <= 16
+    assert len(figure(chart)["layout"]["yaxis"]["ticktext"]) <= 16
+
+
+def test_long_names_lean_so_that_the_last_is_seen() -> None:
+    names = tuple(f"perturbation number {at}" for at in range(12))
+    bars = Chart("k", "t", (Series("s", range(12), [1.0] * 12, form="bars"),), names=names)
+    assert figure(bars)["layout"]["xaxis"]["tickangle"] < 0
+    few = Chart("k", "t", (Series("s", range(3), [1.0] * 3, form="bars"),), names=("a", "b", "c"))
+    assert "tickangle" not in figure(few)["layout"]["xaxis"]
 
 
 def test_figures_say_which_classes_they_show() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from largemargin.errors import LargeMarginError
+from largemargin.report.axes import logarithmic
 from largemargin.report.charts import Chart, Heat, Series
 from largemargin.report.palette import LIGHT, MARKERS, light
 
@@ -59,7 +60,7 @@ def draw(chart: Chart, picture: Any) -> None:
     axes.set_title(_text(chart.title), fontsize=10)
     axes.set_xlabel(_text(chart.x))
     axes.set_ylabel(_text(chart.y))
-    if chart.log_y:
+    if logarithmic(chart):
         axes.set_yscale("log")
     if chart.equal:
         axes.set_aspect("equal")

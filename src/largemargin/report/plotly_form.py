@@ -5,15 +5,18 @@ Colours are places in the palette (``c3``, ``neutral``), which the page turns in
 light or the dark theme.
 """
 
-import math
 from typing import Any
 
+from largemargin.report.axes import x_axis, y_axis
 from largemargin.report.charts import Chart, Heat, Number, Series
 from largemargin.report.numbers import rounded
 from largemargin.report.palette import SCALE
 
 LONGEST = 40
 """Letters of a name in a figure."""
+
+MATRIX_NAMES = 16
+"""Beside a matrix, which is small: of more classes every k-th is named."""
 
 
 def said(text: str, longest: int = LONGEST) -> str:
@@ -145,8 +148,8 @@ def _heat(heat: Heat) -> dict[str, Any]:
         "z": [[rounded(value, 4) for value in row] for row in heat.values],
         "colorscale": SCALE,
         "colorbar": {"title": {"text": said(heat.unit)}, "thickness": 12, "len": 0.9},
-        "zmin": heat.low,
-        "zmax": heat.high,
+        "zmin": rounded(heat.low),
+        "zmax": rounded(heat.high),
         "hoverongaps": False,
     }
     if heat.rows:
@@ -166,21 +169,16 @@ def _layout(chart: Chart) -> dict[str, Any]:
     x: dict[str, Any] = {"title": {"text": said(chart.x, 80)}}
     y: dict[str, Any] = {"title": {"text": said(chart.y, 80)}}
     layout: dict[str, Any] = {"xaxis": x, "yaxis": y}
-    if chart.log_y:
-        y |= {"type": "log", "dtick": _decades(chart), "exponentformat": "power"}
-    if chart.percent_y:
-        values = [y for series in chart.series for y in series.y if y is not None]
-        close = bool(values) and max(values) - min(values) < 0.05
-        y["tickformat"] = ".1%" if close else ".0%"
+    x |= x_axis(chart)
+    y |= y_axis(chart)
     if chart.names:
-        x |= _places(chart.names)
-    if chart.x == "epoch" and len(chart.series[0].x if chart.series else ()) <= 10:
-        x["dtick"] = 1
+        # Names that lean to the left end at their place: the last one has room too.
+        x |= _places(chart.names) | ({"tickangle": -30} if _long(chart.names) else {})
     if any(series.form == "box" for series in chart.series):
         x["showticklabels"] = False
     if chart.heat is not None and chart.heat.rows:
-        x |= _places(chart.heat.columns)
-        y |= _places(chart.heat.rows) | {"autorange": "reversed"}
+        x |= _places(chart.heat.columns, MATRIX_NAMES)
+        y |= _places(chart.heat.rows, MATRIX_NAMES) | {"autorange": "reversed"}
     if chart.heat is not None:
         y["scaleanchor"], y["constrain"], x["constrain"] = "x", "domain", "domain"
         x["showgrid"] = y["showgrid"] = False
@@ -199,16 +197,13 @@ def _layout(chart: Chart) -> dict[str, Any]:
     return layout
 
 
-def _decades(chart: Chart) -> int:
-    """Powers of ten between two numbers of a logarithmic axis, so that few of them stand there."""
-    values = [float(y) for series in chart.series for y in series.y if y is not None and y > 0]
-    if not values:
-        return 1
-    return max(1, math.ceil(math.log10(max(values) / min(values)) / 6))
+def _long(names: tuple[str, ...]) -> bool:
+    """Whether names would stand on each other side by side."""
+    return sum(min(len(name), 18) + 2 for name in names[:40]) > 110
 
 
-def _places(names: tuple[str, ...]) -> dict[str, Any]:
+def _places(names: tuple[str, ...], most: int = 40) -> dict[str, Any]:
     shown = [said(name, 18) for name in names]
-    step = max(1, -(-len(shown) // 40))
+    step = max(1, -(-len(shown) // most))
     at = list(range(0, len(shown), step))
     return {"tickvals": at, "ticktext": [shown[i] for i in at], "automargin": True}
