@@ -17,6 +17,7 @@ from largemargin.errors import LargeMarginError
 from largemargin.report.write import report
 from largemargin.training import Run
 from largemargin.training.comparison import Comparison, MethodResult
+from largemargin.training.significance import PairedTest
 
 
 @pytest.mark.parametrize(
@@ -107,6 +108,7 @@ def test_a_comparison_is_its_runs(softmax: Run, cosface: Run, tmp_path: Path) ->
             blank,
             method="CosFace <wide>",
             folders=("moved/runs/cosface-seed0",),
+            test=PairedTest(5, 0.015, 0.004, 0.026, 0.03, None),
             corrected=0.03,
             verdict="better",
         ),
@@ -116,7 +118,11 @@ def test_a_comparison_is_its_runs(softmax: Run, cosface: Run, tmp_path: Path) ->
     rows = page.tables["table-comparison"]
     assert rows[1][:2] == ["softmax", "90.00 %"]
     assert rows[2][0] == "CosFace <wide>"
-    assert rows[2][4:] == ["0.03", "better"]
+    assert rows[2][2:] == ["+1.50", "+0.40 to +2.60", "0.03", "better", "80.00°", "0"]
+    assert rows[1][2:4] == ["–", "–"]
+    # What several seeds say comes before what the first one says.
+    assert next(iter(page.tables)) == "table-comparison"
+    assert "table-changes" not in page.tables
     assert [row[0] for row in page.tables["table-glance"][1:]] == [
         "softmax (baseline)",
         "CosFace <wide>",

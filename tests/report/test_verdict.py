@@ -10,13 +10,16 @@ import largemargin as lm
 from largemargin.evaluating import EvaluationConfig, evaluate
 from largemargin.report import advice
 from largemargin.report.advice import advise, collapsed_tail
-from largemargin.report.charts import Chart
+from largemargin.report.charts import Chart, Note, Table
+from largemargin.report.sections.quantities import changes
 from largemargin.report.sections.robustness import robustness_section
 from largemargin.report.subjects import Subject, Subjects, is_softmax
 from largemargin.report.verdict import (
     accuracy,
     calibration,
     class_margin,
+    comparable,
+    difference,
     graded,
     judge,
     measure_command,
@@ -57,6 +60,56 @@ def test_the_ceiling_stands_in_for_an_unknown_packing() -> None:
 def test_accuracy_against_the_baseline(own: float, level: str) -> None:
     base = subject(accuracy=0.90, samples=1000)
     assert accuracy(subject(accuracy=own, samples=1000), base).level == level
+
+
+@pytest.mark.parametrize(
+    ("own", "low", "high"),
+    [(0.89, -0.0370, 0.01697), (0.93, 0.00553, 0.05467), (0.9, -0.02642, 0.02642)],
+)
+def test_a_difference_has_an_interval(own: float, low: float, high: float) -> None:
+    """Newcombe's: from Wilson's intervals, 0.8798 to 0.9171 for 900 of 1000."""
+    base, given = subject(accuracy=0.90, samples=1000), subject(accuracy=own, samples=1000)
+    assert difference(given, base) == pytest.approx((low, high), abs=2e-5)
+    clear = not low <= 0 <= high
+    assert ("no clear difference" in accuracy(given, base).detail) is not clear
+
+
+def test_a_model_of_other_images_is_not_held_against_the_baseline() -> None:
+    def tested(digest: str) -> dict[str, object]:
+        return {"record": {"digests": {"test": digest}}}
+
+    base = subject(accuracy=0.9, samples=1000, data=tested("one"), baseline=True)
+    same = subject(accuracy=0.8, samples=1000, data=tested("one"))
+    other = subject(accuracy=0.8, samples=1000, data=tested("two"))
+    unknown = subject(accuracy=0.8, samples=1000)
+    assert [comparable(each, base) for each in (same, other, unknown, base)] == [
+        *(True, False, True, False)
+    ]
+    assert "points against the baseline" in judge(same, base)[0].detail
+    assert "points against the baseline" not in judge(other, base)[0].detail
+
+
+def test_what_changed_is_the_difference_of_the_numbers_above() -> None:
+    base = subject(accuracy=0.90, samples=1000, baseline=True, prototypes={"class_margin": 70.0})
+    given = replace(
+        subject(
+            accuracy=0.95,
+            samples=1000,
+            prototypes={"class_margin": 80.5},
+            config=RunConfig(objective=ObjectiveConfig("cosface + 0.5*sample_margin")),
+        ),
+        name="wide",
+    )
+    table, note = changes(Subjects((base, given)))
+    assert isinstance(table, Table)
+    (row,) = [dict(zip(table.columns, (c.text for c in r), strict=True)) for r in table.rows]
+    assert row["accuracy, points"] == "+5.00"
+    assert row["says"] == "more accurate"
+    assert row["class margin"] == "+10.50°"
+    assert row["mean cosine margin"] == "0"
+    assert isinstance(note, Note)
+    assert "--methods 'cosface + 0.5*sample_margin'" in note.command
+    assert changes(Subjects((given,))) == []
 
 
 @pytest.mark.parametrize(("own", "level"), [(0.95, "green"), (0.7, "amber"), (0.4, "red")])
@@ -203,6 +256,12 @@ def test_guessing_is_never_good() -> None:
     assert not any("perturbations" in each.seen for each in advise(guessing, Subjects((guessing,))))
     good = {each.name: each.level for each in judge(evaluated(0.05), base)}
     assert (good["Accuracy"], good["Worst classes"], good["Robustness"]) == ("green",) * 3
+
+
+def test_nothing_right_is_measured_all_the_same() -> None:
+    """Perturbations of a model that is never right were evaluated: they are not to be again."""
+    nothing = {each.name: each for each in judge(evaluated(1.0), None)}["Robustness"]
+    assert (nothing.level, nothing.value, nothing.command) == ("red", "0.00 %", "")
 
 
 def test_a_temperature_is_not_promised() -> None:

@@ -51,6 +51,19 @@ def degrees_cell(value: float | None, *, strong: bool = False, title: str = "") 
     return Cell(degrees(value), _order(value), strong, title)
 
 
+def points_cell(value: float | None) -> Cell:
+    """A difference of two shares, in points of a percent."""
+    if value is None or not known(value):
+        return Cell(NOTHING)
+    return Cell(f"{round(100 * value, 2) + 0.0:+.2f}", value)
+
+
+def interval_cell(low: float | None, high: float | None) -> Cell:
+    if low is None or high is None or not (known(low) and known(high)):
+        return Cell(NOTHING)
+    return Cell(f"{100 * low:+.2f} to {100 * high:+.2f}", low)
+
+
 def count_cell(value: int | None) -> Cell:
     return Cell(count(value), value)
 

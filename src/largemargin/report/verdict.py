@@ -36,7 +36,7 @@ class Judgement:
 
 def judge(subject: Subject, baseline: Subject | None) -> tuple[Judgement, ...]:
     """What the report says about a model, in the order of the page."""
-    other = None if baseline is subject else baseline
+    other = baseline if baseline is not None and comparable(subject, baseline) else None
     return (
         accuracy(subject, other),
         class_margin(subject),
@@ -44,6 +44,14 @@ def judge(subject: Subject, baseline: Subject | None) -> tuple[Judgement, ...]:
         robustness(subject),
         calibration(subject),
     )
+
+
+def comparable(subject: Subject, baseline: Subject) -> bool:
+    """Whether a model may be held against the baseline: another one, tested on the same images."""
+    if subject is baseline:
+        return False
+    images = {each.tested_on for each in (subject, baseline)} - {None}
+    return len(images) < 2
 
 
 def graded(value: float, green: float, amber: float) -> Level:
@@ -65,6 +73,22 @@ def interval(subject: Subject) -> tuple[float, float]:
     return wilson(round(share * samples), samples)
 
 
+def difference(subject: Subject, baseline: Subject) -> tuple[float, float]:
+    """95 % interval of the difference of two accuracies, from those of both (Newcombe 1998).
+
+    It takes the images of both as drawn by themselves. They are the same, so it is rather too wide.
+    """
+    own, base = subject.accuracy, baseline.accuracy
+    if own is None or base is None:
+        return math.nan, math.nan
+    low, high = interval(subject)
+    base_low, base_high = interval(baseline)
+    return (
+        own - base - math.hypot(own - low, base_high - base),
+        own - base + math.hypot(high - own, base - base_low),
+    )
+
+
 def accuracy(subject: Subject, baseline: Subject | None) -> Judgement:
     name, value = "Accuracy", subject.accuracy
     if value is None or not known(value):
@@ -83,6 +107,9 @@ def accuracy(subject: Subject, baseline: Subject | None) -> Judgement:
         apart = below and known(high) and known(base_low) and high < base_low
         change = 100 * (value - baseline.accuracy)
         detail += f"; {change:+.2f} points against the baseline"
+        least, most = difference(subject, baseline)
+        if known(least) and least <= 0 <= most:
+            detail += ", no clear difference"
         level: Level = "red" if apart or guessing else "amber" if below else "green"
         return Judgement(name, level, percent(value), rule, detail.removeprefix("; "))
     chance = 1 / max(2, len(subject.classes))
@@ -144,15 +171,15 @@ def robustness(subject: Subject) -> Judgement:
         "guessing to perfect."
     )
     found = subject.evaluation
-    if found is None or not found.perturbed or not found.clean.accuracy:
+    if found is None or not found.perturbed:
         return Judgement(name, "unknown", "–", rule, command=_evaluate(subject))
     each = {key: value.accuracy for key, value in found.perturbed.items()}
     mean = statistics.fmean(each.values())
     hardest = min(each, key=lambda key: each[key])
     detail = f"mean of {len(each)}; hardest: {hardest.replace('_', ' ')} {percent(each[hardest])}"
-    level = graded(mean / found.clean.accuracy, 0.9, 0.7)
-    if near_guessing(found.clean.accuracy, subject):
-        level = "red"
+    level: Level = "red"
+    if found.clean.accuracy and not near_guessing(found.clean.accuracy, subject):
+        level = graded(mean / found.clean.accuracy, 0.9, 0.7)
     return Judgement(name, level, percent(mean), rule, detail)
 
 

@@ -1,19 +1,18 @@
 """Section 1: what the models are worth, at a glance, and what to try next."""
 
-from collections.abc import Callable
-
 from largemargin.report.advice import advise
 from largemargin.report.charts import Block, Blocks, Cell, Note, Section, Table
 from largemargin.report.numbers import (
     degrees_cell,
+    interval_cell,
     known,
     number,
-    number_cell,
-    percent_cell,
+    points_cell,
     text_cell,
 )
+from largemargin.report.sections.quantities import QUANTITIES, changes
 from largemargin.report.subjects import Subject, Subjects
-from largemargin.report.verdict import calibration_of, judge, ranked_classes
+from largemargin.report.verdict import judge
 from largemargin.training.comparison import Comparison
 from largemargin.training.comparison_table import told_verdict
 
@@ -24,7 +23,10 @@ READING = (
 
 
 def verdict_section(subjects: Subjects) -> Section:
-    blocks: list[Block] = [_glance(subjects), *_other_images(subjects)]
+    blocks: list[Block] = []
+    if subjects.comparison is not None:
+        blocks.append(_comparison(subjects.comparison))
+    blocks += [_glance(subjects), *changes(subjects), *_other_images(subjects)]
     cards = [
         {
             "title": each.title,
@@ -36,80 +38,40 @@ def verdict_section(subjects: Subjects) -> Section:
         for each in subjects.each
     ]
     blocks.append(Blocks("verdicts", cards))
-    if subjects.comparison is not None:
-        blocks.append(_comparison(subjects.comparison))
     return Section("verdict", "Verdict", READING, tuple(blocks))
+
+
+def _groups(subjects: Subjects) -> list[list[Subject]]:
+    """Models by the images they were tested on; of a geometry alone they are not known."""
+    found: dict[str, list[Subject]] = {}
+    for each in subjects.each:
+        if each.tested_on is not None:
+            found.setdefault(each.data_key, []).append(each)
+    return list(found.values())
 
 
 def _other_images(subjects: Subjects) -> list[Note]:
     """A sentence where differences of the models may be differences of their images."""
-    tested = {each.data_key: each for each in subjects.each if each.tested_on is not None}
-    if len(tested) < 2:
+    groups = _groups(subjects)
+    if len(groups) < 2:
         return []
-    names = " and ".join(each.title for each in list(tested.values())[:2])
+    names = "; ".join(", ".join(each.title for each in group) for group in groups)
     return [
         Note(
-            f"{names} were not tested on the same images: differences between them, also those "
-            "against the baseline, may come from the images and not from the models."
+            f"Not all models were tested on the same images ({names}): differences between these "
+            "groups may come from the images and not from the models. Only models of the "
+            "baseline's images are held against it."
         )
     ]
 
 
-def _noisy(subject: Subject) -> float | None:
-    found = subject.evaluation
-    if found is None or not found.perturbed:
-        return None
-    return sum(each.accuracy for each in found.perturbed.values()) / len(found.perturbed)
-
-
-def _attacked(subject: Subject) -> float | None:
-    found = subject.evaluation
-    if found is None or not found.attacked:
-        return None
-    return min(each.accuracy for each in found.attacked)
-
-
-def _worst(subject: Subject) -> float | None:
-    ranked = ranked_classes(subject)
-    return ranked[0][0] if ranked else None
-
-
-def _calibration(subject: Subject) -> float | None:
-    found = calibration_of(subject)
-    return None if found is None else found.expected_error
-
-
-Read = Callable[[Subject], float | None]
-Show = Callable[..., Cell]
-
-QUANTITIES: tuple[tuple[str, Read, Show, int], ...] = (
-    ("accuracy", lambda s: s.accuracy, percent_cell, 1),
-    ("worst class", _worst, percent_cell, 1),
-    (
-        "class margin",
-        lambda s: None if s.geometry is None else s.geometry.prototypes.class_margin,
-        degrees_cell,
-        1,
-    ),
-    (
-        "mean cosine margin",
-        lambda s: None if s.geometry is None else s.geometry.margins["cosine"].overall.mean,
-        number_cell,
-        1,
-    ),
-    ("perturbed accuracy", _noisy, percent_cell, 1),
-    ("strongest attack", _attacked, percent_cell, 1),
-    ("calibration error", _calibration, percent_cell, -1),
-)
-"""Name, where it is read, how it is written, and whether more (1) or less (-1) is better."""
-
-
 def _glance(subjects: Subjects) -> Table:
     columns = []
+    ranked = len(subjects.each) > 1 and len(_groups(subjects)) < 2
     for _, read, show, better in QUANTITIES:
         values = [read(each) for each in subjects.each]
         numbers = [better * value for value in values if value is not None and known(value)]
-        best = max(numbers) if len(numbers) > 1 else None
+        best = max(numbers) if ranked and len(numbers) > 1 else None
         columns.append(
             [
                 show(
@@ -122,11 +84,11 @@ def _glance(subjects: Subjects) -> Table:
         (text_cell(each.title), *(column[at] for column in columns))
         for at, each in enumerate(subjects.each)
     )
+    seed = "" if subjects.comparison is None else ": the runs of the first seed"
     return Table(
         ("model", *(name for name, *_ in QUANTITIES)),
         rows,
-        caption="At a glance"
-        + ("; the best of each column is bold" if len(subjects.each) > 1 else ""),
+        caption=f"At a glance{seed}" + ("; the best of each column is bold" if ranked else ""),
         key="glance",
         numeric=tuple(range(1, len(QUANTITIES) + 1)),
     )
@@ -136,22 +98,29 @@ def _comparison(found: Comparison) -> Table:
     rows = []
     for each in found.methods:
         spread = "" if not known(each.std) else f" ± {100 * each.std:.2f}"
+        test = each.test
         rows.append(
             (
                 text_cell(each.method),
                 Cell(f"{100 * each.mean:.2f}{spread} %", each.mean),
-                degrees_cell(each.class_margin),
-                Cell(str(each.trials), each.trials),
+                points_cell(None if test is None else test.difference),
+                interval_cell(*((None, None) if test is None else (test.low, test.high))),
                 Cell(number(each.corrected, 3), each.corrected),
                 text_cell(told_verdict(each)),
+                degrees_cell(each.class_margin),
+                Cell(str(each.trials), each.trials),
             )
         )
     seeds = len(found.seeds)
     return Table(
-        ("method", f"{found.split} accuracy", "class margin", "trials", "p (Holm)", "verdict"),
+        (
+            *("method", f"{found.split} accuracy", "difference", "95 % interval", "p (Holm)"),
+            *("verdict", "class margin", "trials"),
+        ),
         tuple(rows),
-        caption=f"Comparison over {seeds} seeds on {found.images:,} {found.split} images, against "
-        "softmax by a paired t-test; the figures show the first seed",
+        caption=f"Comparison over {seeds} seed{'s' if seeds > 1 else ''} on {found.images:,} "
+        f"{found.split} images, against softmax by a paired t-test, in points; everything below "
+        "shows the first seed",
         key="comparison",
-        numeric=(1, 2, 3, 4),
+        numeric=(1, 2, 3, 4, 6, 7),
     )
