@@ -103,13 +103,27 @@ def test_what_changed_is_the_difference_of_the_numbers_above() -> None:
     table, note = changes(Subjects((base, given)))
     assert isinstance(table, Table)
     (row,) = [dict(zip(table.columns, (c.text for c in r), strict=True)) for r in table.rows]
-    assert row["accuracy, points"] == "+5.00"
+    assert row["accuracy"] == "+5.00"
     assert row["says"] == "more accurate"
     assert row["class margin"] == "+10.50°"
     assert row["mean cosine margin"] == "0"
     assert isinstance(note, Note)
     assert "--methods 'cosface + 0.5*sample_margin'" in note.command
     assert changes(Subjects((given,))) == []
+    # Another run of softmax is no method, and one without accuracy has nothing to compare.
+    again = replace(given, config=RunConfig())
+    *_, note = changes(Subjects((base, again)))
+    assert isinstance(note, Note)
+    assert "--methods NAME " in note.command
+    unknown = replace(given, geometry=None)
+    assert changes(Subjects((base, unknown))) == []
+
+
+def test_a_run_that_was_not_measured_knows_its_test_images() -> None:
+    data = {"record": {"images": {"train": 100, "test": 40}}}
+    given = Subject("m", None, ("a", "b"), result={"test": {"accuracy": 0.75}}, data=data)
+    assert given.samples == 40
+    assert "95 % interval" in accuracy(given, None).detail
 
 
 @pytest.mark.parametrize(("own", "level"), [(0.95, "green"), (0.7, "amber"), (0.4, "red")])

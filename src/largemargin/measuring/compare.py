@@ -120,7 +120,7 @@ def compare_geometry(a: Geometry, b: Geometry, names: tuple[str, str] = ("a", "b
     if len(names) != 2:
         raise LargeMarginError(f"names must be two, but {names!r} was given.")
     first, second = dict(_numbers(a)), dict(_numbers(b))
-    first["relative_margin"], second["relative_margin"] = _relative(a), _relative(b)
+    first["relative_margin"], second["relative_margin"] = relative_margin(a), relative_margin(b)
     return Comparison(
         tuple(str(each) for each in names),
         {
@@ -167,7 +167,8 @@ def _layer_lines(quantities: dict[str, Difference]) -> list[tuple[str, Differenc
     return found
 
 
-def _relative(g: Geometry) -> float:
+def relative_margin(g: Geometry) -> float:
+    """Mean distance to the boundary in units of the spread of a class (NGY-P4.4)."""
     spread = math.sqrt(g.variance.within)
     mean = g.margins["distance"].overall.mean
     if spread == 0:

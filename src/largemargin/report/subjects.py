@@ -84,7 +84,11 @@ class Subject:
     def samples(self) -> int | None:
         if self.evaluation is not None:
             return self.evaluation.clean.samples
-        return None if self.geometry is None else self.geometry.samples
+        if self.geometry is not None:
+            return self.geometry.samples
+        images = self.data.get("record", {}).get("images", {})
+        split = next((name for name in ("test", "validation") if self.result.get(name)), "")
+        return images.get(split) or None
 
     @property
     def class_accuracy(self) -> tuple[float, ...]:

@@ -41,6 +41,7 @@ def class_margins_chart(measured: list[Subject]) -> Chart:
         "class-margins",
         "Margins of the classes",
         tuple(series),
+        x="class",
         y="cosine margin",
         names=tuple(first.class_name(label) for label in labels),
         alt="Mean cosine margin of the samples of every class, the line reaching down to their 5 % "

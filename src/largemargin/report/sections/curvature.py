@@ -10,6 +10,9 @@ from largemargin.report.palette import DASHES
 from largemargin.report.subjects import Subject, Subjects
 from largemargin.report.verdict import measure_command
 
+UNITS = "pixels in [0, 1]"
+"""Runs take images of this range: they normalise inside."""
+
 SMALLEST = 1e-12
 """A flat loss has curvature 0, which a logarithmic axis does not show."""
 
@@ -146,8 +149,8 @@ def surface_charts(subjects: Subjects) -> list[Chart]:
                 low=0.0,
                 high=highest,
             ),
-            x="across",
-            y="along the gradient",
+            x=f"length across the gradient, {UNITS}",
+            y="length along it",
             alt=f"Cross entropy on a square of the input space around "
             f"{observed.ids.get(observed.surface_of or 0, f'sample {observed.surface_of}')}, which "
             "is classified right. Good is a wide dark middle. All models share one scale.",

@@ -10,6 +10,8 @@ READING = (
     "group for each class, also under noise. Distances between groups of t-SNE mean little."
 )
 
+METHODS = {"tsne": "t-SNE", "pca": "PCA"}
+
 
 def features_section(subjects: Subjects) -> Section:
     seen = [each for each in subjects.each if each.observed and each.observed.embeddings]
@@ -67,7 +69,7 @@ def _charts(subject: Subject, found: Embeddings) -> list[Block]:
                     ),
                     equal=True,
                     alt=f"{found.samples:,} samples at layer {layer.layer} in the plane by "
-                    f"{found.method}, {words}.",
+                    f"{METHODS.get(found.method, found.method)}, {words}.",
                 )
             )
     return charts

@@ -10,6 +10,7 @@ from largemargin.report.class_table import class_table
 from largemargin.report.numbers import number_cell, percent_cell, text_cell
 from largemargin.report.rivals import Rivals
 from largemargin.report.sections.class_margins import class_margins_chart
+from largemargin.report.sections.geometry_numbers import geometry_blocks
 from largemargin.report.sections.sphere import sphere_chart
 from largemargin.report.subjects import Subject, Subjects
 from largemargin.report.target_curve import target_curve
@@ -26,6 +27,8 @@ KINDS = {
     "cosine": ("Cosine margin of samples", "cosine to the own class − largest other"),
     "distance": ("Distance of samples to the boundary", "signed distance in feature space"),
 }
+IN_SPREADS = "signed distance / spread of a class"
+"""Distances grow with the features: those of several models compare in units of their spread."""
 
 
 def margins_section(subjects: Subjects) -> Section:
@@ -42,7 +45,7 @@ def margins_section(subjects: Subjects) -> Section:
     blocks += _curves(measured)
     blocks += _heats(measured)
     blocks += [sphere_chart(each) for each in measured if each.geometry and each.geometry.sphere]
-    blocks.append(class_table(measured))
+    blocks += [*geometry_blocks(measured), class_table(measured)]
     missing = [each for each in subjects.each if each.geometry is None]
     blocks += [
         Note(f"{each.title}: no geometry was measured.", measure_command(each)) for each in missing
@@ -55,49 +58,73 @@ def _distribution(subject: Subject, kind: str) -> Distribution:
     return subject.geometry.margins[kind].overall
 
 
+def _units(measured: list[Subject], kind: str) -> list[float]:
+    """What each model's margins are divided by: 1, or its standard deviation within classes."""
+    spreads = [math.sqrt(each.geometry.variance.within) for each in measured if each.geometry]
+    if kind != "distance" or len(measured) < 2 or not all(map(_positive, spreads)):
+        return [1.0] * len(measured)
+    return spreads
+
+
+def _positive(value: float) -> bool:
+    return 0 < value < math.inf
+
+
 def _density(measured: list[Subject], kind: str, title: str, axis: str) -> Chart:
     series = []
-    for each in measured:
+    units = _units(measured, kind)
+    scaled = any(unit != 1 for unit in units)
+    for each, unit in zip(measured, units, strict=True):
         found = _distribution(each, kind)
-        series += histogram(found, each.title, each.color)
+        series += histogram(found, each.title, each.color, unit)
     return Chart(
         f"margins-{kind}",
         title,
         tuple(series),
-        x=axis,
+        x=IN_SPREADS if scaled else axis,
         y="density",
         zero=True,
         alt=f"Histogram and density of the {kind} margins of samples, one curve for each model.",
-        table=_quantiles(measured, kind),
+        table=_quantiles(measured, kind, units),
         note="histograms of 50 bins (steps) under kernel densities (lines), of all samples; a "
-        "chosen class is marked by its mean",
+        "chosen class is marked by its mean"
+        + ("; the spread is the standard deviation within classes" if scaled else ""),
         marks=tuple(
-            ClassMarks(each.title, each.color, each.geometry.margins[kind].classes.mean)
-            for each in measured
+            ClassMarks(
+                each.title,
+                each.color,
+                [mean / unit for mean in each.geometry.margins[kind].classes.mean],
+            )
+            for each, unit in zip(measured, units, strict=True)
             if each.geometry is not None
         ),
     )
 
 
-def histogram(found: Distribution, name: str, color: int | None) -> list[Series]:
-    """A density over its histogram, both of area 1."""
+def histogram(found: Distribution, name: str, color: int | None, unit: float = 1.0) -> list[Series]:
+    """A density over its histogram, both of area 1, of values divided by ``unit``."""
     series = []
     if found.counts and found.count:
-        widths = [b - a for a, b in itertools.pairwise(found.edges)]
-        middles = [(a + b) / 2 for a, b in itertools.pairwise(found.edges)]
+        edges = [edge / unit for edge in found.edges]
+        widths = [b - a for a, b in itertools.pairwise(edges)]
+        middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
         heights = [n / found.count / w for n, w in zip(found.counts, widths, strict=True)]
         faint = bool(found.density)
         series.append(Series(name, middles, heights, form="steps", color=color, faint=faint))
     if found.density:
-        series.append(Series(name, found.density_at, found.density, color=color))
+        xs = [x / unit for x in found.density_at]
+        series.append(Series(name, xs, [y * unit for y in found.density], color=color))
     return series
 
 
-def _quantiles(measured: list[Subject], kind: str) -> Table:
+def _quantiles(measured: list[Subject], kind: str, units: list[float]) -> Table:
     rows = []
-    for each in measured:
+    for each, unit in zip(measured, units, strict=True):
         d = _distribution(each, kind)
-        values = (d.mean, d.std, d.ratio, d.minimum, d.quantiles[0.05], d.median, d.maximum)
+        values = (
+            *(d.mean / unit, d.std / unit, d.ratio, d.minimum / unit),
+            *(d.quantiles[0.05] / unit, d.median / unit, d.maximum / unit),
+        )
         rows.append((text_cell(each.title), *(number_cell(value) for value in values)))
     heads = ("model", "mean", "std", "mean / std", "minimum", "5 %", "median", "maximum")
     return Table(heads, tuple(rows), key=f"quantiles-{kind}", numeric=tuple(range(1, 8)))

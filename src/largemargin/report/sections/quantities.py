@@ -71,19 +71,19 @@ def changes(subjects: Subjects) -> list[Block]:
     base = subjects.baseline
     if base is None or subjects.comparison is not None:
         return []
-    others = [each for each in subjects.each if comparable(each, base)]
+    others = [each for each in subjects.each if comparable(each, base) and known(each.accuracy)]
     if not others:
         return []
     heads = (
-        *("model", "accuracy, points", "95 % interval", "says"),
-        *(f"{name}{_unit(show)}" for name, _, show, _ in QUANTITIES[1:]),
+        *("model", "accuracy", "95 % interval", "says"),
+        *(name for name, *_ in QUANTITIES[1:]),
     )
     return [
         Table(
             heads,
             tuple(_changed(each, base) for each in others),
-            caption=f"What changed against {base.title}; less calibration error is better, more of "
-            "everything else",
+            caption=f"What changed against {base.title}, shares in points; less calibration error "
+            "is better, more of everything else",
             key="changes",
             numeric=(1, 2, *range(4, len(heads))),
         ),
@@ -94,10 +94,6 @@ def changes(subjects: Subjects) -> list[Block]:
             f"largemargin compare --methods {_methods(others)} --seeds 5",
         ),
     ]
-
-
-def _unit(show: Show) -> str:
-    return ", points" if show is percent_cell else ""
 
 
 def _changed(subject: Subject, base: Subject) -> tuple[Cell, ...]:
@@ -125,5 +121,7 @@ def _by(show: Show, change: float | None) -> Cell:
 
 
 def _methods(others: list[Subject]) -> str:
-    names = dict.fromkeys(each.config.objective.name if each.config else "NAME" for each in others)
+    """What to compare softmax with, which is always among them."""
+    names = dict.fromkeys(each.config.objective.name for each in others if each.config)
+    names.pop("cross_entropy", None)
     return shlex.quote(",".join(names)) if names else "NAME"

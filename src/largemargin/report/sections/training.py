@@ -29,7 +29,7 @@ GEOMETRY = {
     ),
     "largest_dispersion": (
         *("Largest dispersion of a class", "distance of features"),
-        "Good falls while margins stay wide.",
+        "Good falls while margins stay wide. It grows with the features: compare shapes.",
     ),
     "magnitude_ratio": ("Norm ratio of class vectors", "longest / shortest", "Good stays near 1."),
     "softmax_bias": (
