@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ pytest.importorskip("sklearn", reason="the data of these tests come with scikit-
 from cli.command import SMALL, environment, largemargin, runs_in
 
 from largemargin.cli import command as cli
+from largemargin.cli.train import summary
 from largemargin.training import Run, RunConfig
 
 
@@ -48,6 +51,14 @@ def test_the_summary_says_what_came_out_and_what_is_next(trained: tuple[Path, st
     assert f"accuracy {100 * result['test']['accuracy']:.2f} %" in out
     assert "class margin" in out
     assert f"largemargin evaluate runs/{folder.name}" in out
+    assert f"largemargin report runs/{folder.name}" in out
+
+
+def test_what_is_next_can_be_typed_whatever_the_name(trained: tuple[Path, str]) -> None:
+    copy = shutil.copytree(trained[0], trained[0].parent / "a name; of words")
+    said = summary(Run.open(copy))
+    for verb in ("evaluate", "report", "predict"):
+        assert f"  largemargin {verb} {shlex.quote(str(copy))} " in said
 
 
 def test_a_finished_run_is_not_trained_again(

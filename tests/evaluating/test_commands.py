@@ -131,11 +131,12 @@ def test_measure(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_measure_two_runs(run: Run, copied: Run, tmp_path: Path) -> None:
+    """The other run is where the change begins: a run is held against it."""
     out = tmp_path / "both.json"
     words = ["measure", str(run.folder), "--against", str(copied.folder), "--out", str(out)]
     assert main([*words, "--pairwise", "false"]) == 0
     found = Comparison.load(out)
-    assert found.names == (run.folder.name, "run")
+    assert found.names == ("run", run.folder.name)
     assert found.quantities["accuracy"].change == 0
 
 

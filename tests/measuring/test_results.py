@@ -72,7 +72,7 @@ def test_records_of_any_kind() -> None:
 def test_the_table(arrays: tuple[Tensor, ...]) -> None:
     g = measure_arrays(*arrays, pairwise=True, ood=torch.randn(5, 6), similarity="cosine", scale=4)
     lines = str(g).splitlines()
-    assert lines[0] == "40 samples, 4 classes, 6 dimensions, cosine, scale 4 head"
+    assert lines[0] == "40 samples, 4 classes, 6 dimensions, cosine head, scale 4"
     assert lines[-1] == "note: no samples of class 3: numbers by class are NaN there"
     heads = next(line for line in lines if line.startswith("sample margins"))
     ends = [match.end() for match in re.finditer(r"mean/std|mean|std|min|5 %|median", heads)]
@@ -86,6 +86,8 @@ def test_the_table(arrays: tuple[Tensor, ...]) -> None:
     assert facts["at most"] == "109.47°, which can be reached"
     assert facts["within 0.5 of the class mean"].endswith("%")
     assert max(len(line) for line in lines) < 110
+    wrong = str(measure_arrays(torch.eye(2), torch.tensor([1, 0]), torch.eye(2)))
+    assert "nothing right to tell them from" in wrong
     plain = str(measure_arrays(*arrays))
     assert "dispersion" not in plain
     assert "strangers" not in plain

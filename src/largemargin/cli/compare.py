@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 from typing import Any
 
 import jsonargparse
@@ -133,8 +134,10 @@ def run(options: Any) -> int:
             say=_say,
         )
     except (Interrupted, KeyboardInterrupt):
-        raise KeyboardInterrupt(f"largemargin compare --resume {folder}") from None
+        again = f"largemargin compare --resume {shlex.quote(str(folder))}"
+        raise KeyboardInterrupt(again) from None
     print(f"\n{found}\n\nwritten to {os.path.join(folder, 'compare.json')}")
+    print(f"Margins, features and classes: largemargin report {shlex.quote(str(folder))}")
     return 0
 
 

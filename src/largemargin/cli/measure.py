@@ -43,7 +43,11 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.usage = "largemargin measure RUN [options]"
     add_run(parser)
     parser.add_argument(
-        "--against", type=str, default=None, metavar="RUN", help="a second run to compare with"
+        "--against",
+        type=str,
+        default=None,
+        metavar="RUN",
+        help="a second run; the change is from it",
     )
     parser.add_argument("--out", type=str, default=None, help="JSON file to write the result to")
     for name, default, text in (
@@ -93,8 +97,9 @@ def run(options: Any) -> int:
     else:
         other = ask(_with_run(options, options.against))
         theirs = _same_images(options, chosen, asked, other)
-        names = (asked.run.folder.name, other.run.folder.name)
-        both = (_measured(options, asked, chosen), _measured(options, other, theirs))
+        # The change is that of the run against the other one, as in a report against softmax.
+        names = (other.run.folder.name, asked.run.folder.name)
+        both = (_measured(options, other, theirs), _measured(options, asked, chosen))
         found = compare_geometry(*both, names)
     print(f"{asked.run.folder}, {chosen.what} images\n{found}")
     if path is not None:

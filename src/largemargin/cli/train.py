@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import sys
 from functools import partial
 from typing import Any
@@ -127,11 +128,13 @@ def summary(done: Any) -> str:
     geometry = done.geometry()
     if geometry is not None:
         lines += ["", str(geometry)]
+    folder = shlex.quote(str(done.folder))
     lines += [
         "",
         "Next:",
-        f"  largemargin evaluate {done.folder}    noise, attacks, calibration",
-        f"  largemargin predict {done.folder} IMAGES",
+        f"  largemargin evaluate {folder}    noise, attacks, calibration",
+        f"  largemargin report {folder}    all of it on one page",
+        f"  largemargin predict {folder} IMAGES",
         "  largemargin compare --methods NAME,NAME    better than softmax, or luck?",
     ]
     return "\n".join(lines)

@@ -1,6 +1,7 @@
 """``largemargin tune``: search for good settings on the validation images."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,7 +98,8 @@ def run(options: Any) -> int:
     try:
         found = tune(config, folder=folder, data=data, progress=show_progress(), say=_say, **plan)
     except (Interrupted, KeyboardInterrupt):
-        raise KeyboardInterrupt(f"largemargin tune --resume {folder}") from None
+        again = f"largemargin tune --resume {shlex.quote(str(folder))}"
+        raise KeyboardInterrupt(again) from None
     print(f"\n{found}\n\nall trials: {os.path.join(folder, TRIALS)}")
     if found.best is None:
         return 1
@@ -135,7 +137,8 @@ def _check_same(path: Path, planned: dict[str, Any]) -> None:
         raise LargeMarginError(
             f"{path.parent} holds another search: its {changed[0]} is "
             f"{known.get(changed[0])!r}, not {planned.get(changed[0])!r}. Take another --folder, "
-            f"or continue that one: largemargin tune --resume {path.parent}"
+            f"or continue that one: largemargin tune --resume "
+            f"{shlex.quote(str(path.parent))}"
         )
 
 

@@ -82,8 +82,8 @@ class Geometry(Record):
 def table(geometry: Geometry) -> str:
     """A geometry as text: one quantity a line, margins as a small table, notes at the end."""
     g = geometry
-    form = g.similarity if g.scale == 1 else f"{g.similarity}, scale {g.scale:g}"
-    title = f"{g.samples:,} samples, {g.classes:,} classes, {g.dim:,} dimensions, {form} head"
+    form = f"{g.similarity} head" + ("" if g.scale == 1 else f", scale {g.scale:g}")
+    title = f"{g.samples:,} samples, {g.classes:,} classes, {g.dim:,} dimensions, {form}"
     facts = [*_overall(g), *_space(g), *_trust(g), *_behind(g)]
     width = max(len(name) for name, _ in facts)
     text = [f"{name:<{width}}  {value}" for name, value in facts]
@@ -185,8 +185,9 @@ def _trust(g: Geometry) -> list[tuple[str, str]]:
     lines = [("calibration error", _percent(g.calibration.expected_error))]
     for name, found in (("errors", g.errors), ("strangers", g.strangers)):
         if found is not None:
-            value = f"AUROC {number(found.auroc['lead_raw'])} of {found.rejected:,}"
-            told = value if found.rejected else "none to tell"
+            value = f"AUROC {number(found.auroc['lead_raw'])}, {found.rejected:,} of them"
+            told = value if found.kept else "nothing right to tell them from"
+            told = told if found.rejected else "none to tell"
             lines.append((f"{name} told by logit margin", told))
     return lines
 

@@ -1,6 +1,7 @@
 """``compare``: several objectives under equal conditions, against softmax, with a paired test."""
 
 import math
+import shlex
 import shutil
 import statistics
 from collections.abc import Callable, Sequence
@@ -254,7 +255,7 @@ def _agree(
             raise LargeMarginError(
                 f"{folder} holds a comparison with other settings: {name} is {known.get(name)!r} "
                 f"there and {plan[name]!r} here. Choose another folder, or continue it as it is: "
-                f"largemargin compare --resume {folder}"
+                f"largemargin compare --resume {shlex.quote(str(folder))}"
             )
     write_text(path, yaml.safe_dump(plan, sort_keys=False, allow_unicode=True))
 

@@ -109,7 +109,10 @@ def _sentence(each: MethodResult, count: int) -> str:
             f"the correction for the number of methods (p {each.corrected:.3f}, without it "
             f"{test.t_test:.3f}); more seeds may show them{ranks}."
         )
-    known = f"{each.method}: the difference to softmax is noise (p {each.corrected:.2f})"
+    known = (
+        f"{each.method}: the difference to softmax cannot be told from noise "
+        f"(p {each.corrected:.2f})"
+    )
     if count < FEW:
         return f"{known}; {count} seeds can hardly show anything else{ranks}."
     if math.isnan(test.low):

@@ -27,8 +27,16 @@ def environment(device: torch.device, *, processes: int = 1) -> dict[str, Any]:
         "processes": processes,
         "platform": platform.platform(),
         "commit": commit(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": command(),
     }
+
+
+def command() -> list[str]:
+    """What was typed, without the folder of the program; ``python -m NAME`` as that."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return ["python", "-m", program.parent.name, *sys.argv[1:]]
+    return [program.name, *sys.argv[1:]]
 
 
 def device_name(device: torch.device) -> str:
