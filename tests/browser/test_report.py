@@ -285,6 +285,29 @@ def test_prints_every_figure_in_light(
     assert found.complaints == []
 
 
+def test_on_paper_small_print_is_smaller_than_what_it_is_about(
+    opened: Opened, reports: dict[str, Path]
+) -> None:
+    page = opened(reports["runs"]).page
+    page.emulate_media(media="print")
+
+    def size(selector: str) -> float:
+        found = page.locator(selector).first.evaluate("e => getComputedStyle(e).fontSize")
+        return float(found.removesuffix("px"))
+
+    assert size(".detail") < size(".what")
+    assert size(".alt") < size("figcaption")
+    assert size("table td") >= 9
+    assert size(".caption") <= 1.3 * size("table td")
+    # What the colours of the samples mean, and tables that stay on the page.
+    assert page.locator('.chooser [data-class="3"]').is_visible()
+    page.set_viewport_size({"width": 690, "height": 1000})
+    wide = page.locator("#table-glance").evaluate(
+        "e => e.getBoundingClientRect().width - e.parentElement.getBoundingClientRect().width"
+    )
+    assert wide <= 1
+
+
 def test_downloads_are_whole(opened: Opened, reports: dict[str, Path]) -> None:
     page = opened(reports["runs"]).page
     with page.expect_download() as waiting:
