@@ -1,13 +1,15 @@
 """Figures: curves that are right, pictures without a browser."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from report.made import HOSTILE, geometry
 
 from largemargin.report.charts import Chart, ClassMarks, Heat, Points, Series
-from largemargin.report.matplotlib_form import write_pictures
+from largemargin.report.matplotlib_form import draw, write_pictures
 from largemargin.report.palette import DARK, LIGHT, MARKERS, SYMBOLS
 from largemargin.report.plotly_form import figure, said
 from largemargin.report.sections.margins import histogram
@@ -204,6 +206,48 @@ def test_every_kind_of_figure_is_drawn_and_is_data(chart: Chart, tmp_path: Path)
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.name == f"{chart.key}.png"
     assert figure(chart)["data"]
+
+
+def drawn(chart: Chart) -> Figure:
+    picture = Figure(figsize=(6, 4), layout="constrained")
+    draw(chart, picture)
+    return picture
+
+
+def test_a_picture_of_one_epoch_shows_it() -> None:
+    """A line through one point has no length: it needs a mark."""
+    (axes,) = drawn(Chart("k", "t", (Series("s", [1], [0.5]),), x="epoch", percent_y=True)).axes
+    (line,) = axes.lines
+    assert line.get_marker() == "o"
+    assert axes.get_ylim() == pytest.approx((0.45, 0.55))
+    (axes,) = drawn(Chart("k", "t", (Series("s", [1, 2, 3], [3, 2, 1]),), x="epoch")).axes
+    assert all(tick == round(tick) for tick in axes.get_xticks())
+
+
+def test_a_picture_of_samples_names_its_classes() -> None:
+    points = Points((0, 1, 2), (0, 1, 1), classes=("cat $", "dog"))
+    series = Series("s", [0.0, 1.0, 2.0], [0.0, 1.0, 2.0], form="points", points=points)
+    picture = drawn(Chart("k", "t", (series,), equal=True))
+    assert [text.get_text() for text in picture.legends[0].get_texts()] == [r"cat \$", "dog"]
+    many = replace(points, classes=tuple(map(str, range(100))))
+    assert not drawn(Chart("k", "t", (replace(series, points=many),), equal=True)).legends
+
+
+def test_names_in_pictures_do_not_stand_on_each_other() -> None:
+    def turned(count: int) -> float:
+        names = tuple(str(100 + at) for at in range(count))
+        chart = Chart("k", "t", (Series("s", range(count), [1.0] * count),), names=names)
+        (axes,) = drawn(chart).axes
+        return float(axes.get_xticklabels()[0].get_rotation())
+
+    assert turned(10) == 0
+    assert turned(40) == 60
+
+
+def test_a_logarithmic_picture_has_numbers() -> None:
+    (axes,) = drawn(Chart("k", "t", (Series("s", [1, 2], [0.84, 9.7]),), log_y=True)).axes
+    assert axes.get_yscale() == "log"
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["1", "2", "5", "10"]
 
 
 def test_png_writes_every_figure_of_the_page(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ from typing import Any
 
 from largemargin.report.charts import Chart, Number
 
+FEW = 12
+"""Points of a line that are marked: one alone would not be seen."""
+
 NARROW = 1000.0
 """Largest over smallest number up to which powers of ten alone would be too few marks."""
 

@@ -53,6 +53,8 @@ class Points:
     """Which data the indices are of: thumbnails are kept by it."""
     margin: str = "logit margin"
     """What the margins are called."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes, for a legend."""
 
 
 @dataclass(frozen=True)

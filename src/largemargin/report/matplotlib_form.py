@@ -6,11 +6,17 @@ from pathlib import Path
 from typing import Any
 
 from largemargin.errors import LargeMarginError
-from largemargin.report.axes import logarithmic
+from largemargin.report.axes import FEW, x_axis, y_axis
 from largemargin.report.charts import Chart, Heat, Series
 from largemargin.report.palette import LIGHT, MARKERS, light
 
 DPI = 200
+CROWDED = 60
+"""Letters of all names below an axis from which on they stand on each other."""
+
+LEGEND = 24
+"""Classes of a map of samples that are named."""
+
 LINES: dict[str, Any] = {
     "solid": "-",
     "dash": "--",
@@ -60,8 +66,7 @@ def draw(chart: Chart, picture: Any) -> None:
     axes.set_title(_text(chart.title), fontsize=10)
     axes.set_xlabel(_text(chart.x))
     axes.set_ylabel(_text(chart.y))
-    if logarithmic(chart):
-        axes.set_yscale("log")
+    _numbers(chart, axes)
     if chart.equal:
         axes.set_aspect("equal")
         axes.set_xticks([])
@@ -72,25 +77,51 @@ def draw(chart: Chart, picture: Any) -> None:
         _names(axes.xaxis, chart.names)
     if chart.zero:
         axes.axvline(0, color="0.4", linewidth=0.8)
-    if chart.percent_y:
-        from matplotlib.ticker import PercentFormatter
-
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     named = axes.get_legend_handles_labels()[1]
     if len(named) > 1:
-        picture.legend(loc="outside lower center", ncols=2 if len(named) > 2 else 3, fontsize=8)
+        ncols = 10 if chart.equal else 2 if len(named) > 2 else 3
+        size = 2.5 if chart.equal else 1  # points of a map are small
+        picture.legend(loc="outside lower center", ncols=ncols, fontsize=8, markerscale=size)
+
+
+def _numbers(chart: Chart, axes: Any) -> None:
+    """Numbers along the axes, as on the page."""
+    from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter
+
+    found = y_axis(chart)
+    if "type" in found:
+        axes.set_yscale("log")
+    if "tickvals" in found:
+        low, high = axes.get_ylim()
+        kept = [at for at, mark in enumerate(found["tickvals"]) if low <= mark <= high]
+        axes.set_yticks(
+            [found["tickvals"][at] for at in kept], [found["ticktext"][at] for at in kept]
+        )
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    if "range" in found:
+        axes.set_ylim(*found["range"])
+    if chart.percent_y:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    if chart.x in ("epoch", "step"):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if "range" in (along := x_axis(chart)):
+            axes.set_xlim(*along["range"])
 
 
 def _text(text: str) -> str:
     return str(text).replace("$", r"\$")
 
 
+def _short(name: str) -> str:
+    return _text(name if len(name) <= 18 else f"{name[:17]}…")
+
+
 def _names(axis: Any, names: tuple[str, ...]) -> None:
     step = max(1, -(-len(names) // 40))
     at = range(0, len(names), step)
-    shown = [_text(names[i]) if len(names[i]) <= 18 else _text(f"{names[i][:17]}…") for i in at]
+    shown = [_short(names[i]) for i in at]
     axis.set_ticks(list(at), shown, fontsize=7)
-    if axis.axis_name == "x" and max(map(len, shown), default=0) > 3:
+    if axis.axis_name == "x" and sum(map(len, shown)) > CROWDED:
         axis.set_tick_params(rotation=60)
 
 
@@ -114,6 +145,8 @@ def _curve(chart: Chart, series: Series, axes: Any) -> None:
         axes.fill_between(x, y, step="mid", color=color, alpha=0.12)
     else:
         style = {"linestyle": LINES[series.dash], "linewidth": 0.8 if series.faint else 1.6}
+        if len(x) <= FEW and not series.faint and not chart.solid:
+            style |= {"marker": "o", "markersize": 3.5}
         place = (x, y, _finite(series.z)) if chart.solid else (x, y)
         axes.plot(*place, color=color, alpha=0.45 if series.faint else 1, label=label, **style)
         _error_bars(series, axes)
@@ -130,7 +163,7 @@ def _error_bars(series: Series, axes: Any) -> None:
 
 def _samples(chart: Chart, series: Series, axes: Any) -> None:
     assert series.points is not None
-    labels = series.points.labels
+    labels, names = series.points.labels, series.points.classes
     for label in sorted(set(labels)):
         own = [at for at, each in enumerate(labels) if each == label]
         columns = (series.x, series.y, series.z) if chart.solid else (series.x, series.y)
@@ -140,6 +173,7 @@ def _samples(chart: Chart, series: Series, axes: Any) -> None:
             linewidths=0,
             color=LIGHT[label % len(LIGHT)],
             marker=MARKERS[label // len(LIGHT) % len(MARKERS)],
+            label=_short(names[label]) if len(names) <= LEGEND and label < len(names) else None,
         )
 
 

@@ -7,7 +7,7 @@ light or the dark theme.
 
 from typing import Any
 
-from largemargin.report.axes import x_axis, y_axis
+from largemargin.report.axes import FEW, x_axis, y_axis
 from largemargin.report.charts import Chart, Heat, Number, Series
 from largemargin.report.numbers import rounded
 from largemargin.report.palette import SCALE
@@ -60,7 +60,7 @@ def _trace(chart: Chart, series: Series) -> dict[str, Any]:
     else:
         made["type"] = "scatter3d" if chart.solid else "scatter"
         made["mode"] = "markers" if series.form == "points" else "lines"
-        if series.form == "line" and 0 < len(series.x) <= 12 and not series.faint:
+        if series.form == "line" and 0 < len(series.x) <= FEW and not series.faint:
             made["mode"] = "lines+markers"
         made["line"] = {"color": color, "dash": series.dash, "width": 1 if series.faint else 2}
         if series.form == "steps":

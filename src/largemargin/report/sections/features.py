@@ -64,6 +64,7 @@ def _charts(subject: Subject, found: Embeddings) -> list[Block]:
                                 found.predictions.get(condition, ()),
                                 found.margins.get(condition, ()),
                                 subject.data_key,
+                                classes=subject.classes,
                             ),
                         ),
                     ),
