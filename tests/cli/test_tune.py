@@ -1,6 +1,7 @@
 """``largemargin tune`` as a user runs it."""
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,11 @@ def test_files_and_report(tuned: tuple[Path, str]) -> None:
     rows = trials_in(folder)
     assert rows[0]["optimizer.lr"] == "0.05"
     assert "optimizer.clip_norm" not in rows[0]
-    assert "   2 of 2: accuracy" in out
-    assert "best: trial" in out
+    # The best is named as it was when it was told, and as its row and folder are.
+    assert "   2 of 2, trial 1: accuracy" in out
+    best = re.search(r"best: trial (\d+), validation accuracy ([\d.]+ %)", out)
+    assert best is not None
+    assert f"trial {best[1]}: accuracy {best[2]} after 1 epoch (" in out
     assert f"largemargin train --config runs/{folder.name}/best.yaml" in out
     assert (folder / "study.log").exists()
 
@@ -51,7 +55,7 @@ def test_more_trials_later(tuned: tuple[Path, str], capsys: pytest.CaptureFixtur
     assert cli.main(["tune", "--resume", str(folder), "--trials", "3"]) == 0
     assert trials_in(folder)[:2] == before
     assert len(trials_in(folder)) == 3
-    assert "   3 of 3:" in capsys.readouterr().out
+    assert "   3 of 3, trial 2:" in capsys.readouterr().out
 
 
 def test_a_folder_of_another_search_is_left_alone(

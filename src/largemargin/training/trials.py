@@ -105,7 +105,8 @@ def line(trial: Trial, select: str) -> str:
     ends = {"complete": "", "pruned": ", stopped early", "diverged": ", diverged"}
     end = ends.get(trial.state, f", {trial.state}")
     settings = ", ".join(f"{short(path)} {shown(value)}" for path, value in trial.settings.items())
-    return f"{_score(select, trial.value)} after {trial.epochs} epochs{end} ({settings})"
+    epochs = f"{trial.epochs} epoch{'' if trial.epochs == 1 else 's'}"
+    return f"{_score(select, trial.value)} after {epochs}{end} ({settings})"
 
 
 def short(path: str) -> str:

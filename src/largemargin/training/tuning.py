@@ -85,7 +85,9 @@ def tune(
     while len(_finished(opened)) < trials:
         opened.optimize(search, n_trials=1)
         found = _write(place, config, opened)
-        say(f"{len(found.finished):>4} of {trials}: {line(found.trials[-1], config.select)}")
+        last = found.trials[-1]
+        told = f"{len(found.finished):>4} of {trials}, trial {last.number}"
+        say(f"{told}: {line(last, config.select)}")
     return _write(place, config, opened)
 
 
