@@ -88,9 +88,9 @@ def changes(subjects: Subjects) -> list[Block]:
             numeric=(1, 2, *range(4, len(heads))),
         ),
         Note(
-            f"The interval is about the {base.samples or 0:,} test images alone. Each model is one "
-            "training run, and another seed moves every number of it: whether a method is better "
-            "than luck takes several.",
+            f"The interval is about accuracy on {base.samples or 0:,} test images; other columns "
+            "have none. Each model is one training run, and another seed moves every number of it: "
+            "whether a method is better than luck takes several.",
             f"largemargin compare --methods {_methods(others)} --seeds 5",
         ),
     ]
