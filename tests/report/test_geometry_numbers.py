@@ -25,7 +25,7 @@ def arrays(scale: float = 1.0) -> lm.Geometry:
 def test_collapse_and_rejection_are_on_the_page(tmp_path: Path) -> None:
     found = arrays()
     page = Page(report({"one": found}, tmp_path / "report.html"))
-    rows = {row[0]: row[2] for row in page.tables["table-geometry"][1:]}
+    rows = {row[0]: row[1] for row in page.tables["table-geometry"][1:]}
     assert found.collapse is not None
     assert found.compactness is not None
     for words, value in (
@@ -45,7 +45,7 @@ def test_features_twice_as_long_are_not_twice_as_good(tmp_path: Path) -> None:
     """T_alpha of LMD Proposition 4.4 doubles every distance and changes no prediction."""
     page = Page(report({"short": arrays(), "long": arrays(2.0)}, tmp_path / "report.html"))
     for row in page.tables["table-geometry"][1:]:
-        assert row[2] == row[3], row
+        assert row[1] == row[2], row
     quantiles = page.tables["table-quantiles-distance"]
     assert quantiles[1][1:] == quantiles[2][1:]
     chart = page.payload["charts"]["margins-distance"]

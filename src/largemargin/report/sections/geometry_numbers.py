@@ -88,13 +88,13 @@ def _table(measured: list[Subject]) -> Table:
     for name, good, read, show in (*ROWS, *_layer_rows(measured)):
         values = [read(_geometry(each)) for each in measured]
         if any(value is not None for value in values):
-            rows.append((text_cell(name), text_cell(good), *(show(value) for value in values)))
+            rows.append((text_cell(name), *(show(value) for value in values), text_cell(good)))
     return Table(
-        ("quantity", "good is", *(each.title for each in measured)),
+        ("quantity", *(each.title for each in measured), "good is"),
         tuple(rows),
         caption="Geometry in numbers: cosines and ratios, which do not grow with the features",
         key="geometry",
-        numeric=tuple(range(2, 2 + len(measured))),
+        numeric=tuple(range(1, 1 + len(measured))),
     )
 
 
