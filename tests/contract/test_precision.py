@@ -14,6 +14,7 @@ from contract.problems import (
 )
 from contract.situations import huge_logits, on_prototype, zero_features
 from contract.zoo import NAMES, ZOO, build, resolve
+from largemargin import class_stats
 from largemargin.losses import LOSSES
 
 SIZES = Sizes(6, 4, 3)
@@ -97,3 +98,22 @@ def test_state_stays_single_precision_in_a_half_precision_model(name, half):
         for key, buffer in loss.named_buffers():
             if key.rpartition(".")[2] in state:
                 assert buffer.dtype == torch.float32, key
+
+
+@pytest.mark.parametrize("impl", ["dense", "chunked"])
+@pytest.mark.parametrize("precision", ["highest", "bf16"])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_backward_pass_inside_autocast_keeps_its_precision(impl, precision, create_graph):
+    """The engine runs in the caller's thread: autocast would round the gradients, and in blocks
+    the statistics no longer fit their dtype."""
+    problem = random_problem(Sizes(6, 50, 16), dtype=torch.float32, seed=54)
+    leaves = [problem.features.requires_grad_(), problem.prototypes.requires_grad_()]
+    found = []
+    for inside in (False, True):
+        stats = class_stats(*leaves, problem.labels, impl=impl, precision=precision)
+        value = (stats.rest + 0.5 * stats.spread - stats.target).sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            found.append(torch.autograd.grad(value, leaves, create_graph=create_graph))
+    for outer, inner in zip(*found, strict=True):
+        assert inner.dtype == torch.float32
+        assert torch.equal(inner, outer)

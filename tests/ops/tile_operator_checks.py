@@ -9,6 +9,7 @@ from contract.problems import Sizes, assert_close, random_problem, value_and_gra
 from contract.zoo import ZOO, build, supporting
 from ops.tile_problems import Problem, made
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import largemargin.functional as LF
 from largemargin import ArcFace, CosFace, CrossEntropy, Kobayashi, class_stats
@@ -33,6 +34,31 @@ def operands(normalize: bool, bias: bool, transposed: bool = False) -> tuple[Any
     given = problem.bias.requires_grad_() if problem.bias is not None else None
     columns = problem.prototypes.requires_grad_()
     return rows.requires_grad_(), columns, given, problem.labels, normalize, "highest", ALL
+
+
+def test_a_backward_pass_inside_autocast_keeps_its_precision() -> None:
+    problem = made(5, 40, 16)
+    leaves = problem.features.requires_grad_(), problem.prototypes.requires_grad_()
+    found = []
+    for inside in (False, True):
+        value = CosFace(impl="triton", precision="highest")(*leaves, problem.labels)
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            found.append(torch.autograd.grad(value, leaves))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+def test_second_derivatives_under_activation_checkpointing() -> None:
+    """What a forward pass saved is handed out once only there."""
+    problem = made(4, 9, 3)
+    features = problem.features.requires_grad_()
+    given = features, problem.prototypes, problem.labels
+    loss = CosFace(impl="triton", precision="highest")
+    found = []
+    for value in (loss(*given), checkpoint(loss, *given, use_reentrant=False)):
+        with pytest.warns(UserWarning, match="second derivative"):
+            (slope,) = torch.autograd.grad(value, features, create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), features)[0])
+    torch.testing.assert_close(*found)
 
 
 # The checker looks at .grad of what it was given and of what it makes of that.

@@ -21,7 +21,7 @@ from largemargin.errors import LargeMarginError
 from largemargin.losses.terms import drawn_matrix
 from largemargin.ops import class_stats
 from largemargin.ops._sharded import sampled_classes
-from largemargin.ops.class_stats import STATISTICS
+from largemargin.ops.class_stats import STATISTICS, Impl
 from largemargin.ops.shards import ClassSample, class_range
 from largemargin.prototypes import ShardedClassHead
 
@@ -207,8 +207,19 @@ def test_a_sampled_loss_is_not_computed_twice() -> None:
     value = checkpoint(lm.CosFace(), x, head, LABELS, use_reentrant=False)
     with pytest.raises(LargeMarginError, match="Checkpoint the backbone only"):
         value.backward()
-    head.sample_rate = 1.0
-    checkpoint(lm.CosFace(), x, head, LABELS, use_reentrant=False).backward()
+
+
+@NEEDS_GLOO
+@pytest.mark.parametrize("impl", ["dense", "chunked"])
+def test_a_loss_may_be_computed_twice(place: str, impl: Impl) -> None:
+    """Activation checkpointing hands out what was saved once only."""
+    head, x, loss = make(), features(), lm.CosFace(impl=impl)
+    leaves = x, head.weight
+    value = checkpoint(loss, x, head, LABELS, use_reentrant=False)
+    want = torch.autograd.grad(loss(x, head, LABELS), leaves)
+    assert_close(torch.autograd.grad(value, leaves), want)
+    value = checkpoint(loss, x, head, LABELS, use_reentrant=False)
+    assert_close(torch.autograd.grad(value, leaves, create_graph=True), want)
 
 
 @NEEDS_GLOO

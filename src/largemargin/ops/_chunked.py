@@ -148,19 +148,23 @@ class _ChunkedStats(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.no_grad():
-            results = _backward(ctx, grads)
+        saved = ctx.saved_tensors  # read once: activation checkpointing allows no more
+        # The caller's autocast would reach the products here: the engine runs in its thread.
+        with torch.no_grad(), torch.autocast(saved[0].device.type, enabled=False):
+            results = _backward(ctx, saved, grads)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             anchors = [grad for grad in grads if grad is not None and grad.requires_grad]
             results = tuple(
-                None if result is None else _Once.apply(result, *ctx.saved_tensors[:3], *anchors)
+                None if result is None else _Once.apply(result, *saved[:3], *anchors)
                 for result in results
             )
         return (*results, None, None, None, None, None)
 
 
-def _backward(ctx: Any, grads: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-    rows, columns, bias, labels, rival_index, rival, mass, moment = ctx.saved_tensors
+def _backward(
+    ctx: Any, saved: tuple[Tensor, ...], grads: tuple[Tensor, ...]
+) -> tuple[Tensor | None, ...]:
+    rows, columns, bias, labels, rival_index, rival, mass, moment = saved
     normalize_columns, precision, flags, block = ctx.settings
     want_target, want_rival, want_rest, want_spread, want_mean = flags
     grad_target, grad_rival, grad_rest, grad_spread, grad_mean = grads[:5]

@@ -240,14 +240,15 @@ class _Combine(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors  # read once: activation checkpointing allows no more
         with torch.no_grad():
-            result = _backward(ctx, grads[0])
+            result = _backward(ctx, saved, grads[0])
         # Of the statistics too: a loss that is linear in them sends a gradient without a graph.
-        return once(result, grads[0], ctx.saved_tensors[0]), None, None, None, None, None, None
+        return once(result, grads[0], saved[0]), None, None, None, None, None, None
 
 
-def _backward(ctx: Any, grad: Tensor) -> Tensor:
-    rows, result, wins, count, total = ctx.saved_tensors
+def _backward(ctx: Any, saved: tuple[Tensor, ...], grad: Tensor) -> Tensor:
+    rows, result, wins, count, total = saved
     names, processes = ctx.names, len(ctx.sizes)
     # What the other processes' losses ask of their samples, about the classes here.
     everyone = gather_rows(grad.T.contiguous(), ctx.sizes, ctx.group).T / processes

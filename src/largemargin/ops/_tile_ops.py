@@ -250,11 +250,18 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
 
 
 def _backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    rows, columns, bias, labels, found, rival_index, inverse, *kept = ctx.saved_tensors
     if grad is None:
         return (None,) * 7
+    # The caller's autocast would reach the products here: the engine hands it on.
+    with torch.autocast(grad.device.type, enabled=False):
+        return _gradients(ctx, grad)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors  # read once: activation checkpointing allows no more
+    rows, columns, bias, labels, found, rival_index, inverse, *kept = saved
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return (*_dense_gradients(ctx, grad), None, None, None, None)
+        return (*_dense_gradients(ctx, rows, columns, bias, labels, grad), None, None, None, None)
     needs = sum(bit for bit, needed in zip((1, 2, 4), ctx.needs_input_grad, strict=False) if needed)
     operands = rows, columns, bias, labels, found, rival_index, inverse, grad[:5].contiguous()
     results: tuple[Tensor, Tensor, Tensor]
@@ -277,9 +284,10 @@ _tile_stats.register_autograd(_backward, setup_context=_setup)
 _tile_stats_keeping.register_autograd(_backward, setup_context=_setup)
 
 
-def _dense_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _dense_gradients(
+    ctx: Any, rows: Tensor, columns: Tensor, bias: Tensor | None, labels: Tensor, grad: Tensor
+) -> tuple[Tensor | None, ...]:
     """Gradients that can be differentiated again, by way of all the logits."""
-    rows, columns, bias, labels = ctx.saved_tensors[:4]
     normalize, precision, want = ctx.settings
     warnings.warn(
         f'A second derivative was asked for (create_graph=True): impl="triton" computes it like '
@@ -298,6 +306,7 @@ def _dense_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         outputs = [value for value in stats.values() if value is not None]
         wanted = [grad[ORDER.index(name)] for name in names]
         needed = ctx.needs_input_grad[:3]
-        inputs = [x for x, asked in zip((rows, columns, bias), needed, strict=True) if asked]
+        given = zip((rows, columns, bias), needed, strict=True)
+        inputs = [x for x, asked in given if asked and x is not None]
         found = iter(torch.autograd.grad(outputs, inputs, wanted, create_graph=True))
     return tuple(next(found) if asked else None for asked in needed)

@@ -108,7 +108,9 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         a, b = ctx.saved_tensors
-        return matmul(grad, b.T, ctx.precision), matmul(a.T, grad, ctx.precision), None
+        # The caller's autocast would reach the products here: the engine runs in its thread.
+        with torch.autocast(grad.device.type, enabled=False):
+            return matmul(grad, b.T, ctx.precision), matmul(a.T, grad, ctx.precision), None
 
 
 def matmul(a: Tensor, b: Tensor, precision: str | None) -> Tensor:
