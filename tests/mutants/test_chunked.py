@@ -124,3 +124,23 @@ def test_compiled_code_puts_gradients_together_from_parts(monkeypatch):
         monkeypatch.setattr(_chunked, "block_size", lambda *_: 2)
     assert torch.equal(*found)
     assert found[0].abs().sum() > 1
+
+
+@pytest.mark.parametrize("label", [2, 5])
+def test_blocks_of_bias_minus_infinity_are_not_there(monkeypatch, label):
+    """Before, around and after the others: as without these classes."""
+    monkeypatch.setattr(_chunked, "block_size", lambda *_: 2)
+    logits = torch.tensor([[3.0, 1.0, 0.5, 2.0, 4.0, 1.5, 2.5, 0.0]])
+    masked = torch.tensor([True, True, False, False, True, False, True, True])
+    bias = torch.zeros(8).masked_fill(masked, -torch.inf)
+    whole = form(logits)._replace(columns=logits.T.clone().requires_grad_(), column_bias=bias)
+    want = ("target", "rival", "rest")
+    target, rival, index, rest, _, _ = _chunked.chunked_stats(whole, torch.tensor([label]), want)
+    others = [place for place in (2, 3, 5) if place != label]
+    assert target.item() == logits[0, label]
+    assert rival.item() == logits[0, 3] == 2.0
+    assert index.item() == 3
+    assert rest.item() == pytest.approx(logits[0, others].logsumexp(0).item())
+    (gradient,) = torch.autograd.grad(rest, whole.columns)
+    assert gradient[others, 0].tolist() == pytest.approx(logits[0, others].softmax(0).tolist())
+    assert not gradient[masked].any()

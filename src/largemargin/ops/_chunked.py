@@ -95,11 +95,12 @@ class _ChunkedStats(torch.autograd.Function):
         num_samples, num_classes = rows.shape[0], columns.shape[0]
         # A label outside [0, C) is in no block: its target stays NaN, and so do the others below.
         target = rows.new_full((num_samples,), torch.nan)
-        rival = rows.new_full((num_samples,), -torch.inf)
+        # Stands for minus infinity, in the target's column too: finite, so that 0 times it is 0,
+        # and so that a block of classes whose biases are minus infinity adds nothing.
+        hidden = torch.finfo(rows.dtype).min / 4
+        rival = rows.new_full((num_samples,), hidden)
         rival_index = torch.zeros_like(labels)
         mass, moment, total = (rows.new_zeros(num_samples) for _ in range(3))
-        # Stands for minus infinity in the target's column: finite, so that 0 times it is 0.
-        hidden = torch.finfo(rows.dtype).min / 4
         for start in range(0, num_classes, block):
             stop = min(start + block, num_classes)
             logits, _, _ = _block_logits(
