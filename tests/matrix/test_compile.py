@@ -146,6 +146,29 @@ def test_options_compile(option: str) -> None:
         torch.testing.assert_close(got, want, rtol=1e-6, atol=atol)
 
 
+NUMBERS = {
+    "arcface": "margin",
+    "cosface": "margin",
+    "discriminative": "margin",
+    "kobayashi": "strength",
+    "lm_softmax": "scale",
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_losses_with_other_numbers_compile_in_the_same_process(name: str) -> None:
+    """From the second value on the compiler takes a number for a variable, in checks too."""
+    given, key = problem(), NUMBERS[name]
+    for number in (0.5, 0.4, 0.3, 0.2):
+        eager, traced = (build(name, **{key: number}) for _ in range(2))
+        want = value_and_gradients(eager, given)
+        got = value_and_gradients(traced, given, compiled(traced, AOT))
+        torch.testing.assert_close(got[0], want[0], rtol=1e-6, atol=1e-6)
+        for leaf, gradient in want[1].items():
+            torch.testing.assert_close(got[1][leaf], gradient, rtol=1e-5, atol=1e-5)
+    assert graphs() == 2
+
+
 def test_soft_targets_and_sample_weights_compile() -> None:
     loss, given = build("cosface"), problem()
     soft = torch.softmax(torch.randn(len(given["labels"]), CLASSES), 1)
