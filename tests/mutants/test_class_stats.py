@@ -7,6 +7,7 @@ import pytest
 import torch
 from mutants.threads import Ranks
 
+from largemargin import CosFace
 from largemargin.errors import LargeMarginError
 from largemargin.ops import class_stats, class_stats_from_logits
 from largemargin.ops.boundary import paired_boundary_distance
@@ -23,6 +24,25 @@ LABELS = torch.tensor([0, 2])
 def test_soft_targets_are_refused_where_logits_are_not_kept(impl):
     with pytest.raises(LargeMarginError, match=f'impl="{impl}" was asked for with soft targets'):
         class_stats(torch.ones(2, 3), torch.eye(3), torch.ones(2, 3) / 3, impl=impl)
+
+
+@pytest.mark.parametrize("impl", ["chunked", "triton"])
+def test_transforms_of_torch_func_are_refused_where_they_cannot_look_inside(monkeypatch, impl):
+    monkeypatch.setattr(module, "missing", lambda *_: None)
+
+    def rest(rows, how):
+        return class_stats(rows, LOGITS, LABELS, impl=how).rest.sum()
+
+    with pytest.raises(LargeMarginError, match=f'impl="{impl}" was asked for under a torch.func'):
+        torch.func.grad(rest)(LOGITS, impl)
+    want = torch.func.grad(rest)(LOGITS, "dense")
+    monkeypatch.setattr(module, "DENSE_LIMIT", 1)  # too many logits for "dense" otherwise
+    assert torch.equal(torch.func.grad(rest)(LOGITS, "auto"), want)
+
+
+def test_smoothed_labels_are_soft_targets_too():
+    with pytest.raises(LargeMarginError, match=r"label_smoothing.*lm\.LabelSmoothing"):
+        CosFace(label_smoothing=0.1, impl="chunked")(LOGITS, LOGITS, torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from largemargin.errors import (
     check_choice,
     check_inputs,
     check_logits,
+    plain_eager,
 )
 from largemargin.ops._chunked import chunked_stats
 from largemargin.ops._dense import dense_stats
@@ -98,8 +99,8 @@ def class_stats(
         impl: "dense" keeps the (N, C) logits and is twice differentiable; "chunked" goes over the
             classes in blocks, saves no (N, C) buffer and recomputes them in the backward pass;
             "triton" does so in fused kernels, on a GPU. "auto" takes "dense" up to 4 million logits
-            and for soft targets, else "triton" on a GPU where products are bfloat16, else
-            "chunked". It never changes the result beyond rounding.
+            and for soft targets, and under ``torch.func`` transforms; else "triton" on a GPU where
+            products are bfloat16, else "chunked". It never changes the result beyond rounding.
         precision: of the matrix products: "highest", "tf32", "bf16", or None for that of the
             inputs (bfloat16 under autocast). Statistics are float32 or float64.
         validate: check label values. None: only in eager mode on the CPU.
@@ -135,7 +136,13 @@ def class_stats(
     if soft and impl in ("chunked", "triton"):
         raise LargeMarginError(
             f'impl="{impl}" was asked for with soft targets, which are an (N, C) matrix '
-            'themselves. Pass impl="auto" or "dense", or hard labels.'
+            'themselves, as are those of label_smoothing. Pass impl="auto" or "dense", or hard '
+            "labels; lm.LabelSmoothing smooths those of cross entropy without a matrix."
+        )
+    if impl in ("chunked", "triton") and _transformed():
+        raise LargeMarginError(
+            f'impl="{impl}" was asked for under a torch.func transform (grad, vmap, jacrev, ...), '
+            'which cannot look into it. Pass impl="auto" or "dense", or use torch.autograd.grad.'
         )
     resolved = resolve_precision(precision, features, prototypes)
     if impl == "auto":
@@ -164,10 +171,15 @@ def class_stats(
 
 
 def _choose(features: Tensor, prototypes: Tensor, soft: bool, precision: str | None) -> Impl:
-    if soft or features.shape[0] * prototypes.shape[0] <= DENSE_LIMIT:
+    if soft or features.shape[0] * prototypes.shape[0] <= DENSE_LIMIT or _transformed():
         return "dense"
     fast = features.is_cuda and precision == "bf16" and missing(features, prototypes) is None
     return "triton" if fast else "chunked"
+
+
+def _transformed() -> bool:
+    """Under ``torch.func``, which differentiates what is made of torch's own operations alone."""
+    return not (torch.compiler.is_compiling() or plain_eager())
 
 
 def _check_triton(features: Tensor, prototypes: Tensor) -> None:
