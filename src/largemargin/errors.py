@@ -8,6 +8,7 @@ accelerator stalls it and a traced graph cannot branch on it.
 
 import math
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -75,6 +76,17 @@ def check_number(
         raise LargeMarginError(
             f"{name} must be {wanted}, but {value!r} was given.{' ' + hint if hint else ''}"
         )
+
+
+def check_count(
+    name: str, value: int, *, at_least: int, at_most: int | None = None, hint: str = ""
+) -> None:
+    """Check a whole number, also one of NumPy, against closed limits."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise LargeMarginError(
+            f"{name} must be a whole number, but {value!r} was given.{' ' + hint if hint else ''}"
+        )
+    check_number(name, int(value), at_least=at_least, at_most=at_most, hint=hint)
 
 
 def check_matrix(name: str, tensor: Tensor, axes: str) -> None:

@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -310,6 +311,9 @@ def test_meta_device_then_materialise():
     ("build", "message"),
     [
         (lambda: ClassHead(0, 5), "in_features must be a finite number >= 1, but 0 was given"),
+        (lambda: ClassHead(6.5, 5), "in_features must be a whole number, but 6.5 was given"),
+        (lambda: ClassHead(6, 5.0), "num_classes must be a whole number, but 5.0 was given"),
+        (lambda: ClassHead(6, "5"), "num_classes must be a whole number, but '5' was given"),
         (lambda: ClassHead(6, 1), "at least 2 classes are needed, but 1 was given"),
         (lambda: ClassHead(6, 5, similarity="l2"), "similarity must be one of 'dot', .* but 'l2'"),
         (lambda: ClassHead(6, 5, scale=0.0), "scale must be a finite number > 0, but 0.0"),
@@ -320,9 +324,22 @@ def test_meta_device_then_materialise():
         (lambda: ClassHead(6, 5)(torch.ones(2, 6, dtype=torch.long)), "must be floating point"),
         (lambda: ClassHead(6, 5).predict(torch.ones(2, 6), 6), "There are 5 classes to rank"),
         (lambda: ClassHead(6, 5).predict(torch.ones(2, 6), 0), "k must be a finite number >= 1"),
+        (lambda: ClassHead(6, 5).predict(torch.ones(2, 6), 1.5), "k must be a whole number"),
+        (
+            lambda: ClassHead(6, 5).predict(torch.ones(2, 6), chunk_size=2.5),
+            "chunk_size must be a whole number, but 2.5 was given",
+        ),
         (lambda: ClassHead(6, 5).predict(torch.ones(2, 6), chunk_size=0), "It counts classes"),
     ],
 )
 def test_errors_name_the_argument_and_the_fix(build, message):
     with pytest.raises(LargeMarginError, match=message):
         build()
+
+
+def test_whole_numbers_of_numpy_count():
+    head = ClassHead(np.int64(6), np.int32(5))
+    assert head.predict(torch.ones(2, 6), np.int64(3), chunk_size=np.int64(2)).classes.shape == (
+        2,
+        3,
+    )

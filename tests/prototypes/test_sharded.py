@@ -283,6 +283,10 @@ def test_state_is_exchanged_with_a_class_head(place: str) -> None:
     assert_close(cut.to_head().bias, linear.bias)
     again = copy.deepcopy(head)
     assert_close(again.to_head().weight, head.to_head().weight)
+    head.load_state_dict(plain.state_dict(), assign=True)
+    assert_close(head.to_head().weight, plain.weight)
+    if place == "grouped":  # no view, which would hold on to the rows of the other processes
+        assert head.weight.to_local().data_ptr() != plain.weight.data_ptr()
     with pytest.raises(RuntimeError, match="size mismatch"):
         head.load_state_dict(lm.ClassHead(D, C + 1, dtype=torch.float64).state_dict())
     if place == "alone":
@@ -335,6 +339,7 @@ def test_ranges_cover_all_classes_as_chunks_do(num_classes: int, processes: int)
     ("options", "message"),
     [
         ({"sample_rate": 0.0}, "sample_rate must be a finite number > 0 and <= 1"),
+        ({"seed": 0.5}, "seed must be a whole number, but 0.5 was given"),
         ({"sample_rate": 1.5}, "sample_rate must be"),
         ({"seed": -1}, "seed must be"),
         ({"mesh": 4}, "mesh must be a torch.distributed DeviceMesh, but int"),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from largemargin.errors import (
     LargeMarginError,
     check_choice,
+    check_count,
     check_num_classes,
     check_number,
 )
@@ -72,7 +73,8 @@ class ClassHead(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_number("in_features", in_features, at_least=1)
+        check_count("in_features", in_features, at_least=1)
+        check_count("num_classes", num_classes, at_least=0)
         check_num_classes(num_classes)
         check_choice("similarity", similarity, SIMILARITIES)
         check_number("scale", scale, above=0, hint="It multiplies every logit.")

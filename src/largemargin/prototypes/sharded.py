@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from largemargin.errors import LargeMarginError, check_number
+from largemargin.errors import LargeMarginError, check_count, check_number
 from largemargin.ops import similarity_logits
 from largemargin.ops.distributed import world_size
 from largemargin.ops.shards import (
@@ -110,7 +110,7 @@ class ShardedClassHead(ClassHead):
             dtype=dtype,
         )
         check_number("sample_rate", sample_rate, above=0, at_most=1, hint="1 takes all classes.")
-        check_number("seed", seed, at_least=0)
+        check_count("seed", seed, at_least=0)
         self.sample_rate = float(sample_rate)
         self.seed = seed
         self.draws = 0
@@ -237,7 +237,7 @@ class ShardedClassHead(ClassHead):
         Each process ranks its own classes for all samples, and the best of the best are taken:
         R k candidates per sample are exchanged. Equal logits are ordered by class index.
         """
-        check_number(
+        check_count(
             "k", k, at_least=1, at_most=self.num_classes, hint="It counts classes to return."
         )
         flat = flat_features(features, self.in_features)
@@ -293,14 +293,17 @@ class ShardedClassHead(ClassHead):
         """:meth:`ClassHead.to_linear` of :meth:`to_head`."""
         return self.to_head().to_linear()
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, meta: Any, *rest: Any) -> None:
+        kept = meta.get("assign_to_params_buffers", False)
         for name in ("weight", "bias"):
             value, own = state_dict.get(prefix + name), getattr(self, name)
             fits = value is not None and own is not None and value.shape == own.shape
             if fits and is_sharded(own) and not is_sharded(value):
                 mine = value[self.local_classes.start : self.local_classes.stop]
+                # Kept as it is, a part would keep the rows of all processes in memory.
+                mine = mine.clone() if kept else mine
                 state_dict[prefix + name] = _sharded(mine, own.shape, own.device_mesh)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        super()._load_from_state_dict(state_dict, prefix, meta, *rest)
 
     def extra_repr(self) -> str:
         mesh, mine = self.mesh, self.local_classes

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_number
+from largemargin.errors import LargeMarginError, check_count
 from largemargin.ops import similarity_logits
 from largemargin.ops._tile_ops import missing
 from largemargin.ops._tile_top import tile_top
@@ -102,7 +102,7 @@ def top_classes(
         Prediction(scores=tensor([[4., 3.]]), classes=tensor([[1, 0]]))
     """
     num_samples, num_classes = features.shape[0], prototypes.shape[0]
-    check_number(
+    check_count(
         "k", k, at_least=1, at_most=num_classes, hint=f"There are {num_classes} classes to rank."
     )
     if chunk_size is None and _by_tiles(features, prototypes, precision):
@@ -123,7 +123,7 @@ def top_classes(
             return Prediction(scores * factor, classes)
     if chunk_size is None:
         chunk_size = max(CHUNK_ELEMENTS // max(num_samples, 1), 256)
-    check_number("chunk_size", chunk_size, at_least=1, hint="It counts classes.")
+    check_count("chunk_size", chunk_size, at_least=1, hint="It counts classes.")
     best: tuple[Tensor, Tensor] | None = None
     for start in range(0, num_classes, chunk_size):
         chunk = slice(start, start + chunk_size)
