@@ -195,6 +195,11 @@ def check_inputs(
             "(D, C)."
         )
     check_num_classes(prototypes.shape[0])
+    if bias is not None and not isinstance(bias, Tensor):
+        raise LargeMarginError(
+            f"bias must be a tensor of shape (C,), but {type(bias).__name__} was given. Convert it "
+            "with torch.as_tensor."
+        )
     if bias is not None and tuple(bias.shape) != (prototypes.shape[0],):
         raise LargeMarginError(
             f"bias must have shape (C,) = ({prototypes.shape[0]},), but its shape is "

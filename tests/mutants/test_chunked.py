@@ -144,3 +144,11 @@ def test_blocks_of_bias_minus_infinity_are_not_there(monkeypatch, label):
     (gradient,) = torch.autograd.grad(rest, whole.columns)
     assert gradient[others, 0].tolist() == pytest.approx(logits[0, others].softmax(0).tolist())
     assert not gradient[masked].any()
+
+
+def test_many_gradients_at_once_are_refused():
+    columns = torch.eye(3).requires_grad_()
+    whole = form(torch.eye(3))._replace(columns=columns)
+    rest = _chunked.chunked_stats(whole, torch.tensor([0, 1, 2]), ("rest",))[3]
+    with pytest.raises(LargeMarginError, match=r'one gradient at a time.*impl="dense"'):
+        torch.autograd.grad(rest, columns, torch.eye(3), is_grads_batched=True)

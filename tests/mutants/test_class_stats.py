@@ -92,3 +92,8 @@ def test_ranks_gather_vectors_of_any_length(monkeypatch):
     ranks = Ranks(3, monkeypatch)
     found = ranks.run(lambda rank: gather_ragged(torch.arange(rank), -1).tolist())
     assert found == [[-1, -1, 0, -1, 0, 1]] * 3
+
+
+def test_a_bias_is_a_tensor():
+    with pytest.raises(LargeMarginError, match=r"bias must be a tensor of shape \(C,\), but list"):
+        class_stats(LOGITS, LOGITS, torch.tensor([0, 1]), bias=[0.0, 0.0])

@@ -5,6 +5,7 @@ import io
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from largemargin.ops import class_stats
 from largemargin.ops._sharded import sampled_classes
 from largemargin.ops.class_stats import STATISTICS, Impl
 from largemargin.ops.shards import ClassSample, class_range
+from largemargin.optim import HeadSGD, RowwiseAdam
 from largemargin.prototypes import ShardedClassHead
 
 D, C = 4, 7
@@ -200,6 +202,20 @@ def test_sampling_is_for_training_only_and_leaves_others_without_gradient() -> N
     moved = head.weight.grad.abs().sum(1).nonzero().squeeze(1).tolist()
     assert moved == kept != list(range(C))
     assert_close(lm.CosFace(scale=8.0)(x, head.eval(), LABELS), loss(x, head.to_head(), LABELS))
+
+
+@pytest.mark.parametrize("build", [HeadSGD, RowwiseAdam])
+def test_lazy_optimizers_leave_classes_alone_that_were_not_drawn(build: Any) -> None:
+    head = make(sample_rate=0.3)
+    optimizer = build(head.parameters(), lr=0.1, weight_decay=0.1, lazy=True)
+    for draw in range(3):
+        before = head.weight.detach().clone()
+        optimizer.zero_grad()
+        lm.CosFace(scale=8.0)(features(), head, LABELS).backward()
+        optimizer.step()
+        drawn = sampled_classes(ClassSample(0.3, 0, draw), 0, C, LABELS).tolist()
+        moved = (head.weight != before).any(1).nonzero().squeeze(1).tolist()
+        assert moved == drawn != list(range(C))
 
 
 def test_a_sampled_loss_is_not_computed_twice() -> None:

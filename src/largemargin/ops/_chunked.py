@@ -8,7 +8,7 @@ from torch import Tensor
 from largemargin.errors import LargeMarginError
 from largemargin.ops._dense import Stats
 from largemargin.ops.product import multiply
-from largemargin.ops.rows import unit_rows
+from largemargin.ops.rows import batched_gradient, unit_rows
 from largemargin.ops.similarity import AffineForm
 
 BLOCK_ELEMENTS = 2**20
@@ -149,6 +149,11 @@ class _ChunkedStats(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if not torch.compiler.is_compiling() and any(map(batched_gradient, grads)):
+            raise LargeMarginError(
+                'impl="chunked" takes one gradient at a time, but many were given at once '
+                '(is_grads_batched=True, or a vectorized jacobian). Pass impl="dense".'
+            )
         saved = ctx.saved_tensors  # read once: activation checkpointing allows no more
         # The caller's autocast would reach the products here: the engine runs in its thread.
         with torch.no_grad(), torch.autocast(saved[0].device.type, enabled=False):

@@ -23,7 +23,7 @@ def promote(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def _batched_gradient(x: Tensor) -> bool:
+def batched_gradient(x: Tensor) -> bool:
     """Many gradients at once, by ``autograd.grad(is_grads_batched=True)``: nothing in place."""
     batched: bool = torch._C._functorch.is_legacy_batchedtensor(x)
     return batched
@@ -121,7 +121,7 @@ class _SafeNorm(torch.autograd.Function):
     def backward(ctx: Any, grad_norm: Tensor, grad_inverse: Tensor) -> tuple[Tensor, None]:
         x, inverse = ctx.saved_tensors
         factor = grad_norm - grad_inverse * inverse * inverse
-        if torch.is_grad_enabled() or not plain_eager() or _batched_gradient(factor):
+        if torch.is_grad_enabled() or not plain_eager() or batched_gradient(factor):
             return factor * (x * inverse), None
         return (x * inverse).mul_(factor), None  # one array of the size of x, not two
 

@@ -59,12 +59,12 @@ class ShardedClassHead(ClassHead):
     **Sampling.** With ``sample_rate`` r < 1, in training mode, a loss sees the classes of the joint
     batch and each other class with probability r (as PartialFC, An et al. 2022), drawn anew for
     every loss value. Time and memory of the statistics shrink by r; gradients are dense, and 0 for
-    classes that were not drawn (an optimizer with momentum or decay still moves those). The loss
-    is then another one: ``rest`` misses the mass of what was not drawn, so with many rivals of
-    similar logits it is too small by about log(1/r), as if the margin were smaller by log(1/r)/s;
-    ``rival`` is at most the true one; only ``mean`` is unbiased but for the classes of the batch,
-    which are always in. The sample depends on ``seed``, on how many were drawn before (``draws``)
-    and on the class, not on the number of processes.
+    classes that were not drawn (momentum and decay still move those, unless the optimizer of
+    :mod:`largemargin.optim` is ``lazy``). The loss is then another one: ``rest`` misses the mass of
+    what was not drawn, so with many rivals of similar logits it is too small by about log(1/r), as
+    if the margin were smaller by log(1/r)/s; ``rival`` is at most the true one; only ``mean`` is
+    unbiased but for the classes of the batch, which are always in. The sample depends on ``seed``,
+    on how many were drawn before (``draws``) and on the class, not on the number of processes.
 
     **Checkpoints.** ``torch.distributed.checkpoint`` saves the state as one (C, D) tensor, which
     any number of processes can load. ``load_state_dict`` also takes the state of a ``ClassHead``.
