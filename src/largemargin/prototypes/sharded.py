@@ -77,7 +77,8 @@ class ShardedClassHead(ClassHead):
         similarity, scale, bias, dtype: as in :class:`ClassHead`.
         sample_rate: r in (0, 1], default 1: all classes.
         seed: of the samples; the same on all processes.
-        device: default that of the mesh.
+        device: default that of the mesh. On ``"meta"`` nothing is made until
+            ``head.to_empty(device=...)``; then call ``reset_parameters()`` or load a state.
 
     Example:
         >>> head = ShardedClassHead(8, 5, similarity="cosine")
@@ -117,7 +118,8 @@ class ShardedClassHead(ClassHead):
         """Class samples drawn so far; set it to go on with the same samples after a restart."""
         mesh = _mesh(mesh, device)
         if device is None and mesh is not None:
-            device = _device_of(mesh)
+            deferred = torch.get_default_device().type == "meta"  # inside torch.device("meta")
+            device = "meta" if deferred else _device_of(mesh)
         self.weight = _empty_shard(self.weight, mesh, device)
         if self.bias is not None:
             self.bias = _empty_shard(self.bias, mesh, device)
@@ -319,7 +321,9 @@ def _mesh(mesh: DeviceMesh | None, device: torch.device | str | None) -> DeviceM
         from torch.distributed.device_mesh import init_device_mesh
 
         on_cuda = "nccl" in str(dist.get_backend()) and torch.cuda.is_available()
-        kind = torch.device(device).type if device is not None else "cuda" if on_cuda else "cpu"
+        kind = "cuda" if on_cuda else "cpu"
+        if device is not None and torch.device(device).type != "meta":
+            kind = torch.device(device).type
         return init_device_mesh(kind, (world_size(),))
     if not hasattr(mesh, "get_local_rank"):
         raise LargeMarginError(
