@@ -13,6 +13,7 @@ from matrix.loss_calls import CLASSES, DIM, arguments, build, problem, value_and
 from torch import Tensor, nn
 
 from largemargin import LOSSES, CrossEntropy, Discriminative, Loss, Objective
+from largemargin.ops import _chunked
 
 # inductor's lowering of torch.diagonal uses a function that torch has deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:.*_prims_common.check:FutureWarning")
@@ -167,6 +168,32 @@ def test_losses_with_other_numbers_compile_in_the_same_process(name: str) -> Non
         for leaf, gradient in want[1].items():
             torch.testing.assert_close(got[1][leaf], gradient, rtol=1e-5, atol=1e-5)
     assert graphs() == 2
+
+
+@pytest.mark.parametrize("name", ["cosface", "kobayashi"])
+def test_compiled_blocks_of_logits_are_not_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler sees forward and backward pass at once, and the same products in both."""
+    monkeypatch.setattr(_chunked, "block_size", lambda *_: 32)
+    generator = torch.Generator().manual_seed(0)
+    features, prototypes = (torch.randn(n, 4, generator=generator) for n in (64, 200))
+    leaves = features.requires_grad_(), prototypes.requires_grad_()
+    loss, labels = build(name, impl="chunked"), torch.arange(64)
+    kept: dict[int, int] = {}
+
+    def count(saved: Tensor) -> Tensor:
+        storage = saved.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes() // 4
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda saved: saved):
+        value = compiled(loss, AOT)(*leaves, labels)
+    assert sum(kept.values()) < 64 * 200 / 4
+    for got, want in zip(
+        torch.autograd.grad(value, leaves),
+        torch.autograd.grad(loss(*leaves, labels), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
 def test_soft_targets_and_sample_weights_compile() -> None:

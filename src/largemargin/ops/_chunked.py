@@ -180,6 +180,8 @@ def _backward(
     # Compiled, the parts are put together at the end, each written to its place; a matrix that is
     # filled part by part would be copied as a whole for every part.
     compiling = torch.compiler.is_compiling()
+    if compiling:
+        rows = _after(rows, torch.stack(grads[:5]))
     grad_columns = torch.empty_like(columns) if needs_columns and not compiling else None
     parts: list[Tensor] = []
     grad_bias = torch.empty_like(bias) if needs_bias else None
@@ -229,6 +231,21 @@ def _backward(
             else:
                 grad_columns[start:stop] = part
     return grad_rows, torch.cat(parts) if parts else grad_columns, grad_bias
+
+
+@torch.library.custom_op("largemargin::after", mutates_args=())
+def _after(x: Tensor, gradients: Tensor) -> Tensor:
+    """A copy that is there when gradients are.
+
+    A compiler finds the products of the forward pass in the backward pass again and would keep
+    them all, (N, C) numbers, instead of making them anew. These are of something else.
+    """
+    return x.clone()
+
+
+@_after.register_fake
+def _(x: Tensor, gradients: Tensor) -> Tensor:
+    return torch.empty_like(x)
 
 
 class _Once(torch.autograd.Function):
