@@ -28,6 +28,7 @@ from largemargin.losses.settings import settle
 from largemargin.losses.terms import matrix_of
 from largemargin.ops.moving import Moving, live, move
 from largemargin.prototypes import CentroidBank, ClassHead
+from largemargin.prototypes.centroids import recomputing
 from largemargin.prototypes.form import HeadView
 
 
@@ -96,6 +97,9 @@ class Criterion(nn.Module):
         """
         seen = self.read(outputs)
         self._follow(seen.features)
+        again = recomputing()
+        if again:
+            self._check_replayed()
         given = self._arguments(seen, noisy)
         features = given["features"]
         labels = flat_beside(labels, seen.features) if isinstance(labels, Tensor) else labels
@@ -107,11 +111,11 @@ class Criterion(nn.Module):
         self.terms = {name: _shown(term) for name, term in value.terms.items()}
         if self.measures_gradients:
             self._measure_gradients(value.terms, given)
-        if self.training and not torch.compiler.is_compiling():
+        if self.training and not (again or torch.compiler.is_compiling()):
             if self._watch is not None:
                 self._watch(self, features, labels, head)
             self._count()
-        elif self.training and self.schedules and self.automatic:
+        elif self.training and self.schedules and self.automatic and not again:
             raise LargeMarginError(
                 "schedules count calls in Python, which torch.compile would freeze. Attach with "
                 'stepping="manual", call criterion.step() after optimizer.step(), outside the '
@@ -122,6 +126,16 @@ class Criterion(nn.Module):
         if self._tap.is_fsdp or any(waits(each) for each in made):
             total = reach(total, [each for each in made if each.requires_grad])
         return total
+
+    def _check_replayed(self) -> None:
+        """Activation checkpointing runs the criterion again, in the backward pass."""
+        if self.training and self.schedules and self.automatic:
+            raise LargeMarginError(
+                "activation checkpointing runs this criterion again in the backward pass, when its "
+                "schedules have moved on: gradients would be those of the next step. Call the "
+                'criterion outside of the checkpoint, or attach with stepping="manual" and call '
+                "criterion.step() after optimizer.step()."
+            )
 
     def _arguments(self, seen: Pass, noisy: Any) -> dict[str, Any]:
         """What the objective is called with beside prototypes and labels."""

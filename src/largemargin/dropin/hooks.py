@@ -36,7 +36,7 @@ class StartHook:
                 value = value if value.requires_grad else value.detach().requires_grad_()
                 given[index] = value
                 if not tap.idle:
-                    tap.held["inputs"] = value
+                    tap.running.held["inputs"] = value
                 named = dict(zip(kwargs, given[len(args) :], strict=True))
                 return tuple(given[: len(args)]), named
         raise LargeMarginError(
@@ -56,8 +56,9 @@ class Hold:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if self.tap.idle:
             return
-        self.tap.held[self.name] = tensors_in(output)[0]
-        self.tap.blind = self.tap.blind or not torch.is_grad_enabled()
+        running = self.tap.running
+        running.held[self.name] = tensors_in(output)[0]
+        running.blind = running.blind or not torch.is_grad_enabled()
 
 
 class HeadHook:

@@ -2,9 +2,12 @@
 
 import weakref
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor
+
+from largemargin.errors import LargeMarginError
 
 PREFIX = "_largemargin_pass_"
 """Of the attribute that holds a mark; every attached model has its own."""
@@ -58,6 +61,8 @@ class Seen:
         """Of the head's output, which counts changes in place; None where that is not followed."""
         self.head = head
         """Weight and bias that were used; None where that is not followed."""
+        self.logits: Tensor | None = None
+        """The head's output, detached, of a pass that is run again: nobody else remembers it."""
 
     def whole(self, logits: Tensor | None) -> Pass:
         return Pass(self.features, logits, self.inputs, self.layers, self.own)
@@ -69,6 +74,37 @@ class Seen:
         return Seen(
             self.features.detach(), inputs, layers, own, self.shape, self.blind, self.version
         )
+
+
+@dataclass
+class Running:
+    """What is known of a forward pass while the model is in it."""
+
+    inside: bool = False
+    """Whether it began at the model itself, not at a part of it."""
+    passes: int = 0
+    """Of the head."""
+    held: dict[str, Tensor] = field(default_factory=dict)
+    """Inputs, and outputs of named modules."""
+    blind: bool = False
+    """Whether one of them was read while gradients were switched off."""
+    current: tuple[Seen, Tensor] | None = None
+    """The last pass of the head."""
+
+    def forget(self) -> None:
+        """As new; the same object, which compiled code has been made for."""
+        self.inside, self.passes, self.held, self.blind = False, 0, {}, False
+        self.current = None
+
+    def read(self, name: str) -> Tensor:
+        if name not in self.held:
+            kind, which = name.split(" ")
+            given = f"layers[{which}]" if kind == "layers" else "features"
+            raise LargeMarginError(
+                f"the module given as {given} did not run before the head. Name one that the model "
+                "calls on its way to the head."
+            )
+        return self.held[name]
 
 
 class Mark:

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from largemargin.dropin.agree import Agreement, check_unchanged, chosen_rows, same
 from largemargin.dropin.find import ancestors, out_features, returned_before
 from largemargin.dropin.hooks import FinishHook, HeadHook, Hold, StartHook
-from largemargin.dropin.marks import PREFIX, Mark, Pass, Seen, marked
+from largemargin.dropin.marks import PREFIX, Mark, Pass, Running, Seen, marked
 from largemargin.dropin.outputs import tensors_in
 from largemargin.dropin.sharded import is_fsdp, is_sharded
 from largemargin.errors import LargeMarginError
@@ -69,12 +69,9 @@ class Tap:
         self.last = self.before = NOTHING
         """Passes in compiled code. Code outside may make a new tensor from one of its outputs,
         whose graph is one node: two passes cannot be told apart then unless both are kept."""
-        self.held: dict[str, Tensor] = {}
-        self.blind = False
-        self.inside = False
-        self.passes = 0
-        """Of the head, inside the model's present forward pass."""
-        self.current: tuple[Seen, Tensor] | None = None
+        self.plain = Running()
+        self.again = Running()
+        """The same for activation checkpointing, which runs code again in a backward pass."""
         self.handles: list[RemovableHandle] = []
         for name, module in (features or {}).items():
             self._hook(module, Hold(self, f"features {name}"))
@@ -94,41 +91,55 @@ class Tap:
 
     @property
     def idle(self) -> bool:
-        """Hooks have nothing to do: taken off, exporting, or running again in a backward pass."""
+        """Hooks have nothing to do: taken off, or exporting."""
         # torch 2.11 answers is_exporting() with True wherever dynamo traces.
         exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
-        return self.removed or exporting or recomputing()
+        return self.removed or exporting
+
+    @property
+    def running(self) -> Running:
+        """The pass that the model is in."""
+        return self.again if recomputing() else self.plain
 
     def remove(self) -> None:
         for handle in self.handles:
             handle.remove()
         self.handles = []
         self.removed = True
-        self.recent, self.held, self.current = (), {}, None
+        self.recent = ()
+        self.plain.forget()
+        self.again.forget()
         self.last = self.before = NOTHING
 
     def start(self) -> None:
-        self.inside, self.passes, self.current = True, 0, None
-        self.held, self.blind = {}, False
+        self.again.forget()
+        running = self.running
+        running.forget()
+        running.inside = True
 
     def take(self, features: Tensor, logits: Tensor) -> None:
         """Remember what came into the head and mark what went out of it."""
-        with_grad = torch.is_grad_enabled()
-        blind = self.blind or not with_grad
-        layers = tuple(self._held(f"layers {index}") for index in range(self.layer_count))
-        own = {name: self._held(f"features {name}") for name in self.features}
+        with_grad, again, running = torch.is_grad_enabled(), recomputing(), self.running
+        wanted = [f"layers {index}" for index in range(self.layer_count)]
+        wanted += [f"features {name}" for name in self.features]
+        if again and not all(name in running.held for name in wanted):
+            return  # a part of the model is run again, and no criterion with it
+        blind = running.blind or not with_grad
+        held = [running.read(name) for name in wanted]
+        layers = tuple(held[: self.layer_count])
+        own = dict(zip(self.features, held[self.layer_count :], strict=True))
         shape = tuple(logits.shape)
         version = head = None
         if not torch.compiler.is_compiling():
             version = None if logits.is_inference() else logits._version
             head = self._parameters()
-        seen = Seen(features, self.held.get("inputs"), layers, own, shape, blind, version, head)
-        self.held, self.blind, self.ran = {}, False, True
+        seen = Seen(features, running.held.get("inputs"), layers, own, shape, blind, version, head)
+        running.held, running.blind, self.ran = {}, False, True
         mark = Mark(seen)
         setattr(logits, self.name, mark)
-        if self.inside:
-            self.passes += 1
-            self.current = (seen, logits)
+        if running.inside:
+            running.passes += 1
+            running.current = (seen, logits)
         if torch.compiler.is_compiling():
             self.before, self.last = self.last, (seen, logits)
             return
@@ -142,12 +153,16 @@ class Tap:
         else:
             # Logits collected over an evaluation must not keep all features in memory.
             mark.weak, mark.seen, remembered = weakref.ref(seen), None, seen
+        if again:
+            seen.logits = logits.detach()
+            return
         self.recent = (*self.recent[1 - KEPT :], (remembered, logits.detach()))
 
     def finish(self, outputs: Any) -> None:
         """Mark what the model returns in place of the head's output."""
-        self.inside = False
-        current, self.current = self.current, None
+        running = self.running
+        running.inside = False
+        current, running.current = running.current, None
         if current is None:
             return
         seen, logits = current
@@ -157,21 +172,10 @@ class Tap:
             self.doubt = returned_before(self.model, self.layer, seen.features, logits, outputs)
         for tensor in tensors_in(outputs):
             if tensor is not logits and tensor.shape == shape and not hasattr(tensor, self.name):
-                mark = Mark(seen, logits, self.passes > 1, made=True)
+                mark = Mark(seen, logits, running.passes > 1, made=True)
                 if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
                     mark.weak, mark.seen, mark.logits = weakref.ref(seen), None, None
                 setattr(tensor, self.name, mark)
-
-    def _held(self, name: str) -> Tensor:
-        held = self.held.get(name)
-        if held is None:
-            kind, which = name.split(" ")
-            given = f"layers[{which}]" if kind == "layers" else "features"
-            raise LargeMarginError(
-                f"the module given as {given} did not run before the head. Name one that the model "
-                "calls on its way to the head."
-            )
-        return held
 
     def find(self, outputs: Any, what: str = "outputs") -> tuple[Pass, bool]:
         """The pass that made these outputs, and whether it was read without gradients."""
@@ -219,6 +223,8 @@ class Tap:
 
     def _logits_of(self, seen: Seen) -> Tensor | None:
         """The head's output of a pass, where it is still remembered."""
+        if seen.logits is not None:
+            return seen.logits
         for compiled, logits in (self.last, self.before):
             if compiled is seen:
                 return logits.detach()
@@ -352,10 +358,9 @@ class Tap:
             "recent": (),
             "last": NOTHING,
             "before": NOTHING,
-            "held": {},
-            "current": None,
+            "plain": Running(),
+            "again": Running(),
             "ran": False,
-            "inside": False,
         }
         return {**self.__dict__, **forgotten, "name": f"{PREFIX}{next(_names)}"}
 
