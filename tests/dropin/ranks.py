@@ -11,11 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torchvision
-from dropin.nets import ConvNet
+from dropin.nets import LABELS, ConvNet, Mlp, vectors
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import largemargin as lm
@@ -244,3 +245,28 @@ def check_fsdp_evaluation() -> Iterator[str]:
         with mode():
             got, want = criteria[0](parallel(x), labels), criteria[1](plain(x), labels)
         yield from differ("evaluation", got.detach(), want.detach())
+
+
+def check_tensor_parallel() -> Iterator[str]:
+    """A backbone cut over the processes is fine, a head that is says what to do."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    whole_output = ColwiseParallel(output_layouts=Replicate())
+    for head in (ColwiseParallel(), whole_output):
+        model = parallelize_module(Mlp(), mesh, {"fc": head})
+        yield from refused(lambda model=model: lm.attach(model, lm.CrossEntropy()), "tensor-paral")
+        model = Mlp()
+        criterion = lm.attach(model, lm.CrossEntropy())
+        parallelize_module(model, mesh, {"fc": head})
+        yield from refused(lambda model=model: model(vectors()), "ShardedClassHead")
+        criterion.undo()
+    for objective in ("cosface", "softmax + lmd"):
+        torch.manual_seed(0)
+        plain = Mlp()
+        model = copy.deepcopy(plain)
+        criteria = [lm.attach(each, OBJECTIVES[objective](False)) for each in (model, plain)]
+        parallelize_module(model, mesh, {"body.0": whole_output})
+        for criterion, each in zip(criteria, (model, plain), strict=True):
+            criterion(each(vectors()), LABELS).backward()
+        for name, parameter in plain.named_parameters():
+            gradient = whole(model.get_parameter(name).grad)
+            yield from differ(f"tensor parallel, {objective}: {name}", gradient, parameter.grad)

@@ -9,7 +9,8 @@ pytestmark = NEEDS_GLOO
 
 
 def test_two_ranks_are_one(tmp_path: Path) -> None:
-    run_checks("dropin.ranks", ["small", "resnet", "wrapped_before", "fsdp_evaluation"], tmp_path)
+    names = ["small", "resnet", "wrapped_before", "fsdp_evaluation", "tensor_parallel"]
+    run_checks("dropin.ranks", names, tmp_path)
 
 
 @pytest.mark.slow

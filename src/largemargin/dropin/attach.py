@@ -10,8 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.dropin.criterion import Criterion
-from largemargin.dropin.find import check_plain, find_layer, find_module, parents_of, unwrapped
-from largemargin.dropin.sharded import is_sharded
+from largemargin.dropin.find import (
+    ancestors,
+    check_plain,
+    find_layer,
+    find_module,
+    parents_of,
+    unwrapped,
+)
+from largemargin.dropin.sharded import is_fsdp, is_sharded, refuse_tensor_parallel
 from largemargin.dropin.tap import Tap
 from largemargin.dropin.watch import Watch, check_ceiling
 from largemargin.errors import LargeMarginError, check_choice, check_number
@@ -104,6 +111,8 @@ def attach(
     bare, in_ddp = unwrapped(model)
     path, head = find_layer(bare, layer)
     _refuse_class_shards(path, head)
+    if not any(is_fsdp(module) for module in ancestors(bare, head)):
+        refuse_tensor_parallel(getattr(head, "weight", None))
     num_classes, dim = _size(path, head)
     objective = _objective(objective, num_classes, dim)
     named = _named_features(bare, features, objective)

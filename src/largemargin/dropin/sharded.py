@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from largemargin.errors import LargeMarginError
 from largemargin.ops.shards import gathered as gathered
 from largemargin.ops.shards import is_sharded as is_sharded
 
@@ -12,6 +13,21 @@ from largemargin.ops.shards import is_sharded as is_sharded
 def is_fsdp(module: nn.Module) -> bool:
     """Whether ``fully_shard`` was called on the module. (By name: the import is slow.)"""
     return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
+
+
+def refuse_tensor_parallel(*tensors: object) -> None:
+    """Refuse a head that several processes compute together, each a part of the logits.
+
+    What FSDP has sharded is whole while the layer runs; features and logits are plain tensors then.
+    """
+    if any(is_sharded(each) for each in tensors):
+        raise LargeMarginError(
+            "the head is tensor-parallel: parallelize_module has cut its weight over processes, "
+            "and no process has the whole features and logits that attach reads. Leave the head "
+            "out of the plan (the rest of the model may be in it). For more classes than one "
+            "device holds use lm.ShardedClassHead and call the loss on the features: "
+            "loss(backbone(x), head, labels)."
+        )
 
 
 def waits(output: Tensor) -> bool:

@@ -20,7 +20,7 @@ from largemargin.dropin.find import ancestors, out_features, returned_before
 from largemargin.dropin.hooks import FinishHook, HeadHook, Hold, StartHook
 from largemargin.dropin.marks import PREFIX, Mark, Pass, Running, Seen, marked
 from largemargin.dropin.outputs import tensors_in
-from largemargin.dropin.sharded import is_fsdp, is_sharded
+from largemargin.dropin.sharded import is_fsdp, is_sharded, refuse_tensor_parallel
 from largemargin.errors import LargeMarginError
 from largemargin.prototypes.centroids import recomputing
 
@@ -119,6 +119,7 @@ class Tap:
 
     def take(self, features: Tensor, logits: Tensor) -> None:
         """Remember what came into the head and mark what went out of it."""
+        refuse_tensor_parallel(features, logits)
         with_grad, again, running = torch.is_grad_enabled(), recomputing(), self.running
         wanted = [f"layers {index}" for index in range(self.layer_count)]
         wanted += [f"features {name}" for name in self.features]
