@@ -30,8 +30,14 @@ def values_are_checked(tensor: Tensor, validate: bool | None) -> bool:
 
 
 def plain_eager() -> bool:
-    """Neither compiled nor under a ``torch.func`` transform: code may branch on values."""
-    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+    """Not compiled, traced or under a ``torch.func`` transform: code may branch on values."""
+    compiled = torch.compiler.is_compiling() or jit_traces()
+    return not (compiled or torch._C._are_functorch_transforms_active())
+
+
+def jit_traces() -> bool:
+    """Whether ``torch.jit.trace`` is recording."""
+    return not torch.compiler.is_compiling() and bool(torch._C._is_tracing())
 
 
 def check_choice(name: str, value: object, allowed: Iterable[object]) -> None:

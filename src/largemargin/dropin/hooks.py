@@ -26,17 +26,17 @@ class StartHook:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         tap = self.tap
-        if not tap.idle:
-            tap.start()
-        if not self.with_inputs or tap.removed or not torch.is_grad_enabled():
-            return None
         given: list[Any] = [*args, *kwargs.values()]
+        if tap.idle or _symbols(given):
+            return None
+        tap.start()
+        if not self.with_inputs or not torch.is_grad_enabled():
+            return None
         for index, value in enumerate(given):
             if isinstance(value, Tensor) and value.is_floating_point():
                 value = value if value.requires_grad else value.detach().requires_grad_()
                 given[index] = value
-                if not tap.idle:
-                    tap.running.held["inputs"] = value
+                tap.running.held["inputs"] = value
                 named = dict(zip(kwargs, given[len(args) :], strict=True))
                 return tuple(given[: len(args)]), named
         raise LargeMarginError(
@@ -54,7 +54,7 @@ class Hold:
         self.name = name
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self.tap.idle:
+        if self.tap.idle or _symbols([output]):
             return
         running = self.tap.running
         running.held[self.name] = tensors_in(output)[0]
@@ -69,7 +69,7 @@ class HeadHook:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
         # A layer that took the place of ours has its hooks too, and this one among them.
-        if not self.tap.idle and module is self.tap.layer:
+        if not (self.tap.idle or _symbols([output])) and module is self.tap.layer:
             self.tap.take(args[0] if args else next(iter(kwargs.values())), output)
 
 
@@ -78,8 +78,13 @@ class FinishHook:
         self.tap = tap
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not self.tap.idle:
+        if not (self.tap.idle or _symbols([output])):
             self.tap.finish(output)
+
+
+def _symbols(values: list[Any]) -> bool:
+    """Whether torch.fx runs the model on symbols: there is nothing to read then."""
+    return any(isinstance(value, torch.fx.Proxy) for value in values)
 
 
 def _run_as_they_are(*kinds: type) -> None:

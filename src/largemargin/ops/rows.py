@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from largemargin.errors import jit_traces
 from largemargin.errors import plain_eager as plain_eager
 
 EPS = 1e-12
@@ -175,6 +176,8 @@ def normalize(x: Tensor) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
+    if jit_traces():  # operators of torch alone: such a graph can be saved
+        return promote(x) * inverse_norms(promote(x))
     unit: Tensor = _Normalize.apply(promote(x))[0]
     return unit
 

@@ -6,9 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_num_classes, check_number
-from largemargin.ops import similarity_logits
+from largemargin.prototypes.head import head_logits
 from largemargin.prototypes.top import Prediction, flat_features, top_classes
 from largemargin.shapes import Logits, Prototypes
+
+torch.fx.wrap("head_logits")
 
 
 def simplex(
@@ -133,12 +135,7 @@ class SimplexHead(nn.Module):
 
     def logits(self, features: Tensor) -> Logits:
         """Logits (..., C) of features (..., D), float32 or float64."""
-        logits = similarity_logits(
-            flat_features(features, self.in_features),
-            self.simplex,
-            scale=self._float_scale(),
-        )
-        return logits.reshape(*features.shape[:-1], self.num_classes)
+        return head_logits(features, self.simplex, None, "dot", self._float_scale())
 
     def forward(self, features: Tensor) -> Logits:
         return self.logits(features)

@@ -23,6 +23,25 @@ from largemargin.prototypes.top import Prediction, flat_features, top_classes
 from largemargin.shapes import Logits
 
 
+def head_logits(
+    features: Tensor,
+    prototypes: Tensor,
+    bias: Tensor | None,
+    similarity: str,
+    scale: float | Tensor,
+) -> Logits:
+    """Logits (..., C) of features (..., D); to torch.fx one operation, which it does not enter."""
+    num_classes, dim = prototypes.shape
+    flat = flat_features(features, dim)
+    logits = similarity_logits(flat, prototypes, bias=bias, similarity=similarity, scale=scale)
+    if features.dim() == 2:
+        return logits  # not a view of itself: FSDP warns about views
+    return logits.reshape(*features.shape[:-1], num_classes)
+
+
+torch.fx.wrap("head_logits")
+
+
 class ClassHead(nn.Module):
     r"""Learned prototypes W, one row per class, and margin-free logits.
 
@@ -155,16 +174,8 @@ class ClassHead(nn.Module):
 
     def logits(self, features: Tensor) -> Logits:
         """Margin-free logits (..., C) of features (..., D), float32 or float64."""
-        logits = similarity_logits(
-            flat_features(features, self.in_features),
-            self.weight,
-            bias=self.bias,
-            similarity=self.similarity,
-            scale=live(self, "scale"),
-        )
-        if features.dim() == 2:
-            return logits  # not a view of itself: FSDP warns about views
-        return logits.reshape(*features.shape[:-1], self.num_classes)
+        scale = live(self, "scale")
+        return head_logits(features, self.weight, self.bias, self.similarity, scale)
 
     def forward(self, features: Tensor) -> Logits:
         return self.logits(features)
