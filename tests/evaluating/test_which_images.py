@@ -109,7 +109,10 @@ def test_how_to_read_is_not_which_images(
     assert "validation images" in capsys.readouterr().out
     validation = of_photos.data().validation
     assert validation is not None
-    assert Geometry.load(out).samples == len(validation)
+    found = Geometry.load(out)
+    assert found.samples == len(validation)
+    assert found.data is not None
+    assert found.data.startswith("folder, validation images, digest ")
 
 
 def test_a_path_without_a_name(

@@ -40,6 +40,23 @@ def test_json_comes_back_equal(arrays: tuple[Tensor, ...], tmp_path: Path) -> No
     assert Geometry.from_dict(changed) != g
 
 
+def test_a_result_says_what_it_is_of(arrays: tuple[Tensor, ...], tmp_path: Path) -> None:
+    g = measure_arrays(*arrays, data="flowers, test")
+    g.save(tmp_path / "geometry.json")
+    assert Geometry.load(tmp_path / "geometry.json").data == "flowers, test"
+    assert str(g).splitlines()[1] == "flowers, test"
+    model, loader = nn.Linear(6, 4), [(arrays[0], arrays[1])]
+    assert measure(model, loader, data="flowers, train", bounds=True).data == "flowers, train"
+    other = measure(model, loader, data="flowers, train")
+    (note,) = (each for each in compare_geometry(g, other).notes if "different data" in each)
+    assert note == "they are of different data: a of flowers, test, b of flowers, train"
+    unsaid = measure(model, loader)
+    assert unsaid.data is None
+    assert not any("different data" in each for each in compare_geometry(g, unsaid).notes)
+    with pytest.raises(LargeMarginError, match="in words"):
+        measure(model, loader, data=loader)
+
+
 def test_files_that_are_no_results(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     for text in ("{", "[]", '{"samples": 3}', '{"accuracy": {}}'):

@@ -215,6 +215,7 @@ def _report(rows: list[Row], folder: Path, data: Any, closer: int) -> None:
 def _look_closer(folder: Path, data: Any, samples: int) -> None:
     """What `largemargin evaluate` and `largemargin measure --curvature true` would find."""
     from largemargin.data import Batches
+    from largemargin.data.load import in_words
     from largemargin.evaluating import EvaluationConfig, evaluate
     from largemargin.measuring import measure
     from largemargin.training import Run
@@ -230,8 +231,9 @@ def _look_closer(folder: Path, data: Any, samples: int) -> None:
     found = evaluate(model, data.test, classes=data.classes, config=config, progress=False)
     found.save(folder / "evaluation.json")
     batches = Batches(data.test, 256, shuffle=False)
+    words = in_words(data, "test", data.test)
     geometry = measure(
-        model, batches, pairwise=True, curvature=True, bounds=True, max_samples=samples
+        model, batches, pairwise=True, curvature=True, bounds=True, max_samples=samples, data=words
     )
     geometry.save(folder / "geometry.json")
 

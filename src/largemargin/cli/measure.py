@@ -16,7 +16,7 @@ from largemargin.cli.run_data import (
     strangers_of,
 )
 from largemargin.cli.run_options import show_progress
-from largemargin.data.load import digest
+from largemargin.data.load import digest, in_words
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.curvature import CurvatureSettings
 from largemargin.training.runs import GEOMETRY
@@ -178,4 +178,5 @@ def _measured(options: Any, asked: Asked, chosen: Chosen) -> Any:
         max_samples=options.max_samples,
         ood=None if options.ood is None else batches(strangers_of(options.ood, asked)),
         progress=show_progress(),
+        data=in_words(chosen.data, chosen.origin.split, chosen.samples),
     )

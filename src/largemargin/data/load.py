@@ -165,6 +165,11 @@ def counts(samples: Samples, classes: tuple[str, ...]) -> dict[str, int]:
     return dict(zip(classes, sizes, strict=True))
 
 
+def in_words(data: Data, split: str, samples: Samples) -> str:
+    """Which images these are, for results that outlive the run."""
+    return f"{data.name}, {split} images, digest {digest(samples)[:12]}"
+
+
 def digest(samples: Samples) -> str:
     """Of names and labels: equal where two runs saw the same images with the same labels."""
     found = hashlib.sha256("\n".join(samples.ids).encode())

@@ -56,6 +56,7 @@ def measure(
     bounds: bool | BoundSettings = False,
     max_samples: int | None = None,
     normalization: Normalization | None = None,
+    data: str | None = None,
 ) -> Geometry:
     """Measure the geometry of a classifier on labelled data.
 
@@ -95,6 +96,8 @@ def measure(
         max_samples: how many samples, from the first, these four look at; default all.
         normalization: (mean, std) that the loader normalises by, one number or one per channel:
             input space is then that before it.
+        data: what the loader holds, in words, as "CIFAR-10, test": kept in the result, where a
+            saved one says what it is of, and compared by :func:`compare_geometry`.
 
     Example:
         >>> model = nn.Linear(2, 2, bias=False)
@@ -104,6 +107,7 @@ def measure(
         2.0
     """
     _check_settings(radius, worst, bins)
+    _check_data(data)
     capture = Capture(model, layer=layer, features=features)
     where = torch.device(device) if device is not None else device_of(capture.model)
     parts = InputParts(
@@ -151,7 +155,7 @@ def measure(
         )
         notes = list(geometry.notes)
         found = parts.results(stream, notes, bins=bins, shared=shared)
-        return replace(geometry, **found, notes=tuple(notes)) if found else geometry
+        return replace(geometry, **found, notes=tuple(notes), data=data)
 
 
 def measure_arrays(
@@ -169,11 +173,13 @@ def measure_arrays(
     bins: int = 50,
     ood: Tensor | None = None,
     batch_size: int = 8192,
+    data: str | None = None,
 ) -> Geometry:
     """:func:`measure` on saved features (N, D), labels (N,), class vectors (C, D) and bias (C,).
 
     Tensors or NumPy arrays; ``ood`` are features of other data. ``similarity`` and ``scale`` say
-    how the head makes logits, as in :class:`largemargin.ClassHead`.
+    how the head makes logits, as in :class:`largemargin.ClassHead`; ``data`` says in words what the
+    features are of.
 
     Example:
         >>> features = torch.tensor([[3.0, 0.0], [0.0, 2.0]])
@@ -181,6 +187,7 @@ def measure_arrays(
         1.0
     """
     _check_settings(radius, worst, bins)
+    _check_data(data)
     check_choice("similarity", similarity, SIMILARITIES)
     check_number("scale", scale, above=0)
     check_number("batch_size", batch_size, at_least=1)
@@ -210,7 +217,7 @@ def measure_arrays(
         others = torch.as_tensor(ood)
         parts = [others[start : start + batch_size] for start in range(0, len(others), batch_size)]
         strangers = [leads(stream, parts)]
-    return conclude(
+    geometry = conclude(
         stream,
         radius=radius,
         worst=worst,
@@ -219,12 +226,21 @@ def measure_arrays(
         pairwise=pairwise,
         sphere=sphere,
     )
+    return replace(geometry, data=data)
 
 
 def _check_settings(radius: float, worst: int, bins: int) -> None:
     check_number("radius", radius, at_least=0)
     check_number("worst", worst, at_least=0)
     check_number("bins", bins, at_least=1)
+
+
+def _check_data(data: object) -> None:
+    if data is not None and not isinstance(data, str):
+        raise LargeMarginError(
+            f"data must say in words what is measured, as 'CIFAR-10, test', but "
+            f"{type(data).__name__} was given."
+        )
 
 
 def _stream(head: HeadView, store: FeatureStore | None) -> Stream:

@@ -73,6 +73,8 @@ class Geometry(Record):
     """The same at layers before the features, where class means stand for class vectors."""
     sphere: Sphere | None = None
     """Features and class vectors as points on a sphere, in three dimensions."""
+    data: str | None = None
+    """What it was measured on, in the words of who measured; None where nobody said."""
     format: int = FORMAT
 
     def __str__(self) -> str:
@@ -84,6 +86,7 @@ def table(geometry: Geometry) -> str:
     g = geometry
     form = f"{g.similarity} head" + ("" if g.scale == 1 else f", scale {g.scale:g}")
     title = f"{g.samples:,} samples, {g.classes:,} classes, {g.dim:,} dimensions, {form}"
+    title += "" if g.data is None else f"\n{g.data}"
     facts = [*_overall(g), *_space(g), *_trust(g), *_behind(g)]
     width = max(len(name) for name, _ in facts)
     text = [f"{name:<{width}}  {value}" for name, value in facts]

@@ -8,6 +8,7 @@ from torch import nn
 
 import largemargin as lm
 from largemargin.data import Batches, Data, Samples
+from largemargin.data.load import in_words
 from largemargin.evaluating import accuracy_of
 from largemargin.training.config import RunConfig
 from largemargin.training.processes import Processes
@@ -49,8 +50,9 @@ class Scores:
         if not samples or self.processes.rank > 0:
             return None
         batches = Batches(samples, BATCH, device=self.device, shuffle=False)
+        words = in_words(self.data, "test" if self.data.test else "validation", samples)
         with autocast(self.config.precision, self.device):
-            return lm.measure(model, batches, pairwise=True, merge=False, progress=False)
+            return lm.measure(model, batches, pairwise=True, merge=False, data=words)
 
     def _batches(self, samples: Samples) -> Batches:
         """All images in their order; of several processes each takes its share."""
