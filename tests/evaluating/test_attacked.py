@@ -19,6 +19,7 @@ from largemargin.evaluating import (
 from largemargin.evaluating.attacked import attacks_of, stride_for
 from largemargin.evaluating.interval import wilson
 from largemargin.robust import Attack, fgsm
+from largemargin.robust.balls import Ball
 
 N = 101
 
@@ -63,6 +64,26 @@ def test_counts_are_those_of_the_attack_itself() -> None:
         for seed in (1, 1)
     )
     assert one == other
+
+
+@pytest.mark.parametrize("kind", ["pgd", "pgd_l2", "apgd"])
+def test_batches_do_not_matter(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples are attacked from the same points, whatever batch they are in."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(18, 3))
+    samples = Samples(torch.arange(40) % 3, [str(i) for i in range(40)], torch.rand(40, 2, 3, 3))
+    starts: list[Tensor] = []
+    plain = Ball.random
+    monkeypatch.setattr(Ball, "random", lambda *a, **k: starts.append(plain(*a, **k)) or starts[-1])
+    attacks = attacks_of([kind], linf=[0.1], l2=[0.3], steps=3)
+    found = []
+    for size in (40, 7, 16):
+        starts.clear()
+        result = attacked_accuracy(model, samples, attacks, batch_size=size, samples=20)
+        found.append((result, torch.cat(starts)))
+    for result, points in found[1:]:
+        assert result == found[0][0]
+        assert torch.equal(points, found[0][1])
 
 
 def test_a_curve_falls() -> None:

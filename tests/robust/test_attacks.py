@@ -120,6 +120,26 @@ def test_a_sample_does_not_depend_on_its_batch(name: str, norm: str) -> None:
     assert not torch.equal(one[1], two[1])
 
 
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("name", ["pgd", "pgd restarts", "apgd", "apgd restarts"])
+def test_one_by_one_with_a_generator_for_each(name: str, norm: str) -> None:
+    model, images, labels = problem(torch.float64)
+
+    def generators(rows: range) -> list[torch.Generator]:
+        return [torch.Generator().manual_seed(row) for row in rows]
+
+    own = generators(range(len(images)))
+    together = ATTACKS[name](model, images, labels, epsilon=0.05, norm=norm, generator=own)
+    for row in range(len(images)):
+        part = slice(row, row + 1)
+        alone = ATTACKS[name](
+            model, images[part], labels[part], epsilon=0.05, norm=norm,
+            generator=generators(range(row, row + 1)),
+        )  # fmt: skip
+        # Rounding decides which points of the l2 ball are drawn in a little; starts are 0.05 apart.
+        torch.testing.assert_close(alone, together[part], rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["fgsm", "pgd still"])
 def test_one_by_one_without_random_numbers(name: str) -> None:
     model, images, labels = problem(torch.float64)
@@ -325,6 +345,8 @@ M, X, Y = problem()
         (lambda: pgd(M, X, Y, epsilon=0.1, norm="l1"), "norm must be one of"),
         (lambda: pgd(M, X, Y, epsilon=0.1, loss="hinge"), "loss must be one of"),
         (lambda: pgd(M, X, Y, epsilon=0.1, steps=0), "steps must be"),
+        (lambda: pgd(M, X, Y, epsilon=0.1, generator=[seeded()]), "7, one for each image.*of 1 w"),
+        (lambda: apgd(M, X, Y, epsilon=0.1, generator=3), "torch.Generator.*int was given"),
         (lambda: pgd(M, X, Y, epsilon=0.1, restarts=2, random_start=False), "random_start=True"),
         (lambda: apgd(M, X, Y, epsilon=0.1, rho=1.5), "rho must be"),
         (lambda: apgd(X, M, Y, epsilon=0.1), "model, images, labels"),

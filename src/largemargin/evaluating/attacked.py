@@ -74,7 +74,7 @@ class AttackedCounts:
         reader: the model.
         attacks: what to try.
         seed: of random starts. They depend on it, on the kind of attack and on the position of
-            the batch: models evaluated in batches of the same size start from the same points.
+            the sample, not on its batch: every model is attacked from the same points.
         device: of the images.
         stride: attack every so many-th sample.
     """
@@ -89,7 +89,8 @@ class AttackedCounts:
         stride: int = 1,
     ) -> None:
         self.reader, self.attacks, self.seed, self.stride = reader, list(attacks), seed, stride
-        self.generator = torch.Generator(device)
+        self.device = device
+        self.generators: list[torch.Generator] = []
         self.right = torch.zeros(len(self.attacks), dtype=torch.long, device=device)
         self.samples = 0
 
@@ -101,20 +102,27 @@ class AttackedCounts:
     def add(self, piece: Piece, shown: Bar) -> None:
         images, labels = need_images(piece, "an attack"), need_labels(piece)
         chosen = (piece.positions % self.stride == 0).to(labels.device) & (labels != IGNORED)
+        positions = piece.positions[chosen.to(piece.positions.device)].tolist()
         images, labels = images[chosen], labels[chosen]
         self.samples += len(labels)
         for number, attack in enumerate(self.attacks):
             if len(labels):
-                changed = self._attacked(attack, images, labels, int(piece.positions[0]))
+                changed = self._attacked(attack, images, labels, positions)
                 with torch.no_grad():
                     self.right[number] += is_right(self.reader(changed), labels).sum()
             shown.update()
 
-    def _attacked(self, attack: Attack, images: Tensor, labels: Tensor, position: int) -> Tensor:
-        key = (self.seed, "attack", attack.kind, attack.norm, position)
-        self.generator.manual_seed(seed_for(*key))
+    def _attacked(
+        self, attack: Attack, images: Tensor, labels: Tensor, positions: list[int]
+    ) -> Tensor:
+        while len(self.generators) < len(positions):
+            self.generators.append(torch.Generator(self.device))
+        own = self.generators[: len(positions)]
+        for generator, position in zip(own, positions, strict=True):
+            key = (self.seed, "attack", attack.kind, attack.norm, position)
+            generator.manual_seed(seed_for(*key))
         with self.reader.evaluating(gradients=True):
-            return attack(self.reader, images, labels, generator=self.generator).detach()
+            return attack(self.reader, images, labels, generator=own).detach()
 
     def sums(self) -> dict[str, Tensor]:
         return {"right": self.right.cpu(), "samples": torch.tensor(self.samples)}

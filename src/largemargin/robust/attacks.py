@@ -14,7 +14,7 @@ from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.robust.auto_pgd import apgd
-from largemargin.robust.balls import NORMS, Ball
+from largemargin.robust.balls import NORMS, Ball, Generators, check_generators
 from largemargin.robust.victims import LOSSES, Model, Victim
 
 __all__ = ["KINDS", "Attack", "apgd", "fgsm", "pgd"]
@@ -61,7 +61,7 @@ def pgd(
     random_start: bool = True,
     restarts: int = 1,
     loss: str = "ce",
-    generator: torch.Generator | None = None,
+    generator: Generators | None = None,
 ) -> Tensor:
     r"""Projected gradient steps (Madry et al. 2018).
 
@@ -85,7 +85,8 @@ def pgd(
         loss: "ce" (cross entropy; written so that its gradient does not vanish where the model is
             sure), "dlr" (difference of logits ratio, three classes at least) or "margin" (best
             other logit minus that of the label).
-        generator: random numbers of the starts; default torch's global ones.
+        generator: random numbers of the starts; default torch's global ones. A list of one for
+            each image makes a start independent of the batch the image is in.
 
     Returns:
         (N, ...) images, detached, within epsilon and [0, 1] to the last bit.
@@ -105,6 +106,7 @@ def pgd(
     # Copies made outside inference mode can take part in gradients, whatever made the originals.
     with torch.inference_mode(False):
         ball = Ball(images, epsilon, norm)
+        check_generators(generator, images)
         victim = Victim(model, ball.images, labels, loss)
         size = 2.5 * epsilon / steps if step_size is None else step_size
         check_number("step_size", size, at_least=0)
@@ -194,7 +196,7 @@ class Attack:
         model: Model,
         images: Tensor,
         labels: Tensor,
-        generator: torch.Generator | None = None,
+        generator: Generators | None = None,
     ) -> Tensor:
         if self.kind == "fgsm":
             return fgsm(model, images, labels, epsilon=self.epsilon, norm=self.norm, loss=self.loss)

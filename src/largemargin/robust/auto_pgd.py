@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from largemargin.errors import check_number
-from largemargin.robust.balls import Ball
+from largemargin.robust.balls import Ball, Generators, check_generators
 from largemargin.robust.victims import Model, Victim
 
 MOMENTUM = 0.75
@@ -22,7 +22,7 @@ def apgd(
     restarts: int = 1,
     loss: str = "ce",
     rho: float = 0.75,
-    generator: torch.Generator | None = None,
+    generator: Generators | None = None,
 ) -> Tensor:
     r"""Auto-PGD of Croce and Hein 2020 (Algorithm 1): no step size to choose.
 
@@ -45,7 +45,8 @@ def apgd(
         loss: "ce", "dlr" (of the paper: does not change with the scale of logits; three classes
             at least) or "margin".
         rho: default 0.75 (the paper's).
-        generator: random numbers of the starts; default torch's global ones.
+        generator: random numbers of the starts; default torch's global ones. A list of one for
+            each image makes a start independent of the batch the image is in.
 
     Returns:
         (N, ...) images, detached, within epsilon and [0, 1] to the last bit.
@@ -61,6 +62,7 @@ def apgd(
     # Copies made outside inference mode can take part in gradients, whatever made the originals.
     with torch.inference_mode(False):
         ball = Ball(images, epsilon, norm)
+        check_generators(generator, images)
         victim = Victim(model, ball.images, labels, loss)
         result = ball.images.clone()
         if len(result) == 0:

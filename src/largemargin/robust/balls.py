@@ -1,11 +1,18 @@
 """Where attacked images may lie: within epsilon of the image, and in [0, 1]."""
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_choice, check_number
 
 NORMS = ("linf", "l2")
+
+Generators: TypeAlias = torch.Generator | Sequence[torch.Generator]
+"""Random numbers of a batch: from one generator, or from one for each image, whose numbers then do
+not depend on which others are in the batch."""
 
 
 class Ball:
@@ -60,15 +67,23 @@ class Ball:
         unit = wide / _column(largest, wide)  # no square of it leaves the range of its type
         return unit / _lengths(unit)
 
-    def random(self, generator: torch.Generator | None, *, surface: bool = False) -> Tensor:
+    def random(self, generator: Generators | None, *, surface: bool = False) -> Tensor:
         """Points drawn uniformly from the ball around each image, or as far out as it goes."""
         images = self.images
-        device = images.device if generator is None else generator.device
         dtype = images.dtype if images.dtype == torch.float64 else torch.float32
 
         def draw(shape: torch.Size | tuple[int, ...], normal: bool) -> Tensor:
             make = torch.randn if normal else torch.rand
-            return make(shape, generator=generator, device=device, dtype=dtype).to(images.device)
+            if isinstance(generator, torch.Generator | None):
+                device = images.device if generator is None else generator.device
+                return make(shape, generator=generator, device=device, dtype=dtype).to(
+                    images.device
+                )
+            rows = [
+                make(shape[1:], generator=each, device=each.device, dtype=dtype)
+                for each in generator
+            ]
+            return torch.stack(rows).to(images.device)
 
         if self.norm == "linf":
             shift = 2 * draw(images.shape, normal=False) - 1
@@ -118,6 +133,22 @@ def check_images(images: Tensor) -> None:
             "they are before normalisation, and let the model normalise: "
             "nn.Sequential(Normalize(mean, std), model)."
         )
+
+
+def check_generators(generator: object, images: Tensor) -> None:
+    if generator is None or isinstance(generator, torch.Generator):
+        return
+    given = type(generator).__name__
+    if isinstance(generator, Sequence):
+        if len(generator) == len(images) and all(
+            isinstance(each, torch.Generator) for each in generator
+        ):
+            return
+        given = f"a {given} of {len(generator)}"
+    raise LargeMarginError(
+        f"generator must be a torch.Generator, or a list of {len(images)}, one for each image, but "
+        f"{given} was given."
+    )
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:
