@@ -210,3 +210,51 @@ def test_classes_the_batch_lacks_keep_their_centroid() -> None:
     after = criterion.banks[0].centroids
     assert torch.equal(after[1:], before[1:])
     assert not torch.equal(after[0], before[0])
+
+
+@pytest.mark.parametrize("stepping", ["automatic", "manual"])
+def test_centers_move_once_per_step_by_all_micro_batches(stepping: Any) -> None:
+    """Halves of a batch: the centers, and what they ask for, are those of the whole batch."""
+
+    def centers(C: int, D: int) -> lm.Objective:
+        return lm.Objective(softmax=lm.CrossEntropy(), center=lm.CenterLoss(C, D, strength=0.1))
+
+    model = ConvNet()
+    twin = copy.deepcopy(model)
+    criterion = lm.attach(model, centers, accumulate=2, stepping=stepping)
+    single = lm.attach(twin, centers)
+    half = N // 2
+    for step in range(3):
+        x = images(step)
+        parts = [
+            criterion(model(x[rows]), LABELS[rows]) for rows in (slice(half), slice(half, None))
+        ]
+        if stepping == "manual":
+            criterion.step()
+        single(twin(x), LABELS)
+        got, want = criterion.objective.terms["center"], single.objective.terms["center"]
+        torch.testing.assert_close(got.centers, want.centers)
+        assert all(bool(torch.isfinite(part)) for part in parts)
+    assert criterion.steps == 3
+
+
+def test_an_early_end_of_a_step_moves_the_centers() -> None:
+    model = ConvNet()
+    criterion = lm.attach(model, lm.CenterLoss(C, D), accumulate=4, stepping="manual")
+    loss = criterion.objective.terms["center"]
+    criterion(model(images()), LABELS)
+    assert not loss.centers.any()
+    state = copy.deepcopy(criterion.state_dict())
+    criterion.step()
+    assert loss.centers.any()
+    again = lm.attach(ConvNet(), lm.CenterLoss(C, D), accumulate=4, stepping="manual")
+    again.load_state_dict(state)
+    again.step()
+    assert torch.equal(again.objective.terms["center"].centers, loss.centers)
+    plain = lm.CenterLoss(C, D)
+    plain.load_state_dict(loss.state_dict())
+    assert torch.equal(plain.centers, loss.centers)
+    loss.load_state_dict(lm.CenterLoss(C, D).state_dict())
+    assert not loss.centers.any()
+    with pytest.raises(lm.LargeMarginError, match="accumulate is 1"):
+        plain.commit()

@@ -24,10 +24,11 @@ from largemargin.dropin.watch import Watch, check_ceiling
 from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.losses import LOSSES, Loss, Objective
 from largemargin.losses.loss import Weighted
+from largemargin.losses.micro_batches import set_accumulation
 from largemargin.losses.schedules import Schedule, preset_schedule
 from largemargin.losses.terms import matrix_of
 from largemargin.ops import SIMILARITIES
-from largemargin.prototypes import CentroidBank, ClassHead
+from largemargin.prototypes import ClassHead
 from largemargin.prototypes.form import HeadForm
 from largemargin.prototypes.sharded import ShardedClassHead
 
@@ -83,7 +84,8 @@ def attach(
             the usual ones for these losses over ``total_steps``. Default none, but for an
             objective that was measured with one (:func:`largemargin.preset`): then "preset".
         stepping: "automatic" counts training calls, "manual" waits for ``criterion.step()``.
-        accumulate: micro-batches per optimisation step; schedules and centroid banks count steps.
+        accumulate: micro-batches per optimisation step; schedules, centroid banks and the centers
+            of ``CenterLoss`` count steps.
         gradient_norms: keep each term's gradient norm on the features in
             ``criterion.gradient_norms``. One extra backward pass to the features per term.
         warn: warn, once, when targets stay beyond 90 degrees, when the head gets gradients but
@@ -128,7 +130,7 @@ def attach(
         for restore in undo:
             back.callback(restore)
         _move(objective, head)
-        _set_accumulation(objective, accumulate)
+        set_accumulation(objective, accumulate)
         if warn:
             check_ceiling(objective, num_classes, dim)
         needs = {name for loss in objective.terms.values() for name in loss.needs}  # type: ignore[union-attr]
@@ -365,15 +367,6 @@ def _refuse_sharded(weight: Tensor) -> None:
             "the head's weight is sharded, so the layer it came from cannot be put back. Load the "
             "trained weights into an unsharded model and call undo() there."
         )
-
-
-def _set_accumulation(objective: Objective, accumulate: int) -> None:
-    if accumulate == 1:
-        return
-    for module in objective.modules():
-        if isinstance(module, CentroidBank) and module.accumulate == 1:
-            module.accumulate = accumulate
-            module._make_pending()
 
 
 def _schedules(

@@ -23,6 +23,7 @@ from largemargin.dropin.tap import Tap
 from largemargin.dropin.watch import Watch
 from largemargin.errors import LargeMarginError
 from largemargin.losses import Objective
+from largemargin.losses.micro_batches import collectors
 from largemargin.losses.schedules import Schedule, check_schedules
 from largemargin.losses.settings import settle
 from largemargin.losses.terms import matrix_of
@@ -262,9 +263,9 @@ class Criterion(nn.Module):
         """
         self.steps += 1
         if not self.automatic:
-            for bank in self.banks:
-                if bank.accumulate != 1:
-                    bank.commit()
+            for each in collectors(self.objective):
+                if each.accumulate != 1:
+                    each.commit()
         self._apply_schedules()
 
     def undo(self) -> None:

@@ -9,6 +9,7 @@ from torch.utils.hooks import RemovableHandle
 
 from largemargin.dropin import Criterion
 from largemargin.errors import LargeMarginError
+from largemargin.losses.micro_batches import collectors
 
 
 def check_criterion(criterion: object, user: str) -> None:
@@ -31,8 +32,9 @@ def check_belongs(criterion: Criterion, model: nn.Module) -> None:
 
 
 def check_accumulation(criterion: Criterion, micro_batches: int, option: str) -> None:
-    """Centroid banks write once per optimizer step, so they must collect the micro-batches."""
-    if micro_batches > 1 and any(bank.accumulate == 1 for bank in criterion.banks):
+    """Centroids move once per optimizer step, so they must be of all its micro-batches."""
+    found = collectors(criterion.objective)
+    if micro_batches > 1 and any(each.accumulate == 1 for each in found):
         raise LargeMarginError(
             f"{option}={micro_batches}, but the centroid bank of the loss writes at every forward "
             f"pass. Attach with accumulate={micro_batches}, so that it writes once per optimizer "

@@ -21,6 +21,7 @@ from largemargin.prototypes.centroids import (
     Replay,
     class_means,
     exact_buffers,
+    load_pending,
     recomputing,
 )
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
@@ -102,15 +103,16 @@ def center_update(
 class CenterLoss(Loss):
     """Center loss (BAS-CENTER) with its centers; call it with ``(features, labels)``.
 
-    Centers start at 0, are float32 buffers and move once per training forward, never in
-    evaluation. The original sums over the batch, hence ``reduction="sum"``; compare learning rates
-    accordingly.
+    Centers start at 0, are float32 buffers and move once per training forward, or with
+    ``accumulate=k`` at every k-th, by the features of all k; never in evaluation. The original
+    sums over the batch, hence ``reduction="sum"``; compare learning rates accordingly.
 
     Args:
         num_classes: C.
         dim: D.
         strength: lambda, default 0.003.
         rate: alpha of the centers' update, default 0.5.
+        accumulate: micro-batches per optimisation step; None to move only in :meth:`commit`.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("features", "labels")
@@ -122,6 +124,9 @@ class CenterLoss(Loss):
     }
     defaults: ClassVar[dict[str, Any]] = {"reduction": "sum", "sync": True}
     centers: Tensor
+    pending_sums: Tensor
+    pending_counts: Tensor
+    pending_steps: Tensor
 
     def __init__(
         self,
@@ -130,17 +135,23 @@ class CenterLoss(Loss):
         *,
         strength: float = 0.003,
         rate: float = 0.5,
+        accumulate: int | None = 1,
         **options: Unpack[LossOptions],
     ) -> None:
         super().__init__(**{**self.defaults, **options})
+        if accumulate is not None:
+            check_number("accumulate", accumulate, at_least=1)
         check_number("strength", strength, at_least=0)
         check_number("rate", rate, at_least=0, at_most=1)
         self.num_classes = num_classes
         self.dim = dim
         self.strength = strength
         self.rate = rate
+        self.accumulate = accumulate
         self.register_buffer("centers", torch.zeros(num_classes, dim))
         self._replay = Replay()
+        if accumulate != 1:
+            self._make_pending()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CenterLoss":
         with exact_buffers(self):
@@ -173,8 +184,50 @@ class CenterLoss(Loss):
             valid = (labels >= 0) & (labels < self.num_classes)
             if self.ignore_index is not None:
                 valid = valid & (labels != self.ignore_index)
-            moved = center_update(
-                features.detach(), self.centers, labels, rate=self.rate, valid=valid, sync=self.sync
-            )
-            self.centers.copy_(moved)
+            if self.accumulate == 1:
+                moved = center_update(
+                    features, self.centers, labels, rate=self.rate, valid=valid, sync=self.sync
+                )
+                self.centers.copy_(moved)
+            else:
+                self._collect(features.detach(), labels, valid)
         return total
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Move the centers by all micro-batches since the last time (``accumulate`` != 1)."""
+        if self.accumulate == 1:
+            raise LargeMarginError(
+                "commit() needs a CenterLoss with accumulate=None or accumulate > 1, but "
+                "accumulate is 1: its centers move at every training forward already."
+            )
+        self._commit(torch.ones((), dtype=torch.bool, device=self.centers.device))
+
+    def _collect(self, features: Tensor, labels: Tensor, valid: Tensor) -> None:
+        slots = class_means(features, labels, self.num_classes, valid, sync=self.sync)
+        counted = slots.present & torch.isfinite(slots.means.abs().amax(1))
+        counts = torch.where(counted, slots.counts, 0)
+        sums = torch.where(counted[:, None], slots.means * slots.counts[:, None], 0)
+        self.pending_sums.index_add_(0, slots.classes, sums.to(self.pending_sums.dtype))
+        self.pending_counts.index_add_(0, slots.classes, counts.long())
+        self.pending_steps.add_(1)
+        if self.accumulate is not None:
+            self._commit(self.pending_steps >= self.accumulate)
+
+    def _commit(self, due: Tensor) -> None:
+        counts = self.pending_counts[:, None]
+        apart = self.pending_sums / counts.clamp_min(1) - self.centers
+        step = self.rate * counts / (1 + counts) * apart
+        self.centers.add_(torch.where(due & (counts > 0), step, 0))
+        for pending in (self.pending_sums, self.pending_counts, self.pending_steps):
+            pending.mul_(~due)
+
+    def _make_pending(self) -> None:
+        counts = torch.zeros(self.num_classes, dtype=torch.long, device=self.centers.device)
+        self.register_buffer("pending_sums", torch.zeros_like(self.centers))
+        self.register_buffer("pending_counts", counts)
+        self.register_buffer("pending_steps", counts.new_zeros(()))
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        load_pending(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *rest)

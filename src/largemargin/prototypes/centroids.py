@@ -359,13 +359,7 @@ class CentroidBank(nn.Module):
         self.register_buffer("pending_steps", torch.zeros_like(self.counts[0]))
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
-        """Checkpoints load whether or not they, or this bank, collect micro-batches."""
-        saved = f"{prefix}pending_sums" in state_dict
-        if saved and not hasattr(self, "pending_sums"):
-            self._make_pending()
-        elif not saved and hasattr(self, "pending_sums"):
-            for name in ("pending_sums", "pending_counts", "pending_steps"):
-                state_dict[prefix + name] = torch.zeros_like(getattr(self, name))
+        load_pending(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CentroidBank":
@@ -381,15 +375,22 @@ class CentroidBank(nn.Module):
         )
 
 
+def load_pending(collector: Any, state_dict: dict[str, Any], prefix: str) -> None:
+    """Checkpoints load whether or not they, or this module, collect micro-batches."""
+    saved = f"{prefix}pending_sums" in state_dict
+    if saved and not hasattr(collector, "pending_sums"):
+        collector._make_pending()
+    elif not saved and hasattr(collector, "pending_sums"):
+        for name in ("pending_sums", "pending_counts", "pending_steps"):
+            state_dict[prefix + name] = torch.zeros_like(getattr(collector, name))
+
+
 def valid_rows(
     labels: Labels, num_classes: int, ignore_index: int | None, validate: bool | None
 ) -> Tensor:
     """Which rows count: not ignored, and in range (checked where values are checked)."""
-    kept = (
-        torch.ones_like(labels, dtype=torch.bool)
-        if ignore_index is None
-        else labels != ignore_index
-    )
+    everyone = torch.ones_like(labels, dtype=torch.bool)
+    kept = everyone if ignore_index is None else labels != ignore_index
     checked = torch.where(kept, labels, 0)
     check_labels(
         checked, labels.shape[0], num_classes, soft=False, reason=NO_SOFT, validate=validate
