@@ -101,6 +101,23 @@ def test_pickle_copy_and_state_dict(name, hyper):
         assert_equal_modules(copy.deepcopy(loss), again, later)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_rounds_no_setting(dtype):
+    """A criterion inside a module that is cast to half precision, as Lightning's bf16-true does."""
+    weight, margin = torch.tensor([0.1, 0.3, 0.7]), torch.tensor([0.123, 0.2, 0.3])
+    loss = lm.CosFace(margin=margin, weight=weight).to(dtype)
+    assert torch.equal(loss.weight, weight)
+    assert torch.equal(loss.margin, margin)
+    center = lm.CenterLoss(3, 4)
+    center.centers.fill_(0.1)
+    assert torch.equal(center.to(dtype).centers, torch.full((3, 4), 0.1))
+    counted = lm.LDAM([5, 70, 900])
+    before = counted.margins.clone()
+    assert torch.equal(counted.to(dtype).margins, before)
+    assert counted.double().margins.dtype == torch.float64
+    assert loss.double().weight.dtype == torch.float64
+
+
 def test_bank_and_centers_are_saved():
     problem = random_problem(SIZES, seed=74)
     expected = {

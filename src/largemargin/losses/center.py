@@ -1,6 +1,5 @@
 """Center loss with its own update of the centers (Wen et al. 2016)."""
 
-from collections.abc import Callable
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -20,7 +19,6 @@ from largemargin.prototypes.centroids import (
     NO_SOFT,
     Replay,
     class_means,
-    exact_buffers,
     load_pending,
     recomputing,
 )
@@ -152,11 +150,6 @@ class CenterLoss(Loss):
         self._replay = Replay()
         if accumulate != 1:
             self._make_pending()
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CenterLoss":
-        with exact_buffers(self):
-            super()._apply(fn, recurse)
-        return self
 
     def forward(  # type: ignore[override]
         self, features: Tensor, labels: Tensor, *, sample_weight: Tensor | None = None

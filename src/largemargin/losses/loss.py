@@ -30,6 +30,7 @@ from largemargin.ops.distributed import all_reduce_sum, world_size
 from largemargin.ops.moving import live
 from largemargin.ops.product import PRECISIONS, Precision
 from largemargin.ops.rows import plain_eager, promote
+from largemargin.prototypes.centroids import exact_buffers
 from largemargin.prototypes.form import HeadForm
 
 Reduction: TypeAlias = Literal["mean", "sum", "none"]
@@ -349,10 +350,10 @@ class Loss(nn.Module):
         self.class_margins = (largest * shares).to(need(self.class_margins))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Loss":
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        with exact_buffers(self):  # class weights and margins too
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if getattr(self, "class_margins", None) is not None and self.class_counts is not None:
-            # Made again rather than converted: float64 gets all its digits, half stays float32.
-            self.class_margins = promote(need(self.class_margins))
+            # Made again rather than converted: float64 gets all its digits.
             self._set_largest_margin(self._largest_margin)
         return self
 
