@@ -258,3 +258,17 @@ def test_an_early_end_of_a_step_moves_the_centers() -> None:
     assert not loss.centers.any()
     with pytest.raises(lm.LargeMarginError, match="accumulate is 1"):
         plain.commit()
+
+
+def test_the_bank_of_a_model_that_is_double_later_is_double() -> None:
+    model = ConvNet()
+    twin = copy.deepcopy(model).double()
+    late, early = lm.attach(model, both), lm.attach(twin, both)
+    model.double()
+    for step in range(2):
+        x = images(step).double()
+        torch.testing.assert_close(
+            late(model(x), LABELS), early(twin(x), LABELS), rtol=1e-12, atol=0
+        )
+    assert late.banks[0].centroids.dtype == torch.float64
+    assert torch.equal(late.banks[0].centroids, early.banks[0].centroids)

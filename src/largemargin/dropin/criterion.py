@@ -13,6 +13,7 @@ from largemargin.dropin.outputs import (
     check_rows,
     first_half,
     flat_beside,
+    follow,
     has_gradient,
     named_rows,
     rows,
@@ -344,17 +345,13 @@ class Criterion(nn.Module):
                     module.follow(weight)
 
     def _follow(self, features: Tensor) -> None:
-        """Stay on the model's device and in its mode."""
+        """Stay on the model's device, in its mode, and double where it is double."""
         training = self._tap.layer.training
         # The objective may have another criterion too, on an averaged copy of the model.
         if self.training != training or self.objective.training != training:
             self.train(training)
-        if torch.compiler.is_compiling():
-            return
-        for tensor in (*self.objective.buffers(), *self.objective.parameters()):
-            if tensor.device != features.device:
-                self.objective.to(features.device)
-            break
+        if not torch.compiler.is_compiling():
+            follow(self.objective, features)
 
     def _measure_gradients(self, terms: dict[str, Tensor], given: dict[str, Any]) -> None:
         weights = self.objective.term_weights

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError
 
@@ -77,3 +78,15 @@ def first_half(noisy: str, tensor: Tensor) -> tuple[Tensor, Tensor]:
         )
     clean, others = tensor.chunk(2)
     return clean, others
+
+
+def follow(state: nn.Module, features: Tensor) -> None:
+    """Bring a loss's state to the features' device, and to float64 where they are."""
+    tensors = (each for each in (*state.buffers(), *state.parameters()) if each.is_floating_point())
+    first = next(tensors, None)
+    if first is None:
+        return
+    if first.device != features.device:
+        state.to(features.device)
+    if features.dtype == torch.float64 and first.dtype != torch.float64:
+        state.double()
