@@ -1,6 +1,7 @@
 """What stands in the page: every section, and the numbers of the files it is made from."""
 
 import base64
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -151,6 +152,12 @@ def test_a_geometry_alone_is_enough(tmp_path: Path) -> None:
     assert [a["id"] for a in page.named("section")] == list(SECTIONS)
     assert "largemargin train" in page.text
     assert "give the report a run" in page.text
+
+
+def test_a_geometry_says_which_images_it_is_of(tmp_path: Path) -> None:
+    given = dataclasses.replace(geometry(), data="flowers <b>, test images")
+    page = Page(report({"mine": given}, tmp_path / "report.html"))
+    assert "mine was measured on flowers <b>, test images." in page.text
 
 
 def test_geometries_by_name_and_on_the_sphere(tmp_path: Path) -> None:

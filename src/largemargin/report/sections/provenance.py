@@ -23,7 +23,10 @@ def provenance_section(subjects: Subjects) -> Section:
     if runs:
         blocks += [_origin(runs), _settings(runs)]
     else:
-        words = "A geometry alone does not say where it comes from: give the report a run."
+        words = "A geometry alone does not say which model it is of: give the report a run."
+        for each in subjects.each:
+            if each.geometry is not None and each.geometry.data is not None:
+                words += f" {each.title} was measured on {each.geometry.data}."
         blocks.append(Note(words, "largemargin report RUN"))
     blocks.append(Blocks("downloads", downloads(subjects)))
     return Section("provenance", "Provenance", READING, tuple(blocks))
