@@ -1,11 +1,13 @@
 """Activation checkpointing around model and criterion together: both run again, backwards."""
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import pytest
 import torch
-from dropin.nets import LABELS, Mlp, vectors
+from dropin.nets import LABELS, C, D, Mlp, vectors
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
@@ -70,3 +72,34 @@ def test_schedules_that_moved_on_are_refused() -> None:
     checkpoint(lambda: criterion(model(x), LABELS), use_reentrant=False).backward()
     criterion.step()
     assert criterion.steps == 1
+
+
+def bent(logits: Tensor, features: Tensor) -> Tensor:
+    """Something after the head that keeps tensors."""
+    return logits.log_softmax(-1).exp().log()
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["after the head", "before the head"])
+def test_nothing_is_kept_of_the_second_run(named: bool) -> None:
+    """It stops as soon as what was dropped is there again, and does not come to its end."""
+    model = Mlp() if named else Mlp(bent)
+    alive: list[weakref.ref[Any]] = []
+
+    class Token:
+        pass
+
+    def watch(module: nn.Module, args: Any, out: Tensor) -> None:
+        token = Token()
+        out.grad_fn.metadata["token"] = token
+        alive.append(weakref.ref(token))
+
+    model.body.register_forward_hook(watch)
+    objective = lm.Objective(softmax=lm.CrossEntropy(), center=lm.CenterLoss(C, D))
+    criterion = lm.attach(model, objective, features={"center": "body"} if named else None)
+    for step in range(3):
+        outputs = checkpoint(model, vectors(step), use_reentrant=False)
+        criterion(outputs, LABELS).backward()
+        del outputs
+        gc.collect()
+        assert len(alive) == 2 * (step + 1)
+        assert not any(each() is not None for each in alive)

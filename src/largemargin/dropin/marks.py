@@ -90,11 +90,13 @@ class Running:
     """Whether one of them was read while gradients were switched off."""
     current: tuple[Seen, Tensor] | None = None
     """The last pass of the head."""
+    ends: bool = False
+    """Whether the backward pass it is in will forget it."""
 
     def forget(self) -> None:
         """As new; the same object, which compiled code has been made for."""
         self.inside, self.passes, self.held, self.blind = False, 0, {}, False
-        self.current = None
+        self.current, self.ends = None, False
 
     def read(self, name: str) -> Tensor:
         if name not in self.held:

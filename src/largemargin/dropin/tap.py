@@ -99,7 +99,14 @@ class Tap:
     @property
     def running(self) -> Running:
         """The pass that the model is in."""
-        return self.again if recomputing() else self.plain
+        if not recomputing():
+            return self.plain
+        if not self.again.ends:
+            # A second run stops where nothing more is needed, and never comes to its end.
+            self.again.ends = True
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self.again.forget)
+        return self.again
 
     def remove(self) -> None:
         for handle in self.handles:
@@ -114,7 +121,8 @@ class Tap:
     def start(self) -> None:
         self.again.forget()
         running = self.running
-        running.forget()
+        if running is self.plain:
+            running.forget()
         running.inside = True
 
     def take(self, features: Tensor, logits: Tensor) -> None:
