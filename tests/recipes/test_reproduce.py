@@ -10,7 +10,6 @@ from largemargin.data import Data
 from largemargin.recipes import read_recipe, reproduce
 from largemargin.recipes.cells import cells_of, chosen_of, merge, nested, run_name, shortened
 from largemargin.recipes.schema import Measure
-from largemargin.recipes.table import Line, text_of
 from largemargin.recipes.verdicts import Sample, verdict
 from largemargin.training import Interrupted, OptimizerConfig, Run, RunConfig, write_config
 from largemargin.training.files import write_json
@@ -392,21 +391,3 @@ def test_options_belong_to_the_network_they_were_given_for() -> None:
     assert settings["model"]["options"] == {"initial": "torch"}
     merge(settings, nested({"model.name": "small_cnn", "model.options": {"width": 4}}))
     assert settings["model"] == {"name": "small_cnn", "feature_dim": 30, "options": {"width": 4}}
-
-
-@pytest.mark.parametrize(
-    ("value", "reported", "text"),
-    [
-        (1.203e-05, None, "1.2e-05"),
-        (0.0151, None, "0.02"),
-        (0.0, None, "0.00"),
-        (5778.96, None, "5778.96"),
-        (0.0012, 0.5, "0.00"),
-        (0.0012, 0.2621, "0.0012"),
-    ],
-)
-def test_small_numbers_beside_nothing_are_not_rounded_away(
-    value: float, reported: float | None, text: str
-) -> None:
-    line = Line({}, "value", "", reported, None, Sample((value,)), None, "")
-    assert text_of(value, None, line) == text
