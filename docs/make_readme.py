@@ -12,6 +12,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import make_decisions
+import make_headlines
 from site_pages import reproductions
 
 ROOT = Path(__file__).parents[1]
@@ -236,7 +237,11 @@ def papers() -> str:
     return (
         f"{len(found)} recipes cover the tables of the five papers, {len(numbers)} reported "
         f"numbers; "
-        f"{here}. Where `measured/` is missing, nothing was measured."
+        f"{here}. Where `measured/` is missing, nothing was measured. The main claims, from a "
+        "baseline to the paper's method:\n\n"
+        f"{make_headlines.headlines()}\n\n"
+        '"As printed" is the recipe as it is: settings of the paper where it prints them, our '
+        "reading where it does not. Why numbers differ, as far as we know, stands behind the links."
     )
 
 
