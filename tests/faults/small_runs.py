@@ -1,6 +1,7 @@
 """A run that takes a second, and what must be equal of two of them."""
 
 import os
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -43,10 +44,16 @@ def digits(fraction: float = 0.3) -> Data:
     return load_data(DataConfig(fraction=fraction))
 
 
-def trained(folder: Path, *, log: Path | None = None, **changes: Any) -> Run:
-    """The run in this folder, begun or continued; ``log`` gets a byte for every step."""
+def trained(
+    folder: Path, *, log: Path | None = None, linger: int | None = None, **changes: Any
+) -> Run:
+    """The run in this folder, begun or continued; ``log`` gets a byte for every step.
+
+    With ``linger`` it stands still once the log has so many, until it is killed, told to stop or
+    :func:`released`: whoever does that may come late on a busy machine, and finds it training.
+    """
     if log is not None:
-        count_steps(log)
+        count_steps(log, linger)
     resume = (folder / "config.yaml").is_file()
     if not resume and folder.is_dir():  # killed before its settings were written
         for each in folder.iterdir():
@@ -56,15 +63,26 @@ def trained(folder: Path, *, log: Path | None = None, **changes: Any) -> Run:
     return train(settings, folder=folder, resume=resume, data=data, progress=False)
 
 
-def count_steps(log: Path) -> None:
+def count_steps(log: Path, linger: int | None = None) -> None:
     real: Callable[[Session], None] = Session.pause_if_asked
 
     def counted(session: Session) -> None:
         with open(log, "ab", buffering=0) as file:
             file.write(b".")
+        while linger is not None and steps_in(log) >= linger and not _may_go_on(session, log):
+            time.sleep(0.001)
         real(session)
 
     Session.pause_if_asked = counted  # type: ignore[method-assign]
+
+
+def _may_go_on(session: Session, log: Path) -> bool:
+    return session.trainer.stop_requested or log.with_suffix(".released").exists()
+
+
+def released(log: Path) -> None:
+    """Let a run go on that lingers."""
+    log.with_suffix(".released").touch()
 
 
 def steps_in(log: Path) -> int:

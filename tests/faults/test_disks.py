@@ -15,7 +15,16 @@ import pytest
 from data.pictures import class_folders
 from faults.children import NEEDS_FORK, Child, Ended, as_nobody, ended, open_folder
 from faults.counting import Faults
-from faults.small_runs import STEPS, assert_same, assert_tidy, config, digits, steps_in, trained
+from faults.small_runs import (
+    STEPS,
+    assert_same,
+    assert_tidy,
+    config,
+    digits,
+    released,
+    steps_in,
+    trained,
+)
 
 from largemargin.data import DataConfig
 from largemargin.errors import LargeMarginError
@@ -231,12 +240,13 @@ def test_two_runs_at_once_in_one_folder(tmp_path: Path, faults: Faults) -> None:
     """Whoever comes first trains; the other touches nothing, not even the settings."""
     folder, log = tmp_path / "run", tmp_path / "steps"
     digits()
-    first = Child(lambda: trained(folder, log=log, seed=1).result)
+    first = Child(lambda: trained(folder, log=log, linger=STEPS, seed=1).result)
     first.until(lambda: steps_in(log) >= STEPS)
     first.kill(signal.SIGSTOP)  # it is alive, and still trains there
     second = ended(lambda: trained(folder, seed=2).result)
     third = ended(lambda: train(config(seed=3), folder=folder, data=digits()).result)
     first.kill(signal.SIGCONT)
+    released(log)
     assert first.wait().error == ""
     faults.inject("another run in the same folder", 2)
     assert "another process is training in" in second.error

@@ -52,8 +52,9 @@ def test_a_run_killed_at_random_moments_ends_like_one_that_was_not(
     epochs = 2 * kills + 2  # more than it can come to between all of them
     whole = trained(tmp_path / "whole", epochs=epochs)
     for _ in range(kills):
-        child = Child(lambda: trained(folder, log=log, epochs=epochs))
         goal = steps_in(log) + chance.randint(1, STEPS + STEPS // 2)
+        last = goal + STEPS // 2
+        child = Child(lambda last=last: trained(folder, log=log, linger=last, epochs=epochs))
         child.until(lambda goal=goal: steps_in(log) >= goal)
         time.sleep(chance.uniform(0, 0.02))
         child.kill()
@@ -96,7 +97,7 @@ def test_a_run_killed_between_any_two_writes_ends_like_one_that_was_not(
 def test_a_run_that_is_killed_can_be_looked_at(tmp_path: Path, faults: Faults) -> None:
     folder, log = tmp_path / "run", tmp_path / "steps"
     digits()
-    child = Child(lambda: trained(folder, log=log))
+    child = Child(lambda: trained(folder, log=log, linger=3 * STEPS))
     child.until(lambda: steps_in(log) > 2 * STEPS)
     child.kill()
     child.wait()
@@ -159,9 +160,9 @@ def test_a_run_asked_to_stop_writes_a_checkpoint_in_the_middle_of_an_epoch(
 ) -> None:
     folder, log = tmp_path / "run", tmp_path / "steps"
     for _ in range(2):
-        before = steps_in(log)
-        child = Child(lambda: trained(folder, log=log))
-        child.until(lambda goal=before + STEPS + 5: steps_in(log) >= goal)
+        goal = steps_in(log) + STEPS + 5
+        child = Child(lambda goal=goal: trained(folder, log=log, linger=goal))
+        child.until(lambda goal=goal: steps_in(log) >= goal)
         child.kill(number)
         end = child.wait()
         faults.inject(f"{number.name} in the middle of an epoch")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from faults.children import NEEDS_FORK, Child, Ended
+from faults.children import LONGEST, NEEDS_FORK, Child, Ended
 from faults.counting import Faults
 from faults.small_runs import config, digits, steps_in, trained
 from two_ranks import NEEDS_GLOO
@@ -42,8 +42,16 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def together(folder: Path, world: int, *, timeout: float = 60.0, log: Path, **changes: Any) -> Any:
-    """As many children as torchrun would start."""
+def together(
+    folder: Path,
+    world: int,
+    *,
+    log: Path,
+    timeout: float = 60.0,
+    lingers: tuple[int, int] = (-1, 0),
+    **changes: Any,
+) -> Any:
+    """As many children as torchrun would start; a rank may linger after so many steps."""
     port = free_port()
 
     def rank(number: int) -> Any:
@@ -60,7 +68,9 @@ def together(folder: Path, world: int, *, timeout: float = 60.0, log: Path, **ch
             "MASTER_PORT": str(port),
         }
         own = log.with_suffix(f".{number}")
-        run = trained(folder, log=own, timeout=timeout, **{**ALIKE, **changes})
+        linger = lingers[1] if number == lingers[0] else None
+        given = {**ALIKE, **changes}
+        run = trained(folder, log=own, linger=linger, timeout=timeout, **given)
         torch.distributed.destroy_process_group()
         return run.result
 
@@ -68,7 +78,7 @@ def together(folder: Path, world: int, *, timeout: float = 60.0, log: Path, **ch
 
 
 def wait_for(log: Path, rank: int, steps: int) -> None:
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + LONGEST
     while steps_in(log.with_suffix(f".{rank}")) < steps:
         assert time.monotonic() < limit, "the processes do not train"
         time.sleep(0.001)
@@ -105,7 +115,7 @@ def test_one_of_several_processes_is_killed(
 ) -> None:
     digits(EVEN)
     folder, log = tmp_path / "run", tmp_path / "log"
-    children = together(folder, world, log=log)
+    children = together(folder, world, log=log, lingers=(killed, 3 * STEPS))
     wait_for(log, killed, 2 * STEPS)
     children[killed].kill()
     ends = [child.wait() for child in children]
@@ -127,7 +137,7 @@ def test_one_of_several_processes_is_killed(
 def test_a_process_that_hangs_is_given_up_after_the_timeout(tmp_path: Path, faults: Faults) -> None:
     digits(EVEN)
     folder, log = tmp_path / "run", tmp_path / "log"
-    children = together(folder, 2, timeout=5.0, log=log)
+    children = together(folder, 2, timeout=5.0, log=log, lingers=(1, 2 * STEPS))
     wait_for(log, 1, STEPS)
     children[1].kill(signal.SIGSTOP)
     end = children[0].wait()  # fails where it does not end
@@ -147,7 +157,7 @@ def test_several_processes_stop_at_the_same_step_when_one_is_told_to(
     noisy = {"noise": NoiseConfig("noisy", level=0.05), "epochs": 6}
     for child in together(tmp_path / "whole", 2, log=tmp_path / "whole.log", **noisy):
         assert child.wait().error == ""
-    children = together(folder, 2, log=log, **noisy)
+    children = together(folder, 2, log=log, lingers=(1, STEPS + 3), **noisy)
     wait_for(log, 1, STEPS + 3)
     children[1].kill(signal.SIGTERM)
     ends = [child.wait() for child in children]
