@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
+from held_bytes import held_by_tensors
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
@@ -18,18 +18,6 @@ STEP = {
     "adam": lambda p: torch.optim.Adam(p, weight_decay=0.1),
     "adamw": lambda p: torch.optim.AdamW(p),
 }
-
-
-def allocated(function) -> int:
-    """The most bytes that were allocated at once while a function ran."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
-        function()
-    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
-    now = most = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        now += event.nbytes()
-        most = max(most, now)
-    return most
 
 
 def test_weights_are_shared_out() -> None:
@@ -75,7 +63,7 @@ def test_it_bounds_what_a_loss_allocates(sizes, impl, dtype) -> None:
         head = lm.ClassHead(dim, num_classes, bias=False, dtype=dtype)
         x = torch.randn(num_samples, dim, requires_grad=True)
         labels = torch.randint(num_classes, (num_samples,))
-        peaks[type(loss).__name__] = allocated(lambda: loss(x, head, labels).backward())  # noqa: B023
+        peaks[type(loss).__name__] = held_by_tensors(lambda: loss(x, head, labels).backward())  # noqa: B023
     assert max(peaks.values()) <= room, peaks
     assert room <= 2.5 * max(peaks.values()), peaks
 
@@ -83,7 +71,7 @@ def test_it_bounds_what_a_loss_allocates(sizes, impl, dtype) -> None:
 def test_it_bounds_what_a_sampled_loss_allocates() -> None:
     head = ShardedClassHead(64, 40_000, bias=False, sample_rate=0.1)
     x, labels = torch.randn(128, 64, requires_grad=True), torch.randint(40_000, (128,))
-    peak = allocated(lambda: lm.Kobayashi()(x, head, labels).backward())
+    peak = held_by_tensors(lambda: lm.Kobayashi()(x, head, labels).backward())
     plan = estimate_memory(128, 40_000, 64, sample_rate=0.1, device="cpu")
     room = plan.gradients + plan.features + plan.workspace
     assert peak <= room <= 2.5 * peak
@@ -99,7 +87,7 @@ def test_it_knows_what_optimizers_keep(name: str) -> None:
     kept = [state for state in optimizer.state[weight].values() if isinstance(state, torch.Tensor)]
     held = sum(state.nbytes for state in kept if state.shape == weight.shape)
     assert plan.optimizer_state == held
-    assert 0.99 * plan.step <= allocated(optimizer.step) <= 1.01 * plan.step
+    assert 0.99 * plan.step <= held_by_tensors(optimizer.step) <= 1.01 * plan.step
 
 
 @pytest.mark.parametrize("name", HEAD_OPTIMIZERS)
