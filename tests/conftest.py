@@ -13,9 +13,14 @@ import pytest
 import torch
 
 # The same examples on every run and machine; time limits belong to the whole suite, not to one
-# example on a shared core.
+# example or its making on a shared core.
 hypothesis.settings.register_profile(
-    "largemargin", deadline=None, derandomize=True, database=None, print_blob=True
+    "largemargin",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    print_blob=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("largemargin")
 
