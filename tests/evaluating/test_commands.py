@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,12 +34,16 @@ QUICK = ["--draws", "2", "--gaussian", "[0.1]", "--uniform", "[]", "--attacks", 
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """One for all tests, in any order: a command that writes to it needs ``copied``."""
     out = tmp_path_factory.mktemp("runs")
     config = RunConfig(
         data=DataConfig(fraction=0.5), model=ModelConfig("mlp"), epochs=3, out=str(out)
     )
-    return train(config, progress=False)
+    trained = train(config, progress=False)
+    before = sorted(out.rglob("*"))
+    yield trained
+    assert sorted(out.rglob("*")) == before, "a test left something in the run of all tests"
 
 
 @pytest.fixture
@@ -235,8 +240,8 @@ def test_temperatures_of_probabilities(
         torch.testing.assert_close(exported, want.float(), rtol=1e-4, atol=1e-6)
 
 
-def test_nothing_readable_is_no_success(run: Run, tmp_path: Path) -> None:
-    words = ["predict", str(run.folder), str(tmp_path / "nowhere.png"), "--threshold", "none"]
+def test_nothing_readable_is_no_success(copied: Run, tmp_path: Path) -> None:
+    words = ["predict", str(copied.folder), str(tmp_path / "nowhere.png"), "--threshold", "none"]
     assert main(words) == 1
 
 
