@@ -2,6 +2,7 @@
 
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -167,7 +168,7 @@ def test_a_run_asked_to_stop_writes_a_checkpoint_in_the_middle_of_an_epoch(
         end = child.wait()
         faults.inject(f"{number.name} in the middle of an epoch")
         assert end.kind == "Interrupted"
-        assert f"Continue: largemargin train --resume {folder}" in end.error
+        assert f"Continue: largemargin train --resume {shlex.quote(str(folder))}" in end.error
     assert list(folder.glob("checkpoints/step-*"))
     ended(lambda: trained(folder, log=log).result)
     assert_same(whole, Run.open(folder))

@@ -1,6 +1,7 @@
 """Several processes that train together: one is killed, hangs or is told to stop."""
 
 import os
+import shlex
 import signal
 import socket
 import time
@@ -98,7 +99,7 @@ def assert_told(ends: list[Ended], world: int, folder: Path) -> None:
     for end in ends:
         assert end.kind == "LargeMarginError", end.error
         assert f"another of the {world} processes ended, or did not answer" in end.error
-        assert f"largemargin train --resume {folder}" in end.error
+        assert f"largemargin train --resume {shlex.quote(str(folder))}" in end.error
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +60,7 @@ def test_a_broken_evaluation_is_a_note(copy: Path, tmp_path: Path) -> None:
     (copy / "evaluation.json").write_text("{}")
     page = Page(report(copy, tmp_path / "report.html", features="none"))
     assert "is not a Evaluation written by save()" in page.text
-    assert f"largemargin evaluate {copy}" in page.text
+    assert f"largemargin evaluate {shlex.quote(str(copy))}" in page.text
 
 
 def test_missing_files_are_named(copy: Path, tmp_path: Path) -> None:
@@ -67,7 +68,8 @@ def test_missing_files_are_named(copy: Path, tmp_path: Path) -> None:
         (copy / name).unlink()
     page = Page(report(copy, tmp_path / "report.html", features="none"))
     assert "training is not finished" in page.text
-    assert f"largemargin measure {copy} --out {copy}/geometry.json" in page.text
+    run = shlex.quote(str(copy))
+    assert f"largemargin measure {run} --out {run}/geometry.json" in page.text
 
 
 def test_metrics_cut_short_by_a_crash(copy: Path, tmp_path: Path) -> None:

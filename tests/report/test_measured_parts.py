@@ -1,5 +1,6 @@
 """From the command that measures a part to the figure that shows it."""
 
+import shlex
 import shutil
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def test_curvature_and_bounds_reach_the_report(softmax: Run, tmp_path: Path) -> 
     assert rows
     assert {row[4] for row in rows} <= {"informative", "not informative"}
     # The other model says how to get there.
-    assert f"largemargin measure {softmax.folder} --curvature true" in page.text
+    assert f"largemargin measure {shlex.quote(str(softmax.folder))} --curvature true" in page.text
 
 
 def test_three_features_make_a_sphere(tmp_path: Path) -> None:

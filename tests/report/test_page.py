@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import json
 import math
+import shlex
 from pathlib import Path
 
 import pytest
@@ -85,9 +86,10 @@ def test_the_download_is_the_geometry(page: Page, softmax: Run) -> None:
 
 
 def test_what_is_missing_names_its_command(page: Page, softmax: Run) -> None:
-    assert f"largemargin measure {softmax.folder} --bounds true" in page.text
-    assert f"largemargin measure {softmax.folder} --curvature true" in page.text
-    assert f"largemargin evaluate {softmax.folder} --ood FOLDER" in page.text
+    folder = shlex.quote(str(softmax.folder))
+    assert f"largemargin measure {folder} --bounds true" in page.text
+    assert f"largemargin measure {folder} --curvature true" in page.text
+    assert f"largemargin evaluate {folder} --ood FOLDER" in page.text
 
 
 def test_samples_in_the_plane_have_pictures(page: Page) -> None:
