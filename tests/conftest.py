@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import sysconfig
+import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,8 @@ def missing_for_inductor() -> str | None:
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.exists():
         return f"inductor needs Python's headers: {header} does not exist"
+    if " " in tempfile.gettempdir():
+        return f"inductor does not quote paths, and {tempfile.gettempdir()!r} has a space"
     return None
 
 

@@ -50,7 +50,7 @@ def _run_rank(rank: int, ranks: int, module: str, folder: str, names: list[str])
         init_method=f"file://{folder}/meeting",
         rank=rank,
         world_size=ranks,
-        timeout=datetime.timedelta(seconds=120),
+        timeout=datetime.timedelta(seconds=300),
     )
     for name in names:
         report = Path(folder) / f"{name}.{rank}"

@@ -86,7 +86,7 @@ def timm_rank(rank: int, folder: str) -> None:
         init_method=f"file://{folder}/meeting",
         rank=rank,
         world_size=WORLD,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=300),
     )
     model, criterion, optimizer = build()
     task = MarginTask(model, criterion, verbose=False)

@@ -149,7 +149,7 @@ package = Path("small")
 source = (package / "losses" / "a.py").read_text("utf-8")
 found = {}
 record = lambda mutant, row: found.update({mutant.after: row})
-how = {"workers": 2, "budget": 60, "ends": time.monotonic() + 60}
+how = {"workers": 2, "budget": 300, "ends": time.monotonic() + 300}
 forks = Forks(package.resolve(), Path("notes.json"), {}, record, **how)
 forks.todo = [m for m in mutants(source, "losses/a.py") if swappable(m)]
 pytest.main(["-q", "-p", "no:cacheprovider", "test_it.py"], plugins=[forks])
@@ -168,7 +168,7 @@ def test_forks_tell_what_became_of_each_mutant(package, tmp_path):
         env={"PYTHONPATH": path, "PATH": ""},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=True,
     )
     rows = [line.split(" | ") for line in done.stdout.splitlines() if " | " in line]

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-PATIENCE = 5.0
-"""Seconds after which a rank that waits for the others gives up."""
+PATIENCE = 15.0
+"""Seconds after which a rank that waits for the others gives up; a mutant is given 20."""
 
 
 class Ranks:
