@@ -128,3 +128,18 @@ def test_reduced_products_are_not_trusted(precision: str) -> None:
     exact = screen.single.dtype == torch.float32
     assert exact == (precision == "highest")
     assert found == pairs.closest_pair(points, groups)
+
+
+@pytest.mark.parametrize("word", ["none", "ieee", "tf32", "bf16"])
+def test_products_reduced_on_one_backend_are_not_trusted(word: str) -> None:
+    points, groups = rows("float32", 300, 1)
+    want = pairs.closest_pair(points, groups)
+    matmul = torch.backends.mkldnn.matmul
+    usual, matmul.fp32_precision = matmul.fp32_precision, word
+    try:
+        exact = pairs._Screen(points).single.dtype == torch.float32
+        found = pairs.closest_pair(points, groups)
+    finally:
+        matmul.fp32_precision = usual
+    assert exact == (word in ("none", "ieee"))
+    assert found == want

@@ -7,6 +7,7 @@ select: what is returned is measured on the rows themselves, in float64.
 import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +49,15 @@ def distances(a: Tensor, b: Tensor) -> Tensor:
     return squares.clamp_min_(0).sqrt_()
 
 
+def _exact_products(device: torch.device) -> bool:
+    """Whether products of float32 are computed in float32.
+
+    ``torch.get_float32_matmul_precision`` refuses to say where only one backend was set.
+    """
+    backend: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    return bool(backend.matmul.fp32_precision in ("none", "ieee"))
+
+
 class _Screen:
     """Squared distances in float32, good enough to say which pairs have to be measured.
 
@@ -68,8 +78,7 @@ class _Screen:
         self.flat = largest == 0
         """All rows are equal."""
         # Reduced products (TensorFloat-32, bfloat16) keep too few bits for the slack below.
-        exact = torch.get_float32_matmul_precision() == "highest"
-        low = torch.float32 if exact else dtype
+        low = torch.float32 if _exact_products(points.device) else dtype
         self.single = torch.empty(self.count, self.dim, dtype=low, device=points.device)
         self.norms = torch.empty(self.count, dtype=dtype, device=points.device)
         for part in parts:
