@@ -104,7 +104,8 @@ def test_rows_of_equal_entries_are_adam() -> None:
 def test_full_precision_is_torch_sgd(nesterov: bool) -> None:
     options: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
     options["nesterov"] = nesterov
-    start, given = torch.randn(3, 4, 2, 2), gradients(shape=(3, 4, 2, 2))
+    shape = (3, 4, 2, 2)
+    start, given = torch.randn(shape, dtype=torch.float64), gradients(shape=shape)
     want = stepped(torch.optim.SGD, start, given, **options)
     assert_close(stepped(HeadSGD, start, given, moment_dtype=None, **options), want)
 
