@@ -63,16 +63,18 @@ def gm_softmax(
         **how,
     )
     target = need(stats.target)
-
-    def row(name: str, value: float | Tensor) -> Any:
-        if not isinstance(value, Tensor) or value.dim() == 0:
-            return value
-        check_length(name, value, features.shape[0], "one number per sample")
-        return value if labels.dim() == 1 else value[:, None]
-
-    numerator = row("alpha1", alpha1) * target + s * row("beta1", beta1)
-    denominator = row("alpha2", alpha2) * target + s * row("beta2", beta2)
+    numerator = _rows("alpha1", alpha1, labels) * target + s * _rows("beta1", beta1, labels)
+    denominator = _rows("alpha2", alpha2, labels) * target + s * _rows("beta2", beta2, labels)
     return expect(torch.logaddexp(need(stats.rest), denominator) - numerator, labels)
+
+
+# Not inside gm_softmax: dynamo of torch 2.9 cannot trace a function whose annotation has a union.
+def _rows(name: str, value: float | Tensor, labels: Tensor) -> Any:
+    """A number, or one per sample as the targets want it."""
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    check_length(name, value, labels.shape[0], "one number per sample")
+    return value if labels.dim() == 1 else value[:, None]
 
 
 def _aligned(alpha2: float | Tensor, beta2: float | Tensor) -> float | Tensor:
