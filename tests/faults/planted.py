@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import shlex
 import tarfile
 import zipfile
 from pathlib import Path
@@ -18,7 +19,7 @@ class Planted:
         self.mark = mark
 
     def __reduce__(self) -> tuple[object, ...]:
-        return os.system, (f"touch {self.mark}",)
+        return os.system, (f"touch {shlex.quote(str(self.mark))}",)
 
 
 def pickled(mark: Path, protocol: int = 4) -> bytes:
