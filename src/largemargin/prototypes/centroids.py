@@ -154,7 +154,7 @@ def exact_buffers(module: nn.Module) -> Iterator[None]:
     for name, buffer in exact.items():
         moved = module._buffers[name]
         if moved is not None and moved.dtype in (torch.float16, torch.bfloat16):
-            module._buffers[name] = buffer.to(moved.device)
+            module._buffers[name] = buffer.to(moved.device, torch.float32)
 
 
 class CentroidBank(nn.Module):
