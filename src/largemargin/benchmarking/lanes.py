@@ -118,7 +118,7 @@ class _Lane:
             try:
                 if next(self.steps, "end") != "end":
                     return True
-                self.session.finish()
+                self.diverged = self.session.finish().failure is not None
             except Exception as error:
                 # One run that cannot be made must not take the others with it.
                 diverged = isinstance(error, LargeMarginError) and _diverged(

@@ -4,6 +4,7 @@ import argparse
 import os
 import shlex
 import sys
+import warnings
 from functools import partial
 from typing import Any
 
@@ -58,7 +59,9 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
 
 def run(options: Any) -> int:
     from largemargin.training import Interrupted, Run, train
+    from largemargin.training.divergence import TOLD
 
+    warnings.filterwarnings("ignore", message=TOLD)  # said below, with the exit status
     folder = options.get("resume")
     if folder is None:
         config = _with_preset(run_config(options), options.get("preset"))
@@ -78,7 +81,9 @@ def run(options: Any) -> int:
         return 130
     if _is_first():
         print(summary(done))
-    return 0
+        if done.failure is not None:
+            print(f"error: the run diverged: {done.failure}", file=sys.stderr)
+    return 0 if done.failure is None else 2
 
 
 def _with_preset(config: Any, name: str | None) -> Any:
@@ -125,6 +130,9 @@ def summary(done: Any) -> str:
         numbers = result.get(split)
         if numbers:
             lines.append(f"{split:<11} {_accuracies(numbers)}")
+    lines += [f"{'note':<11} {note}" for note in result.get("notes", ())]
+    if done.failure is not None:
+        return "\n".join([*lines, "", "Next:", f"  {_report(done)}"])
     geometry = done.geometry()
     if geometry is not None:
         lines += ["", str(geometry)]
@@ -133,11 +141,15 @@ def summary(done: Any) -> str:
         "",
         "Next:",
         f"  largemargin evaluate {folder}    noise, attacks, calibration",
-        f"  largemargin report {folder}    all of it on one page",
+        f"  {_report(done)}",
         f"  largemargin predict {folder} IMAGES",
         "  largemargin compare --methods NAME,NAME    better than softmax, or luck?",
     ]
     return "\n".join(lines)
+
+
+def _report(done: Any) -> str:
+    return f"largemargin report {shlex.quote(str(done.folder))}    all of it on one page"
 
 
 def _accuracies(numbers: dict[str, Any]) -> str:

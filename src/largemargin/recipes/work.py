@@ -206,7 +206,9 @@ class _Worker:
         )
 
     def _take(self, task: Task, ended: Ended) -> None:
-        if ended.run is not None:
+        if ended.run is not None and ended.run.failure is not None:
+            self._failed(task, ended, ended.run.failure.partition(". ")[0])
+        elif ended.run is not None:
             self._finished(task, ended)
         elif isinstance(ended.error, LargeMarginError) and _diverged(self.folder / task.name):
             self._failed(task, ended, str(ended.error).partition(". ")[0])

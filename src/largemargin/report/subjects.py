@@ -216,6 +216,8 @@ def _run(run: Run, name: str | None = None) -> Subject:
         classes = tuple(str(label) for label in range(geometry.classes))
     if not run.finished:
         notes.append("training is not finished: the report shows it as far as it came")
+    if run.failure is not None:
+        notes.append(f"the run diverged: {run.failure}")
     return Subject(
         name=name or config.name,
         geometry=geometry,

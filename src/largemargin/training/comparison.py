@@ -15,6 +15,7 @@ from largemargin.errors import LargeMarginError, check_number
 from largemargin.measuring.records import Record
 from largemargin.training.config import RunConfig
 from largemargin.training.config_file import read_yaml, to_dict
+from largemargin.training.divergence import TOLD
 from largemargin.training.engine import Interrupted
 from largemargin.training.engine import train as train_run
 from largemargin.training.files import write_text
@@ -288,7 +289,10 @@ def _trained(
             )
     elif folder.exists():
         shutil.rmtree(folder)  # killed before its settings were written: nothing to continue
-    return train(config, folder=folder, resume=begun, data=data, progress=progress)
+    run = train(config, folder=folder, resume=begun, data=data, progress=progress)
+    if run.failure is not None:
+        raise LargeMarginError(f"{TOLD}: {run.failure}")
+    return run
 
 
 def _accuracy(run: Any, split: str) -> float:

@@ -21,6 +21,7 @@ from largemargin.training.checkpoints import Checkpoints, model_weights
 from largemargin.training.config import RunConfig
 from largemargin.training.config_file import to_dict, write_config
 from largemargin.training.determinism import DETERMINISTIC, make_deterministic
+from largemargin.training.divergence import left_out, warn_diverged
 from largemargin.training.environment import environment
 from largemargin.training.failures import Place, explained
 from largemargin.training.files import remove_drafts, write_json
@@ -74,6 +75,12 @@ def train(
 
     Under ``torchrun`` or ``accelerate launch`` all processes call it and train one model together.
 
+    Returns:
+        The run. One that diverged has a result too: ``failure`` says why, and so does a warning.
+
+    Raises:
+        LargeMarginError: where it cannot begin or go on, as after ``max_bad_steps``.
+
     Example:
         >>> run = train(RunConfig(epochs=1, out=str(tmp_path)), progress=False)
         >>> sorted(run.result["test"])
@@ -85,11 +92,12 @@ def train(
         stack.enter_context(own_stream(pick_device(config.device)))
         session = begin(config, folder, resume, data, progress, on_epoch, stack, place)
         if isinstance(session, Run):
-            return session
+            return warn_diverged(session)
         with _asked_to_stop(session):
             for _ in session.trainer.steps():
                 session.pause_if_asked()
-            return session.finish()
+            done = session.finish()
+        return warn_diverged(done) if session.processes.rank == 0 else done
 
 
 class Session:
@@ -124,20 +132,23 @@ class Session:
         best = Checkpoints(folder).find("best")
         assert best is not None
         model_weights(best, trainer.evaluated())
+        failure = trainer.scores.failure(trainer.evaluated())
         result: dict[str, Any] = {
-            "status": "finished",
+            "status": "finished" if failure is None else "diverged",
             "epochs": trainer.epoch,
             "steps": trainer.done,
             "best_epoch": None if trainer.best is None else trainer.best["epoch"],
             "validation": None if trainer.best is None else _scores(trainer.best),
             "test": trainer.scores.test(trainer.evaluated()),
-            "notes": _notes(self.config, trainer),
+            "notes": [
+                *_notes(self.config, trainer),
+                *left_out(Run(folder).metrics("epoch"), self.config),
+            ],
         }
-        if self.config.measure:
-            geometry = trainer.scores.geometry(trainer.evaluated())
-            if geometry is not None:
-                geometry.save(folder / GEOMETRY)
-                result["geometry"] = _summary(geometry)
+        if failure is not None:
+            result["failure"] = failure
+        elif self.config.measure:
+            self._measure(result)
         result["seconds"] = trainer.seconds
         result["images_per_s"] = trainer.images_per_s()
         if self.processes.rank == 0:
@@ -145,6 +156,19 @@ class Session:
         self.processes.wait()
         self.processes.end()
         return Run(folder)
+
+    def _measure(self, result: dict[str, Any]) -> None:
+        """Write the geometry, and put it in short into the result; or why there is none."""
+        try:
+            geometry = self.trainer.scores.geometry(self.trainer.evaluated())
+        except Interrupted:
+            raise
+        except LargeMarginError as error:
+            result["notes"].append(f"the geometry could not be measured: {error}")
+            return
+        if geometry is not None:
+            geometry.save(self.folder / GEOMETRY)
+            result["geometry"] = _summary(geometry)
 
 
 def begin(

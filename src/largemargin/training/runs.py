@@ -68,6 +68,12 @@ class Run:
         check_version(result, versions.RESULT, self.folder / RESULT)
         return result
 
+    @property
+    def failure(self) -> str | None:
+        """Why a finished run is no success, and what to do: it diverged. None where it is."""
+        failure: str | None = self.result.get("failure") if self.finished else None
+        return failure
+
     def metrics(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl, all or of one kind: "epoch", "gradients", "bad_steps"."""
         path = self.folder / METRICS

@@ -11,6 +11,7 @@ from largemargin.data import Batches, Data, Samples
 from largemargin.data.load import in_words
 from largemargin.evaluating import accuracy_of
 from largemargin.training.config import RunConfig
+from largemargin.training.divergence import why_diverged
 from largemargin.training.processes import Processes
 
 BATCH = 1000
@@ -43,6 +44,14 @@ class Scores:
         if not self.data.test:
             return None
         return self._accuracies(model, self._batches(self.data.test))
+
+    def failure(self, model: nn.Module) -> str | None:
+        """Why the model is no result, where it diverged; the same on every process."""
+        samples = self.data.test or self.data.validation or self.data.train
+        few = samples.subset(range(min(BATCH, len(samples))))
+        batches = Batches(few, BATCH, device=self.device, shuffle=False)
+        with autocast(self.config.precision, self.device):
+            return why_diverged(model, batches, self.config)
 
     def geometry(self, model: nn.Module) -> lm.Geometry | None:
         """On the test images, or else the validation images; on the first process only."""

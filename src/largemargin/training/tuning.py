@@ -169,7 +169,7 @@ class _Search:
                 config, folder=folder, data=self.data, progress=self.progress, on_epoch=after_epoch
             )
             value = float(run.result["validation"][self.config.select])
-            if value != value:
+            if run.failure is not None or value != value:
                 self._diverged(trial)
             return value
         except Interrupted:
