@@ -197,3 +197,20 @@ def test_images_that_are_not_square(tmp_path: Path) -> None:
         found = Evaluation.load(out)
         assert found.clean.samples == 24
         assert found.strangers is not None
+
+
+def test_results_name_their_classes(
+    of_photos: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That of the run, that of the command, and the page of a file that has left its run."""
+    own = of_photos.geometry()
+    assert own is not None
+    assert own.class_names == CLASSES
+    out = tmp_path / "geometry.json"
+    assert main(["measure", str(of_photos.folder), "--out", str(out)]) == 0
+    found = Geometry.load(out)
+    assert found.class_names == CLASSES
+    first, second = (CLASSES[each] for each in found.prototypes.closest_classes)
+    assert f"between classes {first} and {second}\n" in capsys.readouterr().out
+    page = Page(report(out, tmp_path / "report.html"))
+    assert f"closest: {first} and {second}" in page.text

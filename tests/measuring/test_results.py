@@ -57,6 +57,37 @@ def test_a_result_says_what_it_is_of(arrays: tuple[Tensor, ...], tmp_path: Path)
         measure(model, loader, data=loader)
 
 
+def test_classes_are_called_by_their_names(arrays: tuple[Tensor, ...], tmp_path: Path) -> None:
+    names = ["ant", "bee", "cat", "dog"]
+    g = measure_arrays(*arrays, class_names=names)
+    g.save(tmp_path / "geometry.json")
+    assert Geometry.load(tmp_path / "geometry.json").class_names == tuple(names)
+    first, second = (names[each] for each in g.prototypes.closest_classes)
+    assert f"° between classes {first} and {second}\n" in str(g)
+    first, second = (names[each] for each in g.centers.closest_classes)
+    (means,) = (line for line in str(g).splitlines() if line.startswith("closest class means"))
+    assert means.endswith(f" between classes {first} and {second}")
+    model, loader = nn.Linear(6, 4), [(arrays[0], arrays[1])]
+    other = measure(model, loader, class_names=names[::-1])
+    assert other.class_names == tuple(names[::-1])
+    (note,) = (each for each in compare_geometry(g, other).notes if "names" in each)
+    assert note == "their classes have different names: differences by class mean nothing"
+
+
+def test_names_of_classes_are_asked_for_one_by_one(arrays: tuple[Tensor, ...]) -> None:
+    for wrong in (["ant", "bee"], "abcd", [1, 2, 3, 4], [f"{each}" for each in range(9)]):
+        with pytest.raises(LargeMarginError, match="class_names must be 4 names"):
+            measure_arrays(*arrays, class_names=wrong)
+
+
+def test_a_result_without_names_still_loads(arrays: tuple[Tensor, ...]) -> None:
+    g = measure_arrays(*arrays)
+    old = {k: v for k, v in g.to_dict().items() if k not in ("class_names", "data")}
+    assert Geometry.from_dict(old) == g
+    numbers = " and ".join(str(each) for each in g.prototypes.closest_classes)
+    assert f"between classes {numbers}\n" in str(g)
+
+
 def test_files_that_are_no_results(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     for text in ("{", "[]", '{"samples": 3}', '{"accuracy": {}}'):

@@ -233,7 +233,14 @@ def _look_closer(folder: Path, data: Any, samples: int) -> None:
     batches = Batches(data.test, 256, shuffle=False)
     words = in_words(data, "test", data.test)
     geometry = measure(
-        model, batches, pairwise=True, curvature=True, bounds=True, max_samples=samples, data=words
+        model,
+        batches,
+        pairwise=True,
+        curvature=True,
+        bounds=True,
+        max_samples=samples,
+        data=words,
+        class_names=data.classes,
     )
     geometry.save(folder / "geometry.json")
 

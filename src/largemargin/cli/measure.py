@@ -179,4 +179,5 @@ def _measured(options: Any, asked: Asked, chosen: Chosen) -> Any:
         ood=None if options.ood is None else batches(strangers_of(options.ood, asked)),
         progress=show_progress(),
         data=in_words(chosen.data, chosen.origin.split, chosen.samples),
+        class_names=asked.classes,
     )

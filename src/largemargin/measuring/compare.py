@@ -188,6 +188,8 @@ def _notes(a: Geometry, b: Geometry, names: tuple[str, str]) -> Iterator[str]:
             yield f"{names[0]} has {one} {called}, {names[1]} has {other}"
     if a.data != b.data and a.data is not None and b.data is not None:
         yield f"they are of different data: {names[0]} of {a.data}, {names[1]} of {b.data}"
+    if a.class_names != b.class_names and a.class_names is not None and b.class_names is not None:
+        yield "their classes have different names: differences by class mean nothing"
     layers = [[each.name for each in g.layers or ()] for g in (a, b)]
     if layers[0] != layers[1] and all(layers):
         yield f"layers differ ({layers[0]}; {layers[1]}): those of one name are compared"

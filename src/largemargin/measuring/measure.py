@@ -57,6 +57,7 @@ def measure(
     max_samples: int | None = None,
     normalization: Normalization | None = None,
     data: str | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> Geometry:
     """Measure the geometry of a classifier on labelled data.
 
@@ -98,6 +99,7 @@ def measure(
             input space is then that before it.
         data: what the loader holds, in words, as "CIFAR-10, test": kept in the result, where a
             saved one says what it is of, and compared by :func:`compare_geometry`.
+        class_names: one for each class, in the order of the labels: tables name classes by them.
 
     Example:
         >>> model = nn.Linear(2, 2, bias=False)
@@ -127,6 +129,7 @@ def measure(
         folder = _folder(store, stack) if pairwise or bounds or sphere else None
         kept = _store(folder, "features") if pairwise or bounds or sphere else None
         stream = _stream(capture.view(), kept)
+        names = _checked_names(class_names, stream.num_classes)
         if sphere:
             check_sphere(stream.dim)
         beside = _layer_streams(capture, layers, stream, pairwise, folder)
@@ -155,7 +158,7 @@ def measure(
         )
         notes = list(geometry.notes)
         found = parts.results(stream, notes, bins=bins, shared=shared)
-        return replace(geometry, **found, notes=tuple(notes), data=data)
+        return replace(geometry, **found, notes=tuple(notes), data=data, class_names=names)
 
 
 def measure_arrays(
@@ -174,12 +177,13 @@ def measure_arrays(
     ood: Tensor | None = None,
     batch_size: int = 8192,
     data: str | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> Geometry:
     """:func:`measure` on saved features (N, D), labels (N,), class vectors (C, D) and bias (C,).
 
     Tensors or NumPy arrays; ``ood`` are features of other data. ``similarity`` and ``scale`` say
     how the head makes logits, as in :class:`largemargin.ClassHead`; ``data`` says in words what the
-    features are of.
+    features are of, ``class_names`` what the classes are called.
 
     Example:
         >>> features = torch.tensor([[3.0, 0.0], [0.0, 2.0]])
@@ -207,6 +211,7 @@ def measure_arrays(
         HeadView(weight.detach(), None if bias is None else bias.detach(), similarity, scale),
         FeatureStore() if pairwise or sphere else None,
     )
+    names = _checked_names(class_names, stream.num_classes)
     if sphere:
         check_sphere(stream.dim)
     for start in range(0, len(features), batch_size):
@@ -226,7 +231,7 @@ def measure_arrays(
         pairwise=pairwise,
         sphere=sphere,
     )
-    return replace(geometry, data=data)
+    return replace(geometry, data=data, class_names=names)
 
 
 def _check_settings(radius: float, worst: int, bins: int) -> None:
@@ -241,6 +246,19 @@ def _check_data(data: object) -> None:
             f"data must say in words what is measured, as 'CIFAR-10, test', but "
             f"{type(data).__name__} was given."
         )
+
+
+def _checked_names(given: Sequence[str] | None, classes: int) -> tuple[str, ...] | None:
+    if given is None:
+        return None
+    names = () if isinstance(given, str) else tuple(given)
+    if len(names) != classes or not all(isinstance(each, str) for each in names):
+        raise LargeMarginError(
+            f"class_names must be {classes} names, one for each class in the order of the labels, "
+            f"but {given if isinstance(given, str) else list(names[:5])!r} was given"
+            f"{f', {len(names)} of them' if len(names) > 5 else ''}."
+        )
+    return names
 
 
 def _stream(head: HeadView, store: FeatureStore | None) -> Stream:

@@ -1,6 +1,7 @@
 """``Geometry``: what a measurement found, as data, as JSON and as a table."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from largemargin.measuring.bounds import Bound
@@ -75,6 +76,8 @@ class Geometry(Record):
     """Features and class vectors as points on a sphere, in three dimensions."""
     data: str | None = None
     """What it was measured on, in the words of who measured; None where nobody said."""
+    class_names: tuple[str, ...] | None = None
+    """What the classes are called, in the order of the labels; None where nobody said."""
     format: int = FORMAT
 
     def __str__(self) -> str:
@@ -105,15 +108,20 @@ def table(geometry: Geometry) -> str:
 
 def _overall(g: Geometry) -> list[tuple[str, str]]:
     p = g.prototypes
-    between = " and ".join(str(each) for each in p.closest_classes)
     return [
         ("accuracy", _percent(g.accuracy)),
         ("loss", number(g.loss)),
-        ("class margin", f"{_degrees(p.class_margin)} between classes {between}"),
+        ("class margin", f"{_degrees(p.class_margin)} between {_classes(g, p.closest_classes)}"),
         ("  at most", _degrees(p.ceiling) + _known(p)),
         ("longest / shortest class vector", number(p.magnitude_ratio)),
         ("distance from the simplex", number(p.symmetry)),
     ]
+
+
+def _classes(g: Geometry, labels: Iterable[int]) -> str:
+    """Classes by their names, or else by their numbers."""
+    names = g.class_names
+    return "classes " + " and ".join(str(each) if names is None else names[each] for each in labels)
 
 
 def _known(p: PrototypeGeometry) -> str:
@@ -161,7 +169,7 @@ def _space(g: Geometry) -> list[tuple[str, str]]:
     lines = [
         ("feature length", f"{number(norm.mean)} ± {number(norm.std)}"),
         ("variance between / within classes", number(g.variance.ratio)),
-        ("closest class means", number(g.centers.smallest_distance)),
+        ("closest class means", _closest_means(g)),
     ]
     if g.collapse is not None:
         c = g.collapse
@@ -182,6 +190,13 @@ def _space(g: Geometry) -> list[tuple[str, str]]:
             (f"within {k.radius:g} of the class mean", _percent(k.inside_radius)),
         ]
     return lines
+
+
+def _closest_means(g: Geometry) -> str:
+    found = number(g.centers.smallest_distance)
+    if g.class_names is None or not g.centers.closest_classes:
+        return found
+    return f"{found} between {_classes(g, g.centers.closest_classes)}"
 
 
 def _trust(g: Geometry) -> list[tuple[str, str]]:

@@ -176,8 +176,7 @@ def _runs(comparison: Comparison, place: Path) -> list[tuple[str, Run]]:
 
 def _subject(given: Given, name: str | None) -> Subject:
     if isinstance(given, Geometry):
-        classes = tuple(str(label) for label in range(given.classes))
-        return Subject(name or "model", given, classes)
+        return Subject(name or "model", given, _classes_of(given))
     if isinstance(given, Run):
         return _run(given, name)
     if not isinstance(given, str | Path):
@@ -213,7 +212,7 @@ def _run(run: Run, name: str | None = None) -> Subject:
             notes.append(str(error))
     classes = tuple(str(each) for each in facts.get("classes", ()))
     if not classes and geometry is not None:
-        classes = tuple(str(label) for label in range(geometry.classes))
+        classes = _classes_of(geometry)
     if not run.finished:
         notes.append("training is not finished: the report shows it as far as it came")
     if run.failure is not None:
@@ -233,6 +232,11 @@ def _run(run: Run, name: str | None = None) -> Subject:
         baseline=is_softmax(config),
         notes=tuple(notes),
     )
+
+
+def _classes_of(geometry: Geometry) -> tuple[str, ...]:
+    """Names of the classes, or else their numbers."""
+    return geometry.class_names or tuple(str(label) for label in range(geometry.classes))
 
 
 def _result(found: Evaluation, facts: dict[str, Any], notes: list[str]) -> Evaluation | None:

@@ -61,7 +61,14 @@ class Scores:
         batches = Batches(samples, BATCH, device=self.device, shuffle=False)
         words = in_words(self.data, "test" if self.data.test else "validation", samples)
         with autocast(self.config.precision, self.device):
-            return lm.measure(model, batches, pairwise=True, merge=False, data=words)
+            return lm.measure(
+                model,
+                batches,
+                pairwise=True,
+                merge=False,
+                data=words,
+                class_names=self.data.classes,
+            )
 
     def _batches(self, samples: Samples) -> Batches:
         """All images in their order; of several processes each takes its share."""
