@@ -16,7 +16,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from largemargin.cli import main
-from largemargin.data import DataConfig
+from largemargin.data import Batches, DataConfig
 from largemargin.evaluating import (
     Evaluation,
     Predictions,
@@ -25,7 +25,7 @@ from largemargin.evaluating import (
     calibrate_temperature,
     calibrate_threshold,
 )
-from largemargin.measuring import Geometry
+from largemargin.measuring import Geometry, measure
 from largemargin.measuring.compare import Comparison
 from largemargin.models import ModelConfig
 from largemargin.training import Run, RunConfig, train
@@ -133,6 +133,29 @@ def test_measure(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     trained = run.geometry()
     assert trained is not None
     same(found, trained)
+
+
+def test_measure_layer_by_layer(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The blocks of the network, or layers by name, as measure() takes them."""
+    out = tmp_path / "geometry.json"
+    words = ["measure", str(run.folder), "--out", str(out)]
+    model, test = run.model(), run.data().test
+    assert test is not None
+    batches = Batches(test, 256, shuffle=False)
+    assert main([*words, "--layers", "blocks"]) == 0
+    found = Geometry.load(out).layers
+    assert found == measure(model, batches, pairwise=True, layers="blocks").layers
+    assert found is not None
+    names = [each.name for each in found]
+    assert f"layers, by class means ({len(names)})" in capsys.readouterr().out
+    assert main([*words, "--layers", f"[{names[-1]}]", "--layer_margins", f"input,{names[0]}"]) == 0
+    by_name = Geometry.load(out)
+    assert by_name.layers == found[-1:]
+    assert list(by_name.layer_margins or ()) == ["input", names[0]]
+    assert main([*words]) == 0
+    assert Geometry.load(out).layers is None
 
 
 def test_measure_two_runs(run: Run, copied: Run, tmp_path: Path) -> None:
@@ -287,6 +310,10 @@ def test_export_a_program(run: Run, tmp_path: Path, capsys: pytest.CaptureFixtur
         (["evaluate", "RUN", "--draws", "many"], "draws"),
         (["evaluate", "nowhere"], "is no run"),
         (["measure", "RUN", "--against", "nowhere"], "is no run"),
+        (["measure", "RUN", "--layers", "bakbone"], "no layer 'bakbone'. Closest: 'backbone'"),
+        (["measure", "RUN", "--layers", "backbone,blocks"], "or blocks alone, but 'backbone,bloc"),
+        (["measure", "RUN", "--layers", "backbone,,head"], "names of layers with commas between"),
+        (["measure", "RUN", "--layer_margins", "nothing"], "has no layer 'nothing'"),
         (["predict", "RUN"], "images"),
         (["predict", "RUN", "a.png", "--out", "a.txt"], ".csv or .json"),
         (["predict", "RUN", "a.png", "--threshold", "low"], "a number, none or auto"),

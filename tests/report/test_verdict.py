@@ -214,6 +214,14 @@ def test_measuring_again_does_not_lose_what_was_measured() -> None:
     assert measure_command(given, "--bounds true").count("--bounds") == 1
 
 
+def test_measuring_again_names_the_layers_that_were_measured() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    data = [(torch.randn(20, 4), torch.arange(20) % 2)]
+    found = lm.measure(model, data, layers=["0", "1"], layer_margins=["input"])
+    said = measure_command(replace(subject(), geometry=found), "--bounds true")
+    assert " --layers 0,1 --layer_margins input --bounds true --out " in said
+
+
 def test_commands_can_be_typed_where_folders_have_spaces() -> None:
     given = subject(run=Run("my runs/first one"))
     assert given.where == "'my runs/first one'"

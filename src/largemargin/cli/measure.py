@@ -19,6 +19,7 @@ from largemargin.cli.run_options import show_progress
 from largemargin.data.load import digest, in_words
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.curvature import CurvatureSettings
+from largemargin.measuring.layers import BLOCKS
 from largemargin.training.runs import GEOMETRY
 
 HELP = "measure the geometry of a trained model: margins, compactness, collapse"
@@ -35,6 +36,8 @@ Examples:
   largemargin measure RUN --curvature true --bounds true --max_samples 500 --out RUN/geometry.json
   largemargin measure RUN --sphere true --out RUN/geometry.json       a model with 3 features
   largemargin measure RUN --curvature true --sigma 0.06               Theorem 6.1, too
+  largemargin measure RUN --layers blocks                             layer by layer, too
+  largemargin measure RUN --layers backbone.9,backbone.10           those of these names
   largemargin measure RUN --split train --out geometry.json"""
 
 
@@ -58,6 +61,22 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         ("sphere", False, "features and class vectors on a sphere, where there are 3 features"),
     ):
         parser.add_argument(f"--{name}", type=bool, default=default, help=text)
+    parser.add_argument(
+        "--layers",
+        type=str,
+        default="none",
+        metavar="NAMES",
+        help="layers to measure in the same pass, by class means: names of modules with commas "
+        "between them, or blocks for those of the network",
+    )
+    parser.add_argument(
+        "--layer_margins",
+        type=str,
+        default="none",
+        metavar="NAMES",
+        help="layers at which to measure linearised margins, input for the image: a backward pass "
+        "for every class",
+    )
     plain = CurvatureSettings()
     for name, kind, given, text in (
         ("directions", int, plain.directions, "random directions of a sample's curvature"),
@@ -144,6 +163,25 @@ def _with_run(options: Any, folder: str) -> Any:
     return other
 
 
+def named_layers(option: str, given: str) -> tuple[str, ...]:
+    """Names with commas between them, in brackets or not; none is none.
+
+    Example:
+        >>> named_layers("--layers", "[layer3, layer4]")
+        ('layer3', 'layer4')
+    """
+    words = given.strip().removeprefix("[").removesuffix("]").strip()
+    if words in ("none", ""):
+        return ()
+    names = tuple(each.strip().strip("'\"") for each in words.split(","))
+    if "" in names or (BLOCKS in names and len(names) > 1):
+        raise LargeMarginError(
+            f"{option} takes names of layers with commas between them, as backbone.3,backbone.4, "
+            f"or {BLOCKS} alone, but {given!r} was given."
+        )
+    return names
+
+
 def _curvature(options: Any) -> CurvatureSettings | bool:
     if not options.curvature:
         if options.sigma is not None:
@@ -166,9 +204,12 @@ def _measured(options: Any, asked: Asked, chosen: Chosen) -> Any:
     def batches(split: Any) -> Batches:
         return Batches(split, options.batch_size, device=asked.device, shuffle=False)
 
+    layers = named_layers("--layers", options.layers)
     return measure(
         asked.model,
         batches(chosen.samples),
+        layers=BLOCKS if layers == (BLOCKS,) else layers,
+        layer_margins=named_layers("--layer_margins", options.layer_margins),
         pairwise=options.pairwise,
         input_margins=options.input_margins,
         curvature=_curvature(options),

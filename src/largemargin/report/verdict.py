@@ -1,6 +1,7 @@
 """Green, amber or red for what matters about a model, each by a rule that is told."""
 
 import math
+import shlex
 import statistics
 from dataclasses import dataclass
 from typing import Literal
@@ -234,5 +235,9 @@ def measure_command(subject: Subject, *options: str) -> str:
         "--sphere true": g is not None and g.sphere is not None,
     }
     again = [option for option, there in had.items() if there and option not in options]
+    layers = () if g is None else (each.name for each in g.layers or ())
+    margins = () if g is None else g.layer_margins or ()
+    for option, names in (("--layers", ",".join(layers)), ("--layer_margins", ",".join(margins))):
+        again += [f"{option} {shlex.quote(names)}"] if names else []
     words = ["largemargin measure", subject.where, *again, *options]
     return " ".join([*words, f"--out {subject.where}/geometry.json"])
