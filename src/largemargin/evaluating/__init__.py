@@ -3,12 +3,13 @@
 from largemargin.evaluating.accuracy import accuracy_of
 from largemargin.evaluating.attacked import AttackedAccuracy, attack_curve, attacked_accuracy
 from largemargin.evaluating.config import EvaluationConfig
+from largemargin.evaluating.correct import Correct, crossed
 from largemargin.evaluating.counting import Accuracy
 from largemargin.evaluating.cross_camera import CrossCamera, cross_camera
 from largemargin.evaluating.embeddings import Embeddings, embeddings_of
 from largemargin.evaluating.evaluate import Search, evaluate
 from largemargin.evaluating.evaluation import Evaluation
-from largemargin.evaluating.interval import wilson
+from largemargin.evaluating.interval import paired_interval, wilson
 from largemargin.evaluating.ood import Strangers, detect_strangers
 from largemargin.evaluating.origin import Origin
 from largemargin.evaluating.perturbed import (
@@ -25,6 +26,7 @@ from largemargin.evaluating.threshold import Threshold, calibrate_threshold
 __all__ = [
     "Accuracy",
     "AttackedAccuracy",
+    "Correct",
     "CrossCamera",
     "Embeddings",
     "Evaluation",
@@ -45,9 +47,11 @@ __all__ = [
     "calibrate_temperature",
     "calibrate_threshold",
     "cross_camera",
+    "crossed",
     "detect_strangers",
     "embeddings_of",
     "evaluate",
+    "paired_interval",
     "perturbation_suite",
     "perturbed_accuracy",
     "predict",

@@ -1,8 +1,11 @@
 """``accuracy_of``: how often a model is right, in one pass that does not wait for the device."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
+from largemargin.evaluating.correct import Rights, Seen
 from largemargin.evaluating.counting import Accuracy, Counts
 from largemargin.evaluating.logits import LogitModel
 from largemargin.evaluating.pieces import Source, count_pieces, need_labels, pieces
@@ -57,8 +60,9 @@ def accuracy_of(
     """
     shared = reduce and world_size() > 1
     made: list[Counts] = []
+    rights = Rights(data)
 
-    def count() -> dict[str, Tensor]:
+    def count() -> tuple[dict[str, Tensor], Seen]:
         reader = LogitModel(model, num_classes=num_classes, layer=layer)
         where = reader.device if device is None else torch.device(device)
         made.append(Counts(reader.num_classes, bins=bins, device=where))
@@ -66,8 +70,11 @@ def accuracy_of(
         total = count_pieces(data, batch_size, shared=shared)
         with reader.evaluating():
             for piece in with_bar(read, "accuracy", total, progress):
-                made[0].add(reader(piece.inputs), need_labels(piece))
-        return made[0].sums()
+                logits = reader(piece.inputs)
+                made[0].add(logits, need_labels(piece))
+                rights.add(piece, logits)
+        return made[0].sums(), rights.found()
 
     parts = together(shared, count)
-    return made[0].result(parts)
+    found = made[0].result([sums for sums, _ in parts])
+    return replace(found, correct=rights.result([seen for _, seen in parts]))

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from largemargin.dropin.outputs import flat_beside, rows
 from largemargin.errors import LargeMarginError, check_labels, check_number
+from largemargin.evaluating.correct import Correct
 from largemargin.geometry.pairs import widen
 from largemargin.measuring.batches import IGNORED, SKIP
 from largemargin.measuring.records import Record
@@ -44,11 +45,8 @@ class Accuracy(Record):
     """Samples labelled -100, which count nowhere."""
     broken: int = 0
     """Samples with NaN logits: they count as wrong and stand in no column of ``confusion``."""
-
-
-def is_right(logits: Tensor, labels: Tensor) -> Tensor:
-    """(N,) bool: whether the largest logit is that of the label; never where a logit is NaN."""
-    return (logits.argmax(1) == labels) & ~logits.isnan().any(1)
+    correct: Correct | None = None
+    """Which images are right, where the data is a split of up to 1,000,000 of them."""
 
 
 class Counts:

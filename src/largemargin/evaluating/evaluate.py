@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from largemargin.data.samples import Samples
 from largemargin.errors import LargeMarginError, check_number
 from largemargin.evaluating.attacked import AttackedCounts, attacks_of, stride_for
 from largemargin.evaluating.config import EvaluationConfig
+from largemargin.evaluating.correct import Rights
 from largemargin.evaluating.counting import Counts
 from largemargin.evaluating.cross_camera import CrossCamera, cross_camera
 from largemargin.evaluating.embeddings import embeddings_of
@@ -96,7 +97,10 @@ def evaluate(
     passing.prepare(together(shared, passing.look))
     parts = together(shared, lambda: passing.run(progress))
     notes = passing.notes
-    clean = passing.clean.result([part["clean"] for part in parts])
+    clean = replace(
+        passing.clean.result([part["clean"] for part in parts]),
+        correct=passing.rights.result([part["rights"] for part in parts]),
+    )
     right = round(clean.accuracy * clean.samples)
     perturbed, attacked = passing.perturbed, passing.attacked
     if clean.skipped:
@@ -146,6 +150,7 @@ class _Pass:
         self.reader, self.data, self.config, self.device = reader, data, config, device
         self.shared = shared
         self.clean = Counts(reader.num_classes, bins=config.bins, device=device)
+        self.rights = Rights(data)
         self.temperature: float | None = None
         self.calibrated: Counts | None = None
         self.scorer = Scorer(reader) if strangers else None
@@ -231,6 +236,7 @@ class _Pass:
                     part.add(piece, shown)
         return {
             "clean": self.clean.sums(),
+            "rights": self.rights.found(),
             "calibrated": None if self.calibrated is None else self.calibrated.sums(),
             "perturbed": None if self.perturbed is None else self.perturbed.sums(),
             "attacked": None if self.attacked is None else self.attacked.sums(),
@@ -241,10 +247,10 @@ class _Pass:
     def _add_clean(self, piece: Piece) -> None:
         labels = need_labels(piece)
         if self.scorer is None and not self.config.retrieval:
-            self._count(self.reader(piece.inputs), labels)
+            self._count(self.reader(piece.inputs), labels, piece)
             return
         logits, features = self.reader.read(piece.inputs)
-        self._count(logits, labels)
+        self._count(logits, labels, piece)
         if self.config.retrieval:
             self.features.append((features.cpu(), labels.cpu()))
         if self.scorer is not None:
@@ -252,8 +258,9 @@ class _Pass:
             for name in SCORES:
                 self.scores[name].append(getattr(scored, name).cpu())
 
-    def _count(self, logits: Tensor, labels: Tensor) -> None:
+    def _count(self, logits: Tensor, labels: Tensor, piece: Piece) -> None:
         self.clean.add(logits, labels)
+        self.rights.add(piece, logits)
         if self.calibrated is not None and self.temperature is not None:
             self.calibrated.add(widen(logits) / self.temperature, labels)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from largemargin.data.randomness import seed_for
 from largemargin.errors import LargeMarginError, check_choice, check_number
-from largemargin.evaluating.counting import is_right
+from largemargin.evaluating.correct import is_right
 from largemargin.evaluating.logits import LogitModel
 from largemargin.evaluating.pieces import (
     Piece,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from largemargin.errors import LargeMarginError
-from largemargin.evaluating import Evaluation
+from largemargin.evaluating import Correct, Evaluation
 from largemargin.measuring import Geometry
 from largemargin.report.observed import Observed
 from largemargin.report.rivals import Rivals, rivals_in
@@ -89,6 +89,20 @@ class Subject:
         images = self.data.get("record", {}).get("images", {})
         split = next((name for name in ("test", "validation") if self.result.get(name)), "")
         return images.get(split) or None
+
+    @property
+    def correct(self) -> Correct | None:
+        """Which test images are right, where it was kept and is that of :attr:`accuracy`."""
+        found = None if self.evaluation is None else self.evaluation.clean.correct
+        try:
+            if found is None and "correct" in self.result:
+                found = Correct.from_dict(self.result["correct"])
+            if found is None or self.accuracy is None or self.samples != found.samples:
+                return None
+            same = int(found.right().sum()) == round(self.accuracy * found.samples)
+        except (TypeError, KeyError, AttributeError, ValueError):  # damaged: one does without
+            return None
+        return found if same else None
 
     @property
     def class_accuracy(self) -> tuple[float, ...]:

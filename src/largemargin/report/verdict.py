@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Literal
 
-from largemargin.evaluating import wilson
+from largemargin.evaluating import crossed, paired_interval, wilson
 from largemargin.measuring.reliability import Calibration
 from largemargin.report.numbers import degrees, known, percent
 from largemargin.report.subjects import Subject
@@ -74,14 +74,25 @@ def interval(subject: Subject) -> tuple[float, float]:
     return wilson(round(share * samples), samples)
 
 
-def difference(subject: Subject, baseline: Subject) -> tuple[float, float]:
-    """95 % interval of the difference of two accuracies, from those of both (Newcombe 1998).
+def paired(subject: Subject, baseline: Subject) -> tuple[int, int, int, int] | None:
+    """Images that both models are right about, each alone and neither; None where not known."""
+    own, base = subject.correct, baseline.correct
+    return None if own is None or base is None else crossed(own, base)
 
-    It takes the images of both as drawn by themselves. They are the same, so it is rather too wide.
+
+def difference(subject: Subject, baseline: Subject) -> tuple[float, float]:
+    """95 % interval of the difference of two accuracies (Newcombe 1998).
+
+    Image by image where it is known which ones both are right about. Otherwise from the intervals
+    of both, which takes the images of each as drawn by themselves; they are the same, so it is
+    rather too wide.
     """
     own, base = subject.accuracy, baseline.accuracy
     if own is None or base is None:
         return math.nan, math.nan
+    counts = paired(subject, baseline)
+    if counts is not None:
+        return paired_interval(*counts)
     low, high = interval(subject)
     base_low, base_high = interval(baseline)
     return (

@@ -42,6 +42,7 @@ from largemargin.training.runs import (
     resume_command,
 )
 from largemargin.training.same_data import check_same_data
+from largemargin.training.scores import in_short
 from largemargin.training.trainer import Trainer
 from largemargin.training.versions import stamp
 
@@ -133,13 +134,14 @@ class Session:
         assert best is not None
         model_weights(best, trainer.evaluated())
         failure = trainer.scores.failure(trainer.evaluated())
+        test = trainer.scores.test(trainer.evaluated())
         result: dict[str, Any] = {
             "status": "finished" if failure is None else "diverged",
             "epochs": trainer.epoch,
             "steps": trainer.done,
             "best_epoch": None if trainer.best is None else trainer.best["epoch"],
             "validation": None if trainer.best is None else _scores(trainer.best),
-            "test": trainer.scores.test(trainer.evaluated()),
+            "test": None if test is None else in_short(test),
             "notes": [
                 *_notes(self.config, trainer),
                 *left_out(Run(folder).metrics("epoch"), self.config),
@@ -151,6 +153,8 @@ class Session:
             self._measure(result)
         result["seconds"] = trainer.seconds
         result["images_per_s"] = trainer.images_per_s()
+        if test is not None and test.correct is not None:
+            result["correct"] = test.correct.to_dict()
         if self.processes.rank == 0:
             write_json(folder / RESULT, {**stamp(versions.RESULT), **result})
         self.processes.wait()

@@ -9,7 +9,8 @@ from torch import nn
 import largemargin as lm
 from largemargin.data import Batches, Data, Samples
 from largemargin.data.load import in_words
-from largemargin.evaluating import accuracy_of
+from largemargin.evaluating import Accuracy, accuracy_of
+from largemargin.evaluating.pieces import Source
 from largemargin.training.config import RunConfig
 from largemargin.training.divergence import why_diverged
 from largemargin.training.processes import Processes
@@ -38,12 +39,12 @@ class Scores:
             return None
         if self._validation is None:
             self._validation = self._batches(self.data.validation)
-        return self._accuracies(model, self._validation)
+        return in_short(self._accuracy(model, self._validation))
 
-    def test(self, model: nn.Module) -> dict[str, float] | None:
+    def test(self, model: nn.Module) -> Accuracy | None:
         if not self.data.test:
             return None
-        return self._accuracies(model, self._batches(self.data.test))
+        return self._accuracy(model, self.data.test)
 
     def failure(self, model: nn.Module) -> str | None:
         """Why the model is no result, where it diverged; the same on every process."""
@@ -78,13 +79,24 @@ class Scores:
         workers = self.config.data.workers
         return Batches(samples, BATCH, device=self.device, shuffle=False, workers=workers)
 
-    def _accuracies(self, model: nn.Module, batches: Batches) -> dict[str, float]:
-        classes = len(self.data.classes)
+    def _accuracy(self, model: nn.Module, data: Source) -> Accuracy:
+        """Of a split every process takes its share, and it is known which images are right."""
         with autocast(self.config.precision, self.device):
-            found = accuracy_of(model, batches, num_classes=classes, device=self.device)
-        return {
-            "accuracy": found.accuracy,
-            "balanced_accuracy": found.balanced,
-            "loss": found.loss,
-            "ece": found.ece,
-        }
+            return accuracy_of(
+                model,
+                data,
+                num_classes=len(self.data.classes),
+                device=self.device,
+                batch_size=BATCH,
+                workers=self.config.data.workers,
+            )
+
+
+def in_short(found: Accuracy) -> dict[str, float]:
+    """The numbers of it that rows and results of runs have."""
+    return {
+        "accuracy": found.accuracy,
+        "balanced_accuracy": found.balanced,
+        "loss": found.loss,
+        "ece": found.ece,
+    }

@@ -14,7 +14,13 @@ from largemargin.report.numbers import (
     text_cell,
 )
 from largemargin.report.subjects import Subject, Subjects
-from largemargin.report.verdict import calibration_of, comparable, difference, ranked_classes
+from largemargin.report.verdict import (
+    calibration_of,
+    comparable,
+    difference,
+    paired,
+    ranked_classes,
+)
 
 
 def _noisy(subject: Subject) -> float | None:
@@ -89,11 +95,26 @@ def changes(subjects: Subjects) -> list[Block]:
         ),
         Note(
             f"The interval is about accuracy on {base.samples or 0:,} test images; other columns "
-            "have none. Each model is one training run, and another seed moves every number of it: "
-            "whether a method is better than luck takes several.",
+            f"have none. {_method(others, base)} Each model is one training run, and another seed "
+            "moves every number of it: whether a method is better than luck takes several.",
             f"largemargin compare --methods {_methods(others)} --seeds 5",
         ),
     ]
+
+
+def _method(others: list[Subject], base: Subject) -> str:
+    """How the intervals were made, in a sentence for readers who know one or the other."""
+    alone = [each.title for each in others if paired(each, base) is None]
+    by_image = "compares the models image by image (Newcombe 1998, for paired data)"
+    if not alone:
+        return f"It {by_image}."
+    apart = (
+        "takes the images as drawn for each model by itself (Newcombe 1998) and is rather too "
+        "wide: which images are right was not kept for both; largemargin evaluate keeps it."
+    )
+    if len(alone) == len(others):
+        return f"It {apart}"
+    return f"It {by_image}, but for {', '.join(alone)} it {apart}"
 
 
 def _changed(subject: Subject, base: Subject) -> tuple[Cell, ...]:
