@@ -122,6 +122,10 @@ def test_a_comparison_is_its_runs(softmax: Run, cosface: Run, tmp_path: Path) ->
     assert rows[2][0] == "CosFace <wide>"
     assert rows[2][2:] == ["+1.50", "+0.40 to +2.60", "0.03", "better", "80.00°", "0"]
     assert rows[1][2:4] == ["–", "–"]
+    unclear = replace(methods[1], test=PairedTest(5, 0.01, -0.01, 0.03, 0.4, None), verdict="noise")
+    Comparison("test", 540, (0,), (methods[0], unclear)).save(place / "compare.json")
+    read = Page(report(place, tmp_path / "unclear.html", features="none"))
+    assert read.tables["table-comparison"][2][5] == "no clear difference"
     # What several seeds say comes before what the first one says.
     assert next(iter(page.tables)) == "table-comparison"
     assert "table-changes" not in page.tables

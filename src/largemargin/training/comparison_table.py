@@ -3,7 +3,9 @@
 import math
 
 from largemargin.training.comparison import Comparison, MethodResult
-from largemargin.training.significance import WILCOXON_FROM, only_uncorrected
+from largemargin.training.significance import NOISE, WILCOXON_FROM, only_uncorrected
+
+UNCLEAR = "no clear difference"
 
 FEW = 3
 """Fewer seeds say next to nothing about the spread."""
@@ -48,13 +50,15 @@ def _cells(each: MethodResult) -> tuple[str, ...]:
 
 
 def told_verdict(each: MethodResult) -> str:
-    """The verdict as people read it."""
-    return "not shown" if _only_uncorrected(each) else each.verdict
+    """The verdict as people read it, in the words of the report; records say noise."""
+    if _only_uncorrected(each):
+        return "not shown"
+    return UNCLEAR if each.verdict == NOISE else each.verdict
 
 
 def _only_uncorrected(each: MethodResult) -> bool:
     """Too large for noise alone, and yet no verdict: the record says noise of both."""
-    if each.test is None or each.corrected is None or each.verdict != "noise":
+    if each.test is None or each.corrected is None or each.verdict != NOISE:
         return False
     return only_uncorrected(each.test, each.corrected)
 
@@ -100,7 +104,7 @@ def _sentence(each: MethodResult, count: int) -> str:
     test = each.test
     assert test is not None
     ranks = "" if test.wilcoxon is None else f"; rank test p {test.wilcoxon:.3f}"
-    if each.verdict != "noise":
+    if each.verdict != NOISE:
         size = f"{100 * abs(test.difference):.2f} points"
         return f"{each.method} is {each.verdict} than softmax by {size}{ranks}."
     if _only_uncorrected(each):
@@ -109,13 +113,10 @@ def _sentence(each: MethodResult, count: int) -> str:
             f"the correction for the number of methods (p {each.corrected:.3f}, without it "
             f"{test.t_test:.3f}); more seeds may show them{ranks}."
         )
-    known = (
-        f"{each.method}: the difference to softmax cannot be told from noise "
-        f"(p {each.corrected:.2f})"
-    )
+    known = f"{each.method}: {UNCLEAR} to softmax (p {each.corrected:.2f})"
     if count < FEW:
         return f"{known}; {count} seeds can hardly show anything else{ranks}."
     if math.isnan(test.low):
         return f"{known}; all seeds differ by the same{ranks}."
     reach = 100 * max(abs(test.low), abs(test.high))
-    return f"{known}; with {count} seeds up to {reach:.2f} points could hide in it{ranks}."
+    return f"{known}; with {count} seeds up to {reach:.2f} points could hide{ranks}."

@@ -10,6 +10,9 @@ from largemargin.measuring.records import Record
 LEVEL = 0.05
 """Below this corrected probability a difference is called one."""
 
+NOISE = "noise"
+"""The verdict of a difference that is not shown, as it is stored; people read other words."""
+
 WILCOXON_FROM = 6
 """With fewer pairs the signed-rank test cannot reach 0.05, whatever they are."""
 
@@ -94,5 +97,5 @@ def verdict(test: PairedTest, corrected: float) -> str:
     if test.pairs < 2:
         return "one seed: no verdict"
     if not corrected < LEVEL:
-        return "noise"
+        return NOISE
     return "better" if test.difference > 0 else "worse"
