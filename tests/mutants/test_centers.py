@@ -54,3 +54,39 @@ def test_labels_without_a_class_move_no_center():
     assert loss.rate == 0.5
     loss(torch.tensor([[4.0], [8.0], [8.0], [8.0]]), torch.tensor([0, -1, 2, -100]))
     assert loss.centers.flatten().tolist() == [1, 0]
+
+
+def test_micro_batches_move_centers_as_one_batch():
+    """Classes of several samples, in unequal parts, one of them absent and one not finite."""
+    features = torch.tensor([[4.0, 2.0], [8.0, 0.0], [1.0, 1.0], [6.0, 4.0], [torch.nan, 1.0]])
+    labels = torch.tensor([0, 0, 1, 0, 2])
+    kept = torch.arange(4)
+    loss = lm.CenterLoss(4, 2, accumulate=2, strength=1.0)
+    loss.centers.fill_(1.0)
+    want = center_update(features[kept], torch.ones(4, 2), labels[kept])
+    parts = features.requires_grad_()[:3], features[3:]
+    loss(parts[0], labels[:3])
+    assert loss.centers.tolist() == [[1.0, 1.0]] * 4
+    assert loss.pending_counts.tolist() == [2, 1, 0, 0]
+    assert loss.pending_sums.tolist() == [[12.0, 2.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
+    loss(parts[1], labels[3:])
+    torch.testing.assert_close(loss.centers, want)
+    for state in loss.buffers():
+        assert not state.requires_grad
+    assert loss.pending_counts.sum() == loss.pending_steps == loss.pending_sums.abs().sum() == 0
+
+
+def test_a_part_of_infinite_features_counts_for_nothing():
+    loss = lm.CenterLoss(2, 2, accumulate=None)
+    loss(torch.tensor([[torch.inf, 1.0], [2.0, 2.0]]), torch.tensor([0, 1]))
+    assert loss.pending_counts.tolist() == [0, 1]
+    assert loss.pending_sums.tolist() == [[0.0, 0.0], [2.0, 2.0]]
+    loss.commit()
+    assert loss.centers.tolist() == [[0.0, 0.0], [0.5, 0.5]]
+
+
+def test_parts_of_a_step_are_counted_from_one():
+    lm.CenterLoss(2, 2, accumulate=None)
+    for wrong in (0, -1, 0.5):
+        with pytest.raises(LargeMarginError, match="accumulate must be"):
+            lm.CenterLoss(2, 2, accumulate=wrong)

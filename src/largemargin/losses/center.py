@@ -183,7 +183,7 @@ class CenterLoss(Loss):
                 )
                 self.centers.copy_(moved)
             else:
-                self._collect(features.detach(), labels, valid)
+                self._collect(features, labels, valid)
         return total
 
     @torch.no_grad()
@@ -196,9 +196,10 @@ class CenterLoss(Loss):
             )
         self._commit(torch.ones((), dtype=torch.bool, device=self.centers.device))
 
+    @torch.no_grad()
     def _collect(self, features: Tensor, labels: Tensor, valid: Tensor) -> None:
         slots = class_means(features, labels, self.num_classes, valid, sync=self.sync)
-        counted = slots.present & torch.isfinite(slots.means.abs().amax(1))
+        counted = torch.isfinite(slots.means.abs().amax(1))
         counts = torch.where(counted, slots.counts, 0)
         sums = torch.where(counted[:, None], slots.means * slots.counts[:, None], 0)
         self.pending_sums.index_add_(0, slots.classes, sums.to(self.pending_sums.dtype))
@@ -211,7 +212,7 @@ class CenterLoss(Loss):
         counts = self.pending_counts[:, None]
         apart = self.pending_sums / counts.clamp_min(1) - self.centers
         step = self.rate * counts / (1 + counts) * apart
-        self.centers.add_(torch.where(due & (counts > 0), step, 0))
+        self.centers.add_(torch.where(due, step, 0))
         for pending in (self.pending_sums, self.pending_counts, self.pending_steps):
             pending.mul_(~due)
 
