@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -23,15 +24,27 @@ ALONE = Path(__file__).with_name("core_alone.py")
 OTHERS = [each for each in os.environ.get("LARGEMARGIN_PYTHONS", "").split(os.pathsep) if each]
 
 
+FILES = (
+    *("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"),
+    *("CHANGELOG.md", "CITATION.cff", "SECURITY.md"),
+)
+
+
+def source_in(place: Path) -> Path:
+    """What is published, without what builds have left."""
+    source = place / "source"
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("*.egg-info"))
+    for name in FILES:
+        shutil.copy(ROOT / name, source / name)
+    return source
+
+
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the library as a wheel, built of the source alone, lays it out."""
     pytest.importorskip("setuptools", reason="wheels are built by setuptools")
     place = tmp_path_factory.mktemp("wheel")
-    source = place / "source"
-    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("*.egg-info"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
+    source = source_in(place)
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
     done = subprocess.run([*build, "-w", str(place), str(source)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -46,6 +59,22 @@ def test_the_wheel_needs_torch_alone(published: Path) -> None:
     lines = about.read_text(encoding="utf-8").splitlines()
     needs = [line for line in lines if line.startswith("Requires-Dist: ")]
     assert [line for line in needs if "extra ==" not in line] == ["Requires-Dist: torch>=2.9"]
+
+
+def test_the_source_archive_holds_the_library_and_no_part_of_its_tests(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", reason="source archives are built by setuptools")
+    source = source_in(tmp_path)
+    (source / "tests").mkdir()
+    shutil.copy(ROOT / "tests" / "test_layers.py", source / "tests")  # setuptools takes these
+    build = "from setuptools import build_meta; build_meta.build_sdist('..')"
+    done = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (archive,) = tmp_path.glob("largemargin-*.tar.gz")
+    with tarfile.open(archive) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    assert set(FILES) <= names
+    assert "src/largemargin/training/presets.json" in names
+    assert not [name for name in names if name.startswith("tests")]
 
 
 @pytest.mark.parametrize("python", [sys.executable, *OTHERS], ids=lambda python: Path(python).name)
