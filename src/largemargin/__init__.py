@@ -10,6 +10,7 @@ Modules live here, pure functions in :mod:`largemargin.functional`, measures in
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from largemargin.dropin import Criterion, attach
@@ -107,6 +108,12 @@ def __getattr__(name: str) -> object:
         if name in names:
             return getattr(import_module(f"largemargin.{room}"), name)
     raise AttributeError(f"module 'largemargin' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Those too, so that an interpreter completes ``lm.mea``; what cannot be imported is not."""
+    missing = {"LargeMarginClassifier"} if find_spec("sklearn") is None else set()
+    return sorted({*globals(), *__all__} - missing)
 
 
 __all__ = [

@@ -33,6 +33,11 @@ def test_the_list_is_what_importing_gives(name: str) -> None:
     assert public - rooms == set(api.modules()[name])
 
 
+def test_names_that_are_imported_later_are_offered_too() -> None:
+    module = importlib.import_module("largemargin")
+    assert set(module.__all__) <= set(dir(module))  # what an interpreter completes
+
+
 def test_signatures_are_read_from_the_source() -> None:
     lines = make_public_api.FILE.read_text(encoding="utf-8").splitlines()
     cosface = next(line for line in lines if line.startswith("def cosface("))
