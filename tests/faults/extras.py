@@ -68,6 +68,10 @@ EXTRAS = {
         "from largemargin.training.significance import paired_test\n"
         "paired_test([0.1, 0.2, 0.3], [0.1, 0.1, 0.2])",
     ),
+    "report": (
+        "report",
+        MODEL + "lm.report(lm.measure(model, [(images, labels)]), place + '/report.html')",
+    ),
     "t-SNE": ("sklearn", MODEL + "lm.embed(model, [(images, labels)])"),
     "command": ("train", "from largemargin.cli import main\nassert main(['train']) == 2"),
 }

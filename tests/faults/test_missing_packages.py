@@ -29,6 +29,8 @@ for label, code in json.load(sys.stdin).items():
         said[label] = "it worked"
     except (ImportError, ValueError) as error:
         said[label] = str(error)
+        if not isinstance(error, ImportError) or not isinstance(error, ValueError):
+            said[label] = f"{type(error)} is no MissingPackage: {error}"
 print("SAID " + json.dumps(said))
 """
 CORE = (
@@ -39,6 +41,8 @@ criterion(model(images), labels).backward()
 geometry = lm.measure(model, [(images, labels)], progress=False)
 geometry.save(place + "/geometry.json")
 assert lm.Geometry.load(place + "/geometry.json") == geometry
+import inspect
+assert "measure" in dict(inspect.getmembers(lm))  # help(lm) asks for all that dir(lm) names
 """
 )
 

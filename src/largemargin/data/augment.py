@@ -13,7 +13,7 @@ from torch import Tensor
 
 from largemargin.data.randomness import seed_for
 from largemargin.data.samples import Samples
-from largemargin.errors import LargeMarginError, check_choice
+from largemargin.errors import LargeMarginError, MissingPackage, check_choice
 
 KINDS = ("none", "crop_flip", "flip", "resized_crop", "perspective_flip", "road")
 BATCHED = ("none", "crop_flip", "flip")
@@ -163,7 +163,7 @@ def transforms() -> Any:
     try:
         from torchvision.transforms import v2
     except ImportError:
-        raise LargeMarginError(
+        raise MissingPackage(
             "this augmentation needs torchvision. Install it: pip install 'largemargin[train]'"
         ) from None
     return v2

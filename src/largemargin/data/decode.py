@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError
+from largemargin.errors import MissingPackage
 
 DEEP_GREY = ("I", "I;16", "I;16L", "I;16B", "I;16N", "F")
 """Pillow's modes of one channel with more than 8 bits."""
@@ -30,7 +30,7 @@ def pillow() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise LargeMarginError(
+        raise MissingPackage(
             "reading image files needs Pillow. Install it: pip install 'largemargin[train]'"
         ) from None
     return Image

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch.distributed as dist
 
-from largemargin.errors import LargeMarginError
+from largemargin.errors import MissingPackage
 from largemargin.ops.distributed import world_size
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def bar(what: str, total: int | None, progress: bool) -> Iterator[Bar]:
     try:
         from tqdm.auto import tqdm
     except ImportError:
-        raise LargeMarginError(
+        raise MissingPackage(
             "progress=True needs tqdm. Install it: pip install tqdm, or pass progress=False."
         ) from None
     with tqdm(total=total, desc=what, unit="batch", leave=False) as shown:

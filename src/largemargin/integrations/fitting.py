@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import largemargin as lm
-from largemargin.errors import LargeMarginError, check_choice, check_number
+from largemargin.errors import LargeMarginError, MissingPackage, check_choice, check_number
 from largemargin.integrations.networks import Network
 
 PREDICTED = 1024
@@ -290,7 +290,7 @@ def _bar(epochs: Iterable[int], verbose: bool) -> Iterable[int]:
     try:
         from tqdm.auto import tqdm
     except ImportError as missing:
-        raise LargeMarginError(
+        raise MissingPackage(
             "verbose=True shows a progress bar by tqdm, which is not installed. Install it: "
             "pip install 'largemargin[sklearn]'."
         ) from missing

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.dropin import Criterion
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, MissingPackage
 from largemargin.integrations.trainer_duties import (
     average_gradients,
     check_accumulation,
@@ -29,7 +29,7 @@ from largemargin.prototypes import ClassHead
 try:
     from transformers import TrainerCallback
 except ImportError as error:
-    raise ImportError(
+    raise MissingPackage(
         "largemargin.integrations.hugging_face needs transformers. Install it: "
         "pip install 'largemargin[transformers]'"
     ) from error

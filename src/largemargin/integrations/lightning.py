@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from largemargin.dropin import Criterion
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, MissingPackage
 from largemargin.integrations.trainer_duties import check_accumulation
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ else:
         else:
             from lightning.pytorch import Callback
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackage(
             "largemargin.integrations.lightning needs Lightning. Install it: "
             "pip install 'largemargin[lightning]'"
         ) from error

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from largemargin.dropin import Criterion
 from largemargin.dropin.outputs import flat_beside, rows
-from largemargin.errors import LargeMarginError, check_labels, check_matrix
+from largemargin.errors import LargeMarginError, MissingPackage, check_labels, check_matrix
 from largemargin.geometry.pairs import blocks, widen
 from largemargin.measuring.batches import IGNORED, SKIP
 from largemargin.measuring.reading import head_view
@@ -21,7 +21,7 @@ else:
     try:
         from torchmetrics import Metric
     except ImportError as error:
-        raise ImportError(
+        raise MissingPackage(
             "largemargin.integrations.torchmetrics needs torchmetrics. Install it: "
             "pip install 'largemargin[torchmetrics]'"
         ) from error

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any, Self
 
+from largemargin.errors import LargeMarginError, MissingPackage, check_number
+
 try:
     from sklearn.base import (
         BaseEstimator,
@@ -18,7 +20,7 @@ try:
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 except ImportError as missing:
-    raise ImportError(
+    raise MissingPackage(
         "LargeMarginClassifier needs scikit-learn 1.6 or newer. Install it: "
         "pip install 'largemargin[sklearn]'."
     ) from missing
@@ -28,7 +30,6 @@ import torch
 from torch import nn
 
 import largemargin as lm
-from largemargin.errors import LargeMarginError, check_number
 from largemargin.integrations.arrays import Array, as_rows, as_tensor, known_labels
 from largemargin.integrations.fitting import (
     PREDICTED,

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 import largemargin as lm
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, MissingPackage
 from largemargin.integrations.objectives import objective_for
 
 try:
     from skorch import NeuralNetClassifier
 except ImportError as missing:
-    raise ImportError(
+    raise MissingPackage(
         "LargeMarginNet needs skorch 1.1 or newer. Install it: pip install 'largemargin[skorch]'."
     ) from missing
 

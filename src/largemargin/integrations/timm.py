@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from largemargin.dropin import Criterion
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, MissingPackage
 from largemargin.integrations.trainer_duties import (
     average_gradients,
     check_belongs,
@@ -18,7 +18,7 @@ try:
     from timm.task import ClassificationTask
     from timm.utils import unwrap_model
 except ImportError as error:
-    raise ImportError(
+    raise MissingPackage(
         "largemargin.integrations.timm needs timm 1.0.30 or newer. Install it: "
         "pip install 'largemargin[timm]'"
     ) from error

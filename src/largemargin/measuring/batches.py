@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, MissingPackage
 from largemargin.measuring.turns import STANCE, turn
 
 IGNORED = -100
@@ -160,7 +160,7 @@ def _bar(loader: Iterable[Any], progress: bool) -> Iterable[Any]:
     try:
         from tqdm.auto import tqdm
     except ImportError:
-        raise LargeMarginError(
+        raise MissingPackage(
             "progress=True needs tqdm. Install it: pip install tqdm, or pass progress=False."
         ) from None
     bar: Iterable[Any] = tqdm(loader, unit="batch", desc="measuring")

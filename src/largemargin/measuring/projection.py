@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, MissingPackage
 
 METHODS = ("tsne", "pca")
 
@@ -91,7 +91,7 @@ def _sklearn(name: str) -> Any:
     try:
         from sklearn import decomposition, manifold
     except ImportError:
-        raise LargeMarginError(
+        raise MissingPackage(
             "embeddings need scikit-learn. Install it: pip install 'largemargin[sklearn]'."
         ) from None
     return {"decomposition": decomposition, "manifold": manifold}[name]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.dropin.find import find_layer, parents_of
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, MissingPackage
 from largemargin.models.config import ModelConfig
 from largemargin.models.network import Size
 from largemargin.models.weights import fit, is_file_name, read_weights, spread_channels
@@ -54,7 +54,7 @@ def _torchvision(name: str, config: ModelConfig, channels: int, notes: list[str]
     try:
         from torchvision import models
     except ImportError:
-        raise LargeMarginError(
+        raise MissingPackage(
             f"torchvision/{name} needs torchvision: pip install 'largemargin[train]'"
         ) from None
     known = models.list_models(module=models)
@@ -153,7 +153,7 @@ def _timm(name: str, config: ModelConfig, channels: int, notes: list[str]) -> nn
     try:
         import timm
     except ImportError:
-        raise LargeMarginError(f"timm/{name} needs timm: pip install 'largemargin[timm]'") from None
+        raise MissingPackage(f"timm/{name} needs timm: pip install 'largemargin[timm]'") from None
     if not timm.is_model(name):
         raise LargeMarginError(f"timm has no network {name!r}.{_near(name, timm.list_models())}")
     options = dict(config.options)

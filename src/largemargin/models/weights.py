@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, MissingPackage
 
 PREFIX = "backbone."
 """How names begin in a file of a whole :class:`Classifier`."""
@@ -47,7 +47,7 @@ def read_weights(path: str) -> dict[str, Tensor]:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError:
-        raise LargeMarginError(
+        raise MissingPackage(
             "reading .safetensors needs safetensors. Install it: pip install 'largemargin[export]'"
         ) from None
     try:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from largemargin.errors import LargeMarginError
+from largemargin.errors import MissingPackage
 from largemargin.recipes.measured import read_measured
 from largemargin.recipes.sketchbook import read_sketches
 from largemargin.recipes.sketches import FAILED
@@ -88,7 +88,7 @@ def write_figures(recipe_path: Path) -> list[Path]:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError:
-        raise LargeMarginError(
+        raise MissingPackage(
             f"the figures of {recipe_path.name} need matplotlib. Install it: "
             "pip install 'largemargin[report]'"
         ) from None

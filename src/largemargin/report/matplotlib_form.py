@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, MissingPackage
 from largemargin.report.axes import FEW, x_axis, y_axis
 from largemargin.report.charts import Chart, Heat, Series
 from largemargin.report.palette import LIGHT, MARKERS, light
@@ -32,7 +32,7 @@ def write_pictures(charts: Iterable[Chart], folder: str | Path) -> list[Path]:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise LargeMarginError(
+        raise MissingPackage(
             "static figures need matplotlib. Install it: pip install 'largemargin[report]'"
         ) from error
     place = Path(folder)

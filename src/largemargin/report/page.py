@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from largemargin import __version__
-from largemargin.errors import LargeMarginError
+from largemargin.errors import MissingPackage
 from largemargin.report.chart_numbers import with_numbers
 from largemargin.report.charts import Section
 from largemargin.report.palette import (
@@ -38,7 +38,7 @@ def render(subjects: Subjects, sections: Sequence[Section], title: str) -> str:
         from markupsafe import Markup
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise LargeMarginError(NEEDED.format(name=error.name)) from error
+        raise MissingPackage(NEEDED.format(name=error.name)) from error
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from largemargin.data import Data, load_data
-from largemargin.errors import LargeMarginError, check_number
+from largemargin.errors import LargeMarginError, MissingPackage, check_number
 from largemargin.measuring.records import Record
 from largemargin.training.config import RunConfig
 from largemargin.training.config_file import read_yaml, to_dict
@@ -177,7 +177,7 @@ def checked_plan(
 def _check(methods: Sequence[Method], seeds: Sequence[int], trials: int) -> None:
     check_number("trials", trials, at_least=0)
     if trials and find_spec("optuna") is None:
-        raise LargeMarginError(MISSING)
+        raise MissingPackage(MISSING)
     if not seeds or len(set(seeds)) != len(seeds):
         raise LargeMarginError(f"seeds must be different numbers, but {list(seeds)} was given.")
     if len(methods) < 2 or not methods[0].is_baseline:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, MissingPackage
 from largemargin.training.config import RunConfig
 from largemargin.training.versions import CONFIG, KEY, VERSIONS, check_version
 
@@ -153,7 +153,7 @@ def yaml_reader() -> Any:
     try:
         import yaml
     except ImportError:
-        raise LargeMarginError(
+        raise MissingPackage(
             "runs keep their settings as YAML. Install PyYAML: pip install 'largemargin[train]'"
         ) from None
     return yaml

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, MissingPackage
 from largemargin.training.config import RunConfig
 from largemargin.training.runs import pick_device
 
@@ -175,7 +175,7 @@ def _accelerator(config: RunConfig) -> Any:
             InitProcessGroupKwargs,
         )
     except ImportError:
-        raise LargeMarginError(
+        raise MissingPackage(
             "several processes and trackers need accelerate. Install it: "
             "pip install 'largemargin[train]'"
         ) from None

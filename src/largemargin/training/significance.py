@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, MissingPackage
 from largemargin.measuring.records import Record
 
 LEVEL = 0.05
@@ -59,7 +59,7 @@ def paired_test(method: Sequence[float], baseline: Sequence[float]) -> PairedTes
     try:
         from scipy import stats
     except ImportError:
-        raise LargeMarginError(
+        raise MissingPackage(
             "tests of significance need scipy. Install it: pip install 'largemargin[train]'"
         ) from None
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from largemargin.data import Data, load_data
-from largemargin.errors import LargeMarginError, check_choice, check_number
+from largemargin.errors import LargeMarginError, MissingPackage, check_choice, check_number
 from largemargin.training.config import RunConfig
 from largemargin.training.config_file import from_dict, to_dict, write_config
 from largemargin.training.engine import Interrupted
@@ -107,7 +107,7 @@ def checked_search(
     check_number("trials", trials, at_least=1)
     check_choice("pruner", pruner, PRUNERS)
     if find_spec("optuna") is None:
-        raise LargeMarginError(MISSING)
+        raise MissingPackage(MISSING)
     pick_device(config.device)
     loaded = data or load_data(config.data)
     without_test(loaded)

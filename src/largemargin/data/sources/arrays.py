@@ -18,7 +18,7 @@ from torch import Tensor
 from largemargin.data.config import DataConfig
 from largemargin.data.samples import Samples
 from largemargin.data.sources.source import Source, class_indices, in_memory, listed
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, MissingPackage
 
 KEYS = (
     "train_images and train_labels (and the same with validation_ and test_), or images and labels"
@@ -56,7 +56,7 @@ def read_npz(path: Path) -> tuple[dict[str, Any], list[str] | None]:
     try:
         import numpy as np
     except ImportError:
-        raise LargeMarginError(
+        raise MissingPackage(
             f"{path.name} needs NumPy. Install it: pip install 'largemargin[train]'"
         ) from None
     with np.load(path, allow_pickle=False) as file:
@@ -69,7 +69,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Any], list[str] | None]:
     try:
         from safetensors import safe_open
     except ImportError:
-        raise LargeMarginError(
+        raise MissingPackage(
             f"{path.name} needs safetensors. Install it: pip install 'largemargin[train]'"
         ) from None
     with safe_open(str(path), framework="np") as file:

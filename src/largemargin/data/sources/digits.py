@@ -4,7 +4,7 @@ import torch
 
 from largemargin.data.config import DataConfig
 from largemargin.data.sources.source import Source, in_memory
-from largemargin.errors import LargeMarginError
+from largemargin.errors import MissingPackage
 
 
 def read(config: DataConfig) -> Source:
@@ -13,7 +13,7 @@ def read(config: DataConfig) -> Source:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
     except ImportError:
-        raise LargeMarginError(
+        raise MissingPackage(
             "the digits come with scikit-learn. Install it: pip install 'largemargin[train]'"
         ) from None
     digits = load_digits()

@@ -14,7 +14,7 @@ from largemargin.data.files import ImageFiles
 from largemargin.data.samples import Samples
 from largemargin.data.sources.csv_file import ordered
 from largemargin.data.sources.source import Source, class_indices, listed
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, MissingPackage
 
 SPLITS = {
     "train": ("train",),
@@ -70,7 +70,7 @@ def load(config: DataConfig) -> dict[str, Any]:
     try:
         import datasets
     except ImportError:
-        raise LargeMarginError(
+        raise MissingPackage(
             "data 'huggingface' needs datasets. Install it: pip install 'largemargin[huggingface]'"
         ) from None
     if config.path is None:

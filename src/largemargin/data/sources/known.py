@@ -14,7 +14,7 @@ import torch
 from largemargin.data.config import DataConfig
 from largemargin.data.samples import Samples
 from largemargin.data.sources.source import Source, in_memory
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, MissingPackage
 
 DEFAULT_FOLDER = "data"
 
@@ -124,7 +124,7 @@ def torchvision_datasets() -> Any:
     try:
         from torchvision import datasets
     except ImportError:
-        raise LargeMarginError(
+        raise MissingPackage(
             "this data set is read by torchvision. Install it: pip install 'largemargin[train]'"
         ) from None
     return datasets
