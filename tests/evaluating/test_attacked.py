@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import largemargin as lm
 from largemargin.data import Samples
 from largemargin.errors import LargeMarginError
 from largemargin.evaluating import (
@@ -102,7 +103,17 @@ def test_fewer_samples_are_spread_over_the_data(at_most: int) -> None:
     )
     assert got.samples <= at_most
     assert got.samples >= min(at_most, N) / 2
-    assert stride_for(line(), None) == 1
+    assert stride_for(line(), None, name="samples", every="samples=None") == 1
+
+
+def test_a_loader_of_unknown_size_is_told_how_to_attack_all_of_it() -> None:
+    loader = [(torch.rand(4, 1, 1, 1), torch.tensor([0, 1, 0, 1]))]
+    with pytest.raises(
+        LargeMarginError, match=r"Pass config=EvaluationConfig\(attack_samples=None"
+    ):
+        lm.evaluate(at_half(), loader, config=EvaluationConfig(perturbations="none"))
+    with pytest.raises(LargeMarginError, match=r"^samples needs .* Pass samples=None"):
+        attacked_accuracy(at_half(), loader, [Attack(epsilon=0.0)], samples=2)
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -46,6 +46,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "in"
 
 
+@pytest.mark.parametrize("images", [torch.rand(2, 3, 4, 4), [(torch.rand(2, 3, 4, 4), None)]])
+def test_tensors_are_no_paths(images: object) -> None:
+    with pytest.raises(LargeMarginError, match="paths of image files and folders, but they hold"):
+        predict(by_colour(), images)  # type: ignore[arg-type]
+
+
 def test_files_and_folders(folder: Path) -> None:
     found = predict(
         by_colour(),

@@ -147,16 +147,19 @@ class AttackedCounts:
         )
 
 
-def stride_for(source: Source, at_most: int | None) -> int:
-    """Every how many-th sample to take, to have at most so many spread over the data."""
+def stride_for(source: Source, at_most: int | None, *, name: str, every: str) -> int:
+    """Every how many-th sample to take, to have at most so many spread over the data.
+
+    ``name`` is what the caller's user knows ``at_most`` as, ``every`` how to ask for all samples.
+    """
     if at_most is None:
         return 1
-    check_number("attack_samples", at_most, at_least=1)
+    check_number(name, at_most, at_least=1)
     count = count_samples(source)
     if count == float("inf"):
         raise LargeMarginError(
-            "attack_samples needs data of known size, but the loader does not say how many samples "
-            "there are. Pass attack_samples=None, or a split."
+            f"{name} needs data of known size, but the loader does not say how many samples "
+            f"there are. Pass {every}, which attacks all, or a DataLoader or a split."
         )
     return max(1, -(-int(count) // at_most))
 
@@ -192,7 +195,7 @@ def attacked_accuracy(
     def count() -> dict[str, Tensor]:
         reader = LogitModel(model, num_classes=num_classes)
         where = reader.device if device is None else torch.device(device)
-        stride = stride_for(data, samples)
+        stride = stride_for(data, samples, name="samples", every="samples=None")
         counts = AttackedCounts(reader, attacks, seed=seed, device=where, stride=stride)
         made.append(counts)
         number = count_pieces(data, batch_size, shared=shared)

@@ -218,7 +218,10 @@ class _Pass:
             config.attacks, linf=config.linf, l2=config.l2, steps=config.attack_steps
         )
         if attacks:
-            stride = stride_for(self.data, config.attack_samples)
+            every = "config=EvaluationConfig(attack_samples=None)"
+            stride = stride_for(
+                self.data, config.attack_samples, name="attack_samples", every=every
+            )
             self.attacked = AttackedCounts(
                 self.reader, attacks, seed=config.seed, device=self.device, stride=stride
             )

@@ -102,6 +102,11 @@ def image_files(given: Sequence[str | os.PathLike[str]]) -> list[str]:
         given = [given]
     found: list[str] = []
     for each in given:
+        if not isinstance(each, str | os.PathLike):
+            raise LargeMarginError(
+                "images must be a split, or paths of image files and folders, but they hold "
+                f"{type(each).__name__}. Call the model itself on tensors."
+            )
         path = Path(each).expanduser()
         if path.is_dir():
             inside, _ = images_below(path)
