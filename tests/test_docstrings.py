@@ -36,6 +36,8 @@ CORE = (
     "largemargin.benchmarking",
     "largemargin.recipes",
     "largemargin.report",
+    "largemargin.export",
+    "largemargin.cli",
 )
 
 

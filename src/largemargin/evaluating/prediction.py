@@ -60,6 +60,7 @@ class Predictions(Record):
 
     @property
     def flagged(self) -> int:
+        """How many images are too close to call."""
         return sum(bool(row.flag) for row in self.rows)
 
     def save_csv(self, path: str | Path) -> None:

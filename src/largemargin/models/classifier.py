@@ -73,6 +73,7 @@ class Classifier(nn.Module):
         self.notes = tuple(notes)
 
     def features(self, images: Tensor) -> Tensor:
+        """What enters the head, (N, D), of images (N, channels, H, W) in [0, 1]."""
         features: Tensor = self.feature_layer(self.backbone(self.normalize(images)))
         return features
 

@@ -83,6 +83,7 @@ class MemoryEstimate:
         return self.total <= gib * 2**30
 
     def as_dict(self) -> dict[str, object]:
+        """Every number by its name, for JSON."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**named, "total": self.total, "left_out": list(self.left_out)}
 

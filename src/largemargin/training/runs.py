@@ -38,6 +38,7 @@ class Run:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Run":
+        """The run of a folder that :func:`train` or the command made; another is refused."""
         run = cls(folder)
         if not (run.folder / CONFIG).is_file():
             raise LargeMarginError(
@@ -51,10 +52,12 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
+        """All its settings, also the defaults."""
         return from_dict(read_yaml(self.folder / CONFIG))
 
     @property
     def finished(self) -> bool:
+        """Whether it came to its end; otherwise it can be resumed."""
         return (self.folder / RESULT).is_file()
 
     @property
@@ -107,6 +110,7 @@ class Run:
 
     @property
     def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of the labels."""
         return tuple(self.facts["classes"])
 
     def model(self, which: str = "best") -> nn.Module:
