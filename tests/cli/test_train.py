@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from cli.command import SMALL, environment, largemargin, runs_in
 
 from largemargin.cli import command as cli
 from largemargin.cli.train import summary
+from largemargin.data import DataConfig
+from largemargin.models import ModelConfig
 from largemargin.training import Run, RunConfig
 
 
@@ -59,6 +62,21 @@ def test_what_is_next_can_be_typed_whatever_the_name(trained: tuple[Path, str]) 
     said = summary(Run.open(copy))
     for verb in ("evaluate", "report", "predict"):
         assert f"  largemargin {verb} {shlex.quote(str(copy))} " in said
+
+
+def test_what_is_next_compares_on_the_images_of_the_run(
+    trained: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "  largemargin compare --methods NAME,NAME " in trained[1]  # on digits, as this run was
+    run, options = Run.open(trained[0]), ["--data.name", "folder", "--data.path", "my photos/"]
+    other = replace(
+        run.config,
+        data=DataConfig("folder", "my photos/"),
+        model=ModelConfig("resnet18"),
+    )
+    monkeypatch.setattr(Run, "config", property(lambda _: other))
+    said = summary(run)
+    assert f"  largemargin compare {shlex.join([*options, '--model.name', 'resnet18'])} --m" in said
 
 
 def test_a_finished_run_is_not_trained_again(

@@ -143,13 +143,26 @@ def summary(done: Any) -> str:
         f"  largemargin evaluate {folder}    noise, attacks, calibration",
         f"  {_report(done)}",
         f"  largemargin predict {folder} IMAGES",
-        "  largemargin compare --methods NAME,NAME    better than softmax, or luck?",
+        f"  largemargin compare{_same(done.config)} --methods NAME,NAME    better than softmax, or "
+        "luck?",
     ]
     return "\n".join(lines)
 
 
 def _report(done: Any) -> str:
     return f"largemargin report {shlex.quote(str(done.folder))}    all of it on one page"
+
+
+def _same(config: Any) -> str:
+    """Options that name the images and the network of a run, where they are not the usual ones."""
+    from largemargin.training import RunConfig
+
+    usual, words = RunConfig(), []
+    for group, key in (("data", "name"), ("data", "path"), ("model", "name")):
+        value, default = (getattr(getattr(each, group), key) for each in (config, usual))
+        if value != default:
+            words += [f"--{group}.{key}", str(value)]
+    return "".join(f" {shlex.quote(word)}" for word in words)
 
 
 def _accuracies(numbers: dict[str, Any]) -> str:
