@@ -111,9 +111,8 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Those too, so that an interpreter completes ``lm.mea``; what cannot be imported is not."""
-    missing = {"LargeMarginClassifier"} if find_spec("sklearn") is None else set()
-    return sorted({*globals(), *__all__} - missing)
+    """Those too, so that an interpreter completes ``lm.mea``."""
+    return sorted({*globals(), *__all__})
 
 
 __all__ = [
@@ -195,3 +194,6 @@ __all__ = [
     "train",
     "training",
 ]
+
+if not TYPE_CHECKING and find_spec("sklearn") is None:
+    __all__.remove("LargeMarginClassifier")  # help(lm) and `import *` ask for every name

@@ -43,6 +43,7 @@ geometry.save(place + "/geometry.json")
 assert lm.Geometry.load(place + "/geometry.json") == geometry
 import inspect
 assert "measure" in dict(inspect.getmembers(lm))  # help(lm) asks for all that dir(lm) names
+exec("from largemargin import *", {})
 """
 )
 
