@@ -40,6 +40,9 @@ $(VENV)/.installed-bench: $(VENV)/.installed
 
 demo: $(VENV)/.installed
 	@$(BIN)/largemargin demo
+	@echo
+	@echo "largemargin lies in $(BIN). To type the commands above as they stand, once per shell:"
+	@echo "  . $(BIN)/activate"
 
 test: $(VENV)/.installed
 	$(PYTEST) -n $(WORKERS) -m "not slow"
