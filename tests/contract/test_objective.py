@@ -95,6 +95,13 @@ def test_repr_rebuilds():
     assert repr(eval(repr(weighted), vars(lm))) == repr(weighted)
 
 
+def test_a_weighted_loss_can_be_called():
+    logits, labels = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    loss = lm.CrossEntropy()
+    weighted = (0.5 * loss)(logits, labels, sample_weight=torch.arange(4.0))
+    assert torch.equal(weighted, 0.5 * loss(logits, labels, sample_weight=torch.arange(4.0)))
+
+
 def test_state_dict_round_trip():
     problem, later = random_problem(SIZES, seed=94), random_problem(SIZES, seed=95)
 

@@ -1,8 +1,8 @@
 """``weight * loss``, as an ``Objective`` takes it."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from largemargin.errors import check_number
 
@@ -18,6 +18,11 @@ class Weighted(nn.Module):
         check_number("the weight of a loss", weight)
         self.loss = loss
         self.weight = weight
+
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        """The loss times its weight, called as the loss is."""
+        value: Tensor = self.loss(*inputs, **options)
+        return self.weight * value
 
     def __repr__(self) -> str:
         return f"{self.weight!r} * {self.loss!r}"
