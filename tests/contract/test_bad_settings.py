@@ -158,6 +158,11 @@ def test_scale_must_be_positive(name, scale):
         assert part in message
 
 
+def test_class_weights_are_numbers():
+    with pytest.raises(LargeMarginError, match="weight must be numbers, one per class, but 'bal"):
+        lm.CosFace(weight="balanced")
+
+
 def test_shapes_of_tensor_settings():
     short = torch.tensor([0.1, 0.2])
     for make in (

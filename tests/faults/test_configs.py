@@ -9,7 +9,7 @@ from faults.counting import Faults
 from largemargin.cli import main
 from largemargin.errors import LargeMarginError
 from largemargin.models import ModelConfig, build_model, trust
-from largemargin.training import from_dict, read_config, train
+from largemargin.training import RunConfig, from_dict, read_config, train
 from largemargin.training.methods import read_methods
 from largemargin.training.runs import Run
 
@@ -142,3 +142,27 @@ def test_names_of_runs_are_no_paths(tmp_path: Path, faults: Faults, name: str) -
     with pytest.raises(LargeMarginError, match="name must be a name, not a path"):
         train(from_dict({"name": name, "out": str(tmp_path / "runs")}), progress=False)
     assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ("cosface", "config must be a RunConfig, but 'cosface' was given"),
+        (
+            RunConfig(objective="cosface"),  # type: ignore[arg-type]
+            r"Pass objective=ObjectiveConfig\('cosface'\), of largemargin\.training\.",
+        ),
+        (
+            RunConfig(data="photos/"),  # type: ignore[arg-type]
+            r"Pass data=DataConfig\(\.\.\.\), of largemargin\.data\.",
+        ),
+        (
+            RunConfig(optimizer=None),  # type: ignore[arg-type]
+            r"Pass optimizer=OptimizerConfig\(\.\.\.\), of largemargin\.training\.",
+        ),
+    ],
+)
+def test_a_name_is_no_group_of_settings(faults: Faults, config: Any, told: str) -> None:
+    faults.attempt("a name in place of settings")
+    with pytest.raises(LargeMarginError, match=told):
+        train(config, progress=False)

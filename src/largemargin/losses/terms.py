@@ -133,7 +133,12 @@ def drawn_matrix(prototypes: Tensor | nn.Module) -> Tensor:
 
 def class_vector(name: str, values: Tensor | Sequence[float]) -> Tensor:
     """A (C,) floating point copy of per-class numbers."""
-    vector = torch.as_tensor(values)
+    try:
+        vector = torch.as_tensor(values)
+    except (TypeError, ValueError):
+        raise LargeMarginError(
+            f"{name} must be numbers, one per class, but {values!r} was given."
+        ) from None
     vector = vector.detach().clone() if vector.is_floating_point() else vector.float()
     if vector.dim() != 1:
         raise LargeMarginError(

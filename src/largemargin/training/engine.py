@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +292,7 @@ def _summary(geometry: lm.Geometry) -> dict[str, float]:
 
 
 def check_config(config: RunConfig) -> None:
+    _check_groups(config)
     check_number("epochs", config.epochs, at_least=1)
     check_number("batch_size", config.batch_size, at_least=2)
     check_number("checkpoint_every", config.checkpoint_every, at_least=1)
@@ -310,6 +312,24 @@ def check_config(config: RunConfig) -> None:
             f"name must be a name, not a path: it becomes part of the run's folder, but "
             f"{config.name!r} was given. Choose where runs lie with out."
         )
+
+
+def _check_groups(config: RunConfig) -> None:
+    """A name alone, as on the command line, is no group of settings."""
+    if not isinstance(config, RunConfig):
+        raise LargeMarginError(
+            f"config must be a RunConfig, but {config!r} was given. Pass RunConfig(...), or what "
+            "read_config gave for a file."
+        )
+    for each in fields(RunConfig):
+        kind, value = each.default_factory, getattr(config, each.name)
+        if isinstance(kind, type) and not isinstance(value, kind):
+            is_name = isinstance(value, str) and "/" not in value
+            inside = repr(value) if is_name else "..."
+            raise LargeMarginError(
+                f"{each.name} must be a group of settings, but {value!r} was given. Pass "
+                f"{each.name}={kind.__name__}({inside}), of {kind.__module__.rpartition('.')[0]}."
+            )
 
 
 def own_stream(device: torch.device) -> AbstractContextManager[None]:
