@@ -337,6 +337,8 @@ def test_export_a_program(run: Run, tmp_path: Path, capsys: pytest.CaptureFixtur
         ),
         (["export", "RUN", "--format", "tflite"], "'onnx', 'program'"),
         (["export", "RUN", "-o", "RUN"], "is a folder"),
+        (["export", "RUN", "-o", "m.pt2"], "Add --format program, or call it m.onnx."),
+        (["export", "RUN", "-o", "m.onnx", "--format", "program"], "Add --format onnx, or call it"),
         (["evaluate", "RUN", "--out", "RUN"], "is a folder"),
         (["measure", "RUN", "--out", "/dev/null/a.json"], "cannot be written"),
     ],

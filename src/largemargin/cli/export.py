@@ -57,6 +57,12 @@ def run(options: Any) -> int:
 
     asked = ask(options)
     path = output_file(options.out or asked.run.folder / f"model{SUFFIX[options.format]}")
+    for other, suffix in SUFFIX.items():
+        if path.suffix.lower() == suffix and other != options.format:
+            raise LargeMarginError(
+                f"{path.name} has the name of another format than {options.format}. Add --format "
+                f"{other}, or call it {path.with_suffix(SUFFIX[options.format]).name}."
+            )
     if path.exists() and not options.overwrite:
         raise LargeMarginError(f"{path} exists already. Replace it with --overwrite true.")
     temperature = 1.0
