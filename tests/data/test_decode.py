@@ -162,6 +162,18 @@ def test_unreadable_images_are_skipped_by_name(tmp_path, resident):
     assert sum(len(batch.labels) for batch in Batches(data.train, 4).epoch(0)) == len(data.train)
 
 
+def test_training_images_that_stay_in_files_are_checked_too(tmp_path):
+    # Small enough for memory, but resized_crop, the default of image files, needs whole pictures.
+    truncated(class_folders(tmp_path, ("a", "b"), 6, height=80) / "a" / "half.jpg")
+    config = DataConfig("folder", str(tmp_path), corrupt="skip", validation=0)
+    with pytest.warns(UserWarning, match=r"^1 unreadable images are left out: a/half\.jpg"):
+        data = load_data(config)
+    assert data.augment.kind == "resized_crop"
+    assert [each["file"] for each in data.record["skipped"]] == ["a/half.jpg"]
+    batches = Batches(data.train, 4, augment=data.augment)
+    assert sum(len(batch.labels) for batch in batches.epoch(0)) == 12
+
+
 def test_unreadable_images_are_fatal_by_default(tmp_path):
     config = DataConfig("folder", str(spoiled(tmp_path)), size=8)
     with pytest.raises(LargeMarginError, match="4 of 17 train images cannot be read") as error:

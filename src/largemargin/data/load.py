@@ -12,7 +12,7 @@ from largemargin.data.config import DataConfig
 from largemargin.data.data import Data
 from largemargin.data.duplicates import shared
 from largemargin.data.modify import modified
-from largemargin.data.reading import SMALL, in_memory, readable
+from largemargin.data.reading import SMALL, in_memory, readable, wholly_readable
 from largemargin.data.resize import resized
 from largemargin.data.samples import Samples
 from largemargin.data.sources import SOURCES, Source
@@ -36,9 +36,10 @@ def load_data(config: DataConfig) -> Data:
     """
     check(config)
     source, skipped = readable(SOURCES[config.name](config), config)
-    same = duplicates(source, config)
     # Crops of another size are cut from whole pictures, which memory does not hold.
     keep = ("train",) if augment_of(source, config).kind == "resized_crop" else ()
+    source = wholly_readable(source, config, keep, skipped)
+    same = duplicates(source, config)
     source = in_memory(source, config, keep, skipped)
     source, modifiers = modified(source, config)
     # What was too large as a whole may fit now.

@@ -54,7 +54,7 @@ class Skipped:
 
 
 def readable(source: Source, config: DataConfig) -> tuple[Source, Skipped]:
-    """The source with images of one size and without those that cannot be read."""
+    """The source with images of one size and without those whose headers cannot be read."""
     skipped = Skipped()
     splits = {name: each for name, each in source.splits.items() if each.files is not None}
     sizes: set[tuple[int, int]] = set()
@@ -66,10 +66,26 @@ def readable(source: Source, config: DataConfig) -> tuple[Source, Skipped]:
     for name, samples in splits.items():
         assert samples.files is not None
         splits[name] = replace(samples, files=replace(samples.files, size=size))
-    if config.corrupt == "skip" and not fits(splits, config):
-        for name, samples in splits.items():
-            splits[name] = without(samples, each_file(samples, decoded)[1], name, config, skipped)
     return source.with_splits(splits), skipped
+
+
+def wholly_readable(
+    source: Source, config: DataConfig, keep: tuple[str, ...], skipped: Skipped
+) -> Source:
+    """Under ``corrupt: skip``, the source without images whose pixels cannot be decoded.
+
+    Splits that :func:`in_memory` decodes are checked there. Arguments are the same.
+    """
+    if config.corrupt != "skip":
+        return source
+    now = to_decode(source, config, keep)
+    checked_later = now if fits(now, config) else {}
+    splits = {
+        name: without(each, each_file(each, decoded)[1], name, config, skipped)
+        for name, each in source.splits.items()
+        if each.files is not None and name not in checked_later
+    }
+    return source.with_splits(splits)
 
 
 def in_memory(
@@ -78,16 +94,12 @@ def in_memory(
     """The source with its images decoded where that is asked for and they fit.
 
     Args:
-        source: after :func:`readable`.
+        source: after :func:`wholly_readable`.
         config: says whether.
         keep: splits that stay in files unless ``resident`` is yes.
         skipped: takes the images left out.
     """
-    splits = {
-        name: each
-        for name, each in source.splits.items()
-        if each.files is not None and (name not in keep or config.resident == "yes")
-    }
+    splits = to_decode(source, config, keep)
     if not fits(splits, config):
         return source
     for name, samples in splits.items():
@@ -99,6 +111,15 @@ def in_memory(
         rest = without(held, failures, name, config, skipped) if failures else held
         splits[name] = replace(rest, files=None)
     return source.with_splits(splits)
+
+
+def to_decode(source: Source, config: DataConfig, keep: tuple[str, ...]) -> dict[str, Samples]:
+    """The splits in files that are decoded where they fit."""
+    return {
+        name: each
+        for name, each in source.splits.items()
+        if each.files is not None and (name not in keep or config.resident == "yes")
+    }
 
 
 def fits(splits: dict[str, Samples], config: DataConfig) -> bool:
