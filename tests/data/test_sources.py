@@ -9,6 +9,7 @@ import torch
 from data.pictures import class_folders, picture, pixels
 
 from largemargin.data import DataConfig, load_data
+from largemargin.data.sources.csv_file import ordered
 from largemargin.errors import LargeMarginError
 
 
@@ -242,6 +243,13 @@ def test_csv_with_other_columns_and_numbers(tmp_path):
     data = load("csv", path, image_column="file", label_column="digit", validation=0.25)
     assert data.classes == ("9", "10")
     assert (len(data.train), len(data.validation), data.test) == (6, 2, None)
+
+
+def test_labels_have_one_order_in_every_process():
+    # Sets do not, and these are equal as numbers.
+    sevens = ["0" * zeros + "7" for zeros in range(8)]
+    assert ordered({*sevens, "-1", "10", "9"}) == ("-1", *sorted(sevens), "9", "10")
+    assert ordered({"--1", "10", "9"}) == ("--1", "10", "9")
 
 
 @pytest.mark.parametrize(

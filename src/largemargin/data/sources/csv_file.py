@@ -43,9 +43,13 @@ def read(config: DataConfig) -> Source:
 
 
 def ordered(labels: set[str]) -> tuple[str, ...]:
-    """Whole numbers by value, so that 10 comes after 9; everything else by alphabet."""
-    numbers = all(label.lstrip("-").isdecimal() for label in labels)
-    return tuple(sorted(labels, key=int) if numbers else sorted(labels))
+    """Whole numbers by value, so that 10 comes after 9; everything else by alphabet.
+
+    Numbers of one value (1 and 01) by alphabet: a set has another order in every process.
+    """
+    numbers = all(label.removeprefix("-").isdecimal() for label in labels)
+    names = sorted(labels)
+    return tuple(sorted(names, key=int) if numbers else names)
 
 
 def read_rows(path: Path, config: DataConfig) -> dict[str, list[Row]]:
