@@ -129,6 +129,22 @@ def test_imbalance_of_unequal_classes_is_as_large_as_they_allow():
     assert counts(after.train) == [50, 25, 12]
 
 
+@pytest.mark.parametrize(
+    ("kind", "ratio", "sizes", "kept"),
+    [
+        # What has the profile already stays as it is.
+        ("exp", 100, (300, 139, 64, 30, 13, 6, 3), None),
+        ("step", 7.5, (59, 59, 59, 7, 7, 7), None),
+        ("exp", 2, (3, 1), (3, 1)),
+        ("step", 2, (88, 19), (39, 19)),
+    ],
+)
+def test_imbalance_leaves_out_no_more_than_it_must(kind, ratio, sizes, kept):
+    config = DataConfig(validation=0, imbalance=kind, imbalance_ratio=ratio)
+    after, _ = modified(source(sizes, classes="abcdefg"), config)
+    assert counts(after.train, len(sizes)) == list(kept or sizes)
+
+
 def test_other_seeds_draw_other_images():
     ids = [
         modified(source(), DataConfig(validation=0.2, fraction=0.5, seed=seed))[0].train.ids

@@ -6,6 +6,7 @@ Validation and test images lose classes like the training images, and are otherw
 """
 
 import difflib
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -123,7 +124,11 @@ def hold_out(source: Source, config: DataConfig) -> Source:
 
 
 def take_fraction(train: Samples, num_classes: int, config: DataConfig) -> Samples:
-    """The same share of every class, at least one image; smaller shares are parts of larger."""
+    """The same share of every class, at least one image.
+
+    Smaller shares are parts of larger where classes are of one size; elsewhere a class may give an
+    image back, because shares are rounded.
+    """
     sizes = torch.bincount(train.labels, minlength=num_classes)
     counts = torch.maximum(shares(sizes, config.fraction), sizes.clamp(max=1))
     return train.subset(
@@ -136,18 +141,22 @@ def thin_out(train: Samples, num_classes: int, config: DataConfig) -> Samples:
     sizes = torch.bincount(train.labels, minlength=num_classes)
     kind, ratio = config.imbalance, config.imbalance_ratio
     check_number("imbalance_ratio", ratio, at_least=1)
-    steps = range(num_classes)
-    if kind == "exp":
-        thinner = [ratio ** (label / (num_classes - 1)) for label in steps]
-    else:
-        thinner = [1.0 if label < num_classes // 2 else ratio for label in steps]
-    largest = min(int(size * each) for size, each in zip(sizes.tolist(), thinner, strict=True))
-    if largest < ratio:
+    # Counts are rounded down, so there is no closed form: by bisection.
+    low, high = math.ceil(ratio) - 1, int(sizes.max())
+    while low < high:
+        middle = (low + high + 1) // 2
+        profile = class_counts_profile(num_classes, largest=middle, ratio=ratio, kind=kind)
+        if (profile <= sizes).all():
+            low = middle
+        else:
+            high = middle - 1
+    if low < ratio:
         raise LargeMarginError(
-            f"imbalance_ratio {ratio:g} needs a largest class of at least that many images, but "
-            f"the classes allow {largest}. Lower the ratio."
+            f"imbalance_ratio {ratio:g} needs a largest class of at least that many images, which "
+            f"the classes do not allow: they have {listed([str(n) for n in sizes.tolist()])}. "
+            "Lower the ratio."
         )
-    counts = class_counts_profile(num_classes, largest=largest, ratio=ratio, kind=kind)
+    counts = class_counts_profile(num_classes, largest=low, ratio=ratio, kind=kind)
     generator = generator_for(config.seed, "imbalance")
     return train.subset(imbalanced_subset(train.labels, counts, generator=generator))
 
