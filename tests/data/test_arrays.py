@@ -131,6 +131,25 @@ def test_images_in_two_parts_are_reported(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        (
+            IMAGES[:, :, 1:],
+            "the test images have 3 channels of 8 x 5 pixels, .* 3 channels of 8 x 6",
+        ),
+        (IMAGES[..., 0], "the test images have 1 channel of 8 x 6 pixels"),
+    ],
+)
+def test_parts_of_other_shapes_are_refused(tmp_path, test, message):
+    arrays = {"train_images": IMAGES, "train_labels": LABELS, "test_labels": LABELS}
+    path = saved(tmp_path / "a.npz", test_images=test, **arrays)
+    with pytest.raises(LargeMarginError, match=message):
+        load(path)
+    if test.ndim == 4:
+        assert load(path, size=8).test.pixels.shape[1:] == (3, 8, 8)
+
+
+@pytest.mark.parametrize(
     ("arrays", "message"),
     [
         ({}, "it holds nothing"),

@@ -49,6 +49,7 @@ def load_data(config: DataConfig) -> Data:
         source = source.with_splits(
             {name: resized(samples, config) for name, samples in source.splits.items()}
         )
+    check_one_shape(source)
     channels, size = shape_of(source.train)
     mean, std = normalization(source, config, channels)
     augment = augment_of(source, config)
@@ -118,6 +119,23 @@ def shape_of(samples: Samples) -> tuple[int, tuple[int, int]]:
         assert samples.files is not None
         return 3, samples.files.size
     return samples.pixels.shape[1], (samples.pixels.shape[2], samples.pixels.shape[3])
+
+
+def check_one_shape(source: Source) -> None:
+    """Found out here, not by the first batch of a test after hours of training."""
+    shapes = {name: shape_of(samples) for name, samples in source.splits.items()}
+    for name, shape in shapes.items():
+        if shape != shapes["train"]:
+            raise LargeMarginError(
+                f"the {name} images have {in_pixels(shape)}, but the training images have "
+                f"{in_pixels(shapes['train'])}. Store all of them with the same channels, and at "
+                "one size or with size set."
+            )
+
+
+def in_pixels(shape: tuple[int, tuple[int, int]]) -> str:
+    channels, (height, width) = shape
+    return f"{channels} channel{'s' * (channels > 1)} of {height} x {width} pixels"
 
 
 def duplicates(source: Source, config: DataConfig) -> dict[str, Any]:
