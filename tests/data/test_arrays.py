@@ -54,6 +54,18 @@ def test_splits_by_key(tmp_path, kind):
     np.testing.assert_allclose(data.std, wanted.std(0), rtol=1e-9)
 
 
+@pytest.mark.parametrize("prefix", ["val_", "valid_"])
+def test_short_names_of_the_validation_part(tmp_path, prefix):
+    arrays = {"train_images": IMAGES, "train_labels": LABELS}
+    held = {f"{prefix}images": IMAGES[:8] ^ 1, f"{prefix}labels": LABELS[:8]}
+    data = load(saved(tmp_path / "a.npz", **arrays, **held), validation=0.5)
+    assert (len(data.train), len(data.validation)) == (20, 8)
+    assert "keys_ignored" not in data.record
+    both = {"validation_images": IMAGES[:8] ^ 2, "validation_labels": LABELS[:8]}
+    with pytest.raises(LargeMarginError, match="several validation parts"):
+        load(saved(tmp_path / "b.npz", **arrays, **held, **both))
+
+
 @pytest.mark.parametrize(
     "images",
     [
@@ -161,10 +173,18 @@ def test_parts_of_other_shapes_are_refused(tmp_path, test, message):
         ({"images": IMAGES[:, :3, :3], "labels": LABELS}, "channels first or last"),
         ({"images": IMAGES * 1.0, "labels": LABELS}, r"must lie in \[0, 1\], but reach from 0 to"),
         ({"images": IMAGES / 255 - 0.5, "labels": LABELS}, r"must lie in \[0, 1\]"),
-        ({"images": np.full((4, 2, 2), np.nan), "labels": LABELS[:4]}, r"must lie in \[0, 1\]"),
+        (
+            {"images": np.where(LABELS == 3, np.nan, IMAGES.T / 255).T, "labels": LABELS},
+            r"must lie in \[0, 1\], but 5 of 20 images hold NaN or infinity, .* image 3\.",
+        ),
         ({"images": IMAGES.astype(int) * 9, "labels": LABELS}, r"must lie in \[0, 255\]"),
-        ({"images": IMAGES, "labels": LABELS + 0.5}, "must hold integers or names"),
-        ({"images": IMAGES, "labels": np.eye(20)}, "one label per image"),
+        ({"images": IMAGES, "labels": LABELS + 0.5}, "integers or names, but row 0 holds 0.5"),
+        ({"images": IMAGES, "labels": np.where(LABELS == 2, np.nan, 1)}, "row 2 holds nan"),
+        ({"images": IMAGES, "labels": np.eye(20)}, r"one label per image, .*argmax\(1\)"),
+        (
+            {"images": IMAGES, "labels": LABELS, "classes": np.array(list("abbc"))},
+            "different names",
+        ),
         ({"images": IMAGES, "labels": LABELS * 0}, "at least 2 classes"),
         ({"images": IMAGES, "labels": LABELS, "classes": np.array(["a", "b"])}, "hold 2, 3, but"),
         (
@@ -188,8 +208,11 @@ def test_files_that_are_something_else(tmp_path):
     (tmp_path / "a.safetensors").write_text("hello")
     np.savez(tmp_path / "b.npz", images=IMAGES, labels=LABELS.astype(object))
     for name in ("a.npz", "a.safetensors", "b.npz"):
-        with pytest.raises(LargeMarginError, match=f"{name} cannot be read"):
+        with pytest.raises(LargeMarginError, match=f"{name} cannot be read") as error:
             load(tmp_path / name)
+        # Nobody is told to load what may run a program.
+        assert "allow_pickle" not in str(error.value)
+    assert "labels holds Python objects" in str(error.value)
     (tmp_path / "a.txt").write_text("hello")
     with pytest.raises(LargeMarginError, match=r"in a \.npz or \.safetensors file"):
         load(tmp_path / "a.txt")

@@ -1,13 +1,14 @@
 """Arrays in a .npz or .safetensors file.
 
-Keys: ``train_images``, ``train_labels`` and the same with ``validation_`` and ``test_``, or just
-``images`` and ``labels`` (then a part is held out for validation). Images are (N, H, W),
-(N, H, W, C) or (N, C, H, W) with 1 or 3 channels, bytes or floating point in [0, 1]. Labels are
-integers, or names in a .npz file. Names of classes may come as ``classes``: an array of strings in
-a .npz file, a JSON list in the metadata of a .safetensors file.
+Keys: ``train_images``, ``train_labels`` and the same with ``validation_`` (or ``val_``, ``valid_``)
+and ``test_``, or just ``images`` and ``labels`` (then a part is held out for validation). Images
+are (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3 channels, bytes or floating point in [0, 1].
+Labels are integers, or names in a .npz file. Names of classes may come as ``classes``: an array of
+strings in a .npz file, a JSON list in the metadata of a .safetensors file.
 """
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from largemargin.errors import LargeMarginError, MissingPackage
 KEYS = (
     "train_images and train_labels (and the same with validation_ and test_), or images and labels"
 )
+VALIDATION = ("validation_", "val_", "valid_")
 
 
 def read(config: DataConfig) -> Source:
@@ -59,10 +61,25 @@ def read_npz(path: Path) -> tuple[dict[str, Any], list[str] | None]:
         raise MissingPackage(
             f"{path.name} needs NumPy. Install it: pip install 'largemargin[train]'"
         ) from None
+    if not zipfile.is_zipfile(path):
+        raise LargeMarginError(f"{path} cannot be read: it is no .npz file, or not a whole one.")
     with np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
+        arrays = {name: without_objects(file, name, path) for name in file.files}
     names = arrays.pop("classes", None)
-    return arrays, None if names is None else [str(name) for name in names]
+    return arrays, None if names is None else [str(name) for name in np.atleast_1d(names)]
+
+
+def without_objects(file: Any, name: str, path: Path) -> Any:
+    """An array of the file; one of Python objects, as of a table's column of names, is refused."""
+    try:
+        return file[name]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise LargeMarginError(
+            f"{path} cannot be read: {name} holds Python objects, which may run a program when "
+            f"loaded. Save names as text, {name}.astype(str), and numbers as numbers."
+        ) from None
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Any], list[str] | None]:
@@ -85,7 +102,12 @@ READERS: dict[str, Reader] = {".npz": read_npz, ".safetensors": read_safetensors
 def from_arrays(arrays: dict[str, Any], names: list[str] | None) -> Source:
     """A source made of arrays by the keys above; ``names`` are those of the classes."""
     prefix = "train_" if "train_images" in arrays else ""
-    used = {"train": prefix, "validation": "validation_", "test": "test_"}
+    held = [each for each in VALIDATION if f"{each}images" in arrays]
+    if len(held) > 1:
+        raise LargeMarginError(
+            f"the file has several validation parts: {held[0]}images and {held[1]}images. Keep one."
+        )
+    used = {"train": prefix, "validation": (held or VALIDATION)[0], "test": "test_"}
     found = {split: each for split, each in used.items() if f"{each}images" in arrays}
     lacking = [f"{each}labels" for each in found.values() if f"{each}labels" not in arrays]
     if "train" not in found or lacking:
@@ -96,6 +118,8 @@ def from_arrays(arrays: dict[str, Any], names: list[str] | None) -> Source:
     if names is not None and not isinstance(labels["train"][0], str):
         labels = {split: named(each, names, split) for split, each in labels.items()}
     classes = tuple(names) if names is not None else class_names(labels["train"])
+    if len(set(classes)) < len(classes):
+        raise LargeMarginError(f"classes must be different names, but they are {listed(classes)}.")
     splits: dict[str, Samples] = {}
     for split, each in found.items():
         pixels = image_tensor(f"{each}images", arrays[f"{each}images"])
@@ -139,11 +163,18 @@ def label_list(key: str, arrays: dict[str, Any]) -> list[Any]:
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1 or len(array) == 0:
+        hint = " Of rows with a 1 at the class, store argmax(1)." if array.ndim == 2 else ""
         raise LargeMarginError(
             f"{key} must have one label per image, shape (N,) with N > 0, but its shape is "
-            f"{array.shape}."
+            f"{array.shape}.{hint}"
         )
-    if array.dtype.kind == "f" and np.isfinite(array).all() and (array == np.rint(array)).all():
+    if array.dtype.kind == "f":
+        strange = np.flatnonzero(~(np.isfinite(array) & (array == np.rint(array))))
+        if len(strange):
+            raise LargeMarginError(
+                f"{key} must hold integers or names, but row {strange[0]} holds "
+                f"{array[strange[0]]:g}."
+            )
         array = array.astype(np.int64)
     if array.dtype.kind not in "iubU":
         raise LargeMarginError(
@@ -161,8 +192,14 @@ def image_tensor(key: str, array: Any) -> Tensor:
     if array.dtype.kind == "f":
         array = array.astype(np.float32)
         low, high = float(array.min()), float(array.max())
-        # NaN is smaller than nothing, so the comparison is written to fail on it.
-        if not (low >= 0 and high <= 1):
+        if not np.isfinite((low, high)).all():
+            strange = np.flatnonzero(~np.isfinite(array).all((1, 2, 3)))
+            raise LargeMarginError(
+                f"{key} in floating point must lie in [0, 1], but {len(strange)} of {len(array)} "
+                f"images hold NaN or infinity, the first of them image {strange[0]}. Repair or "
+                "remove them."
+            )
+        if low < 0 or high > 1:
             raise LargeMarginError(
                 f"{key} in floating point must lie in [0, 1], but reach from {low:g} to {high:g}. "
                 "Store bytes (uint8), or undo their normalisation: the model normalises them."
