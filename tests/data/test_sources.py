@@ -2,11 +2,14 @@
 
 import json
 import os
+import shutil
 import unicodedata
+import warnings
 
 import pytest
 import torch
 from data.pictures import class_folders, picture, pixels
+from PIL import Image
 
 from largemargin.data import DataConfig, load_data
 from largemargin.data.sources.csv_file import ordered
@@ -128,6 +131,27 @@ def test_images_in_two_splits_are_reported(tmp_path):
     found = data.record["duplicates"]["train and test"]
     assert found["count"] == 1
     assert found["pairs"] == [["train/b/002.png", "test/a/copy.png"]]
+
+
+@pytest.mark.parametrize("resident", ["yes", "no"])
+def test_copies_that_are_held_out_are_reported(tmp_path, resident):
+    class_folders(tmp_path, ("a", "b"), 10)
+    shutil.copy(tmp_path / "a" / "003.png", tmp_path / "a" / "003 (1).png")
+    copies = {"a/003.png", "a/003 (1).png"}
+    # The same pixels in another file are not looked for, in memory no more than in files.
+    Image.open(tmp_path / "b" / "005.png").save(tmp_path / "b" / "005.bmp")
+    settings = {"validation": 0.4, "resident": resident}
+    apart = 0
+    for seed in range(8):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            data = load("folder", tmp_path, seed=seed, **settings)
+        found = data.record["duplicates"]["train and validation"]
+        between = len(copies & set(data.train.ids)) == 1
+        assert found["count"] == between == len(said)
+        assert all(set(pair) == copies for pair in found["pairs"])
+        apart += between
+    assert 0 < apart < 8
 
 
 def test_sizes(tmp_path):

@@ -12,7 +12,7 @@ from largemargin.data.config import DataConfig
 from largemargin.data.data import Data
 from largemargin.data.duplicates import shared
 from largemargin.data.modify import modified
-from largemargin.data.reading import SMALL, in_memory, readable, wholly_readable
+from largemargin.data.reading import SMALL, in_memory, let_go, readable, wholly_readable
 from largemargin.data.resize import resized
 from largemargin.data.samples import Samples
 from largemargin.data.sources import SOURCES, Source
@@ -39,11 +39,14 @@ def load_data(config: DataConfig) -> Data:
     # Crops of another size are cut from whole pictures, which memory does not hold.
     keep = ("train",) if augment_of(source, config).kind == "resized_crop" else ()
     source = wholly_readable(source, config, keep, skipped)
-    same = duplicates(source, config)
+    others = [name for name in source.splits if name != "train"]
+    same = duplicates(source, config, others)
     source = in_memory(source, config, keep, skipped)
     source, modifiers = modified(source, config)
+    # Of two copies of an image, one may have been held out.
+    same |= duplicates(source, config, [name for name in ("validation",) if name not in others])
     # What was too large as a whole may fit now.
-    source = in_memory(source, config, keep, skipped)
+    source = let_go(in_memory(source, config, keep, skipped))
     skipped.warn()
     if not source.from_files:  # files are decoded to their size
         source = source.with_splits(
@@ -138,12 +141,12 @@ def in_pixels(shape: tuple[int, tuple[int, int]]) -> str:
     return f"{channels} channel{'s' * (channels > 1)} of {height} x {width} pixels"
 
 
-def duplicates(source: Source, config: DataConfig) -> dict[str, Any]:
-    """Training images that are test or validation images too; only of data of people's own."""
+def duplicates(source: Source, config: DataConfig, others: list[str]) -> dict[str, Any]:
+    """Training images that are images of these parts too; only of data of people's own."""
     if not source.from_files and config.name != "arrays":
         return {}
-    others = {name: each for name, each in source.splits.items() if name != "train"}
-    found = {f"train and {name}": shared(source.train, each) for name, each in others.items()}
+    parts = {name: source.splits[name] for name in others if name in source.splits}
+    found = {f"train and {name}": shared(source.train, each) for name, each in parts.items()}
     same = {name: each for name, each in found.items() if each.get("count")}
     if same:
         counts = ", ".join(

@@ -91,7 +91,7 @@ def wholly_readable(
 def in_memory(
     source: Source, config: DataConfig, keep: tuple[str, ...], skipped: Skipped
 ) -> Source:
-    """The source with its images decoded where that is asked for and they fit.
+    """The source with its images decoded, beside their files, where asked for and they fit.
 
     Args:
         source: after :func:`wholly_readable`.
@@ -108,17 +108,22 @@ def in_memory(
         _, failures = each_file(samples, into(pixels))
         # Without failures nothing is left out, and the pixels need not be copied.
         held = replace(samples, pixels=pixels)
-        rest = without(held, failures, name, config, skipped) if failures else held
-        splits[name] = replace(rest, files=None)
+        splits[name] = without(held, failures, name, config, skipped) if failures else held
     return source.with_splits(splits)
 
 
+def let_go(source: Source) -> Source:
+    """The source without the files of images in memory."""
+    held = {name: each for name, each in source.splits.items() if each.pixels is not None}
+    return source.with_splits({name: replace(each, files=None) for name, each in held.items()})
+
+
 def to_decode(source: Source, config: DataConfig, keep: tuple[str, ...]) -> dict[str, Samples]:
-    """The splits in files that are decoded where they fit."""
+    """The splits in files alone that are decoded where they fit."""
     return {
         name: each
         for name, each in source.splits.items()
-        if each.files is not None and (name not in keep or config.resident == "yes")
+        if each.pixels is None and (name not in keep or config.resident == "yes")
     }
 
 
