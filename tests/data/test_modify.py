@@ -195,6 +195,11 @@ def test_a_class_without_training_images_is_an_error():
     assert after.classes == ("ant", "cat")
 
 
+def test_classes_of_one_image_each_have_none_to_hold_out():
+    with pytest.raises(LargeMarginError, match="each has one, which training needs"):
+        modified(source((1, 1, 1)), DataConfig(validation=0.5))
+
+
 def test_digits_keep_their_split():
     """The one of the first release: numbers in documents depend on it."""
     from sklearn.datasets import load_digits

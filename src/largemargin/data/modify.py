@@ -108,6 +108,11 @@ def hold_out(source: Source, config: DataConfig) -> Source:
     sizes = torch.bincount(labels, minlength=len(source.classes))
     counts = torch.minimum(shares(sizes, config.validation), (sizes - 1).clamp(min=0))
     chosen = first_of_classes(labels, counts, generator_for(config.seed, "validation"))
+    if len(chosen) == 0 and int(sizes.max()) == 1:
+        raise LargeMarginError(
+            "no class has an image to spare for validation: each has one, which training needs. "
+            "Add images, or set validation to 0."
+        )
     if len(chosen) == 0:
         raise LargeMarginError(
             f"{config.validation:g} of {len(labels)} training images is less than one image for "

@@ -13,6 +13,7 @@ from largemargin.data.config import DataConfig
 from largemargin.data.samples import Samples
 from largemargin.data.sources.source import Source, class_indices, in_files, listed
 from largemargin.data.sources.walk import (
+    files,
     folders,
     given_folder,
     id_of,
@@ -34,6 +35,7 @@ def read(config: DataConfig) -> Source:
     root = given_folder(config, LAYOUT)
     parts = split_folders(root)
     classes = class_folders(parts["train"], config)
+    _warn_of_unused(root, parts, classes)
     splits: dict[str, Samples] = {}
     others = 0
     for split, folder in parts.items():
@@ -97,7 +99,36 @@ def class_folders(folder: Path, config: DataConfig) -> tuple[str, ...]:
         raise LargeMarginError(
             f"path must be a folder with {LAYOUT}, but {config.path} has no folders in it."
         )
+    inner = folders(folder)[0]
+    inside = [name_of(each) for each in folders(inner)]
+    if len(names) == 1 and inside:
+        raise LargeMarginError(
+            f"{folder} has only the folder {names[0]}, and a classifier tells classes apart. If "
+            f"the folders in it are the data ({listed(inside)}), set path to {inner}."
+        )
     return tuple(sorted(set(names)))
+
+
+def _warn_of_unused(root: Path, parts: dict[str, Path], classes: tuple[str, ...]) -> None:
+    """Images beside the class folders, and parts beside train/ by a name that means nothing."""
+    for folder in parts.values():
+        beside = [each.name for each in files(folder) if looks_like_image(each)]
+        if beside and folders(folder):
+            warnings.warn(
+                f"{len(beside)} image files are not used, because they lie in {folder} beside the "
+                f"folders of the classes, not in them: {listed(sorted(beside), 3)}.",
+                stacklevel=2,
+            )
+    if parts["train"] == root:
+        return
+    for folder in folders(root):
+        of_classes = {name_of(each) for each in folders(folder)} & set(classes)
+        if of_classes and folder not in parts.values():
+            warnings.warn(
+                f"{folder} has folders of the same classes as train/, but is not used. Call it "
+                "val/ or test/ if it should be.",
+                stacklevel=2,
+            )
 
 
 def read_split(
@@ -107,7 +138,7 @@ def read_split(
     paths: list[str] = []
     ids: list[str] = []
     names: list[str] = []
-    others = sum(each.is_file() for each in folder.iterdir())
+    others = len(files(folder))
     for each in folders(folder):
         found, ignored = images(each)
         others += ignored
@@ -118,6 +149,11 @@ def read_split(
         paths += [str(path) for path in found]
         ids += [id_of(path, root) for path in found]
         names += [name_of(each)] * len(found)
+    if not paths and any(looks_like_image(each) for each in files(folder)):
+        raise LargeMarginError(
+            f"the images in {folder} lie in no folders of classes. Sort them into {folder}/CLASS, "
+            f"or move {folder.name}/ elsewhere: largemargin predict takes images of unknown class."
+        )
     if not paths:
         raise LargeMarginError(f"there are no image files below {folder}.")
     return in_files(paths, ids, class_indices(split, names, classes)), others

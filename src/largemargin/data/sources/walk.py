@@ -32,6 +32,12 @@ def folders(folder: Path) -> list[Path]:
     return sorted(found, key=lambda each: name_of(each))
 
 
+def files(folder: Path) -> list[Path]:
+    """Files right in a folder, links to files too."""
+    with listing(folder) as entries:
+        return [Path(each.path) for each in entries if os.path.isfile(each.path)]
+
+
 def images(folder: Path) -> tuple[list[Path], int]:
     """Image files below a folder, by name, and the number of other files.
 
