@@ -71,6 +71,22 @@ def test_a_report_without_the_data_says_so(
     assert "the data is not what" in page.text
 
 
+def test_data_that_was_moved(
+    of_photos: Run, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, moved = of_photos.folder, tmp_path / "elsewhere"
+    shutil.move(photos, moved)
+    (run / "result.json").unlink()
+    for command in (["train", "--resume", str(run)], ["evaluate", str(run), *NONE]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert f"the data of {run} is not at {photos}. If it was moved, write its new place" in said
+    settings = run / "config.yaml"
+    settings.write_text(settings.read_text().replace(str(photos), str(moved)))
+    assert main(["train", "--resume", str(run)]) == 0
+    assert main(["evaluate", str(run), *NONE]) == 0
+
+
 def test_a_resumed_run_says_what_changed(of_photos: Run, photos: Path) -> None:
     (of_photos.folder / "result.json").unlink()
     with_more_files(photos)

@@ -227,7 +227,7 @@ def test_data_that_vanishes(tmp_path: Path, faults: Faults, workers: int) -> Non
     assert "cannot be read: No such file or directory" in end.error
     assert len(end.error) < 500  # no traceback of a worker in it
     assert Run(folder).model("last") is not None
-    with pytest.raises(LargeMarginError, match="there is none at"):
+    with pytest.raises(LargeMarginError, match="is not at"):
         train(settings, folder=folder, resume=True, progress=False)
     (tmp_path / "gone").rename(images)
     (images / "a" / "000.png").rename(images / "a" / "new.png")

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from largemargin.training.runs import (
     pick_device,
     resume_command,
 )
-from largemargin.training.same_data import check_same_data
+from largemargin.training.same_data import check_same_data, load_again
 from largemargin.training.scores import in_short
 from largemargin.training.trainer import Trainer
 from largemargin.training.versions import stamp
@@ -203,7 +204,8 @@ def begin(
     try:
         if first and not resume:
             write_config(config, home / CONFIG)
-        loaded = data or processes.first_alone(lambda: load_data(config.data))
+        load = partial(load_again, home) if resume else load_data
+        loaded = data or processes.first_alone(lambda: load(config.data))
         track = processes.start_trackers(home, config.name, to_dict(config)) if first else None
         journal = Journal(home, writes=first, track=track)
         trainer = Trainer(config, loaded, journal, processes=processes, on_epoch=on_epoch)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from largemargin.data import Data, DataConfig, load_data
+from largemargin.data import Data, DataConfig
 from largemargin.errors import LargeMarginError
 from largemargin.measuring import Geometry
 from largemargin.models import build_model
@@ -22,7 +22,7 @@ from largemargin.training.checkpoints import Checkpoints, model_weights
 from largemargin.training.config import RunConfig
 from largemargin.training.config_file import from_dict, read_yaml
 from largemargin.training.files import read_json
-from largemargin.training.same_data import check_same_data
+from largemargin.training.same_data import check_same_data, load_again
 from largemargin.training.versions import check_version
 
 CONFIG, RESULT, METRICS = "config.yaml", "result.json", "metrics.jsonl"
@@ -95,7 +95,7 @@ class Run:
         Raises:
             LargeMarginError: where the images are not those the run began with.
         """
-        data = load_data(config or self.config.data)
+        data = load_again(self.folder, config or self.config.data)
         if (self.folder / DATA).is_file():
             instead = "name other images to test: evaluate and measure take them with --data"
             check_same_data(self.folder, self.facts, data, instead=instead)

@@ -3,11 +3,23 @@
 from pathlib import Path
 from typing import Any
 
-from largemargin.data import Data
+from largemargin.data import Data, DataConfig, load_data
 from largemargin.errors import LargeMarginError
 
 NAMED = 5
 """Classes that a message names; of more it says how many."""
+
+
+def load_again(folder: Path, config: DataConfig) -> Data:
+    """The data of the run in ``folder``; where it was moved, an error says where to write that."""
+    path = config.path
+    if path is not None and not config.download and not Path(path).expanduser().exists():
+        seen = "" if Path(path).expanduser().is_absolute() else f", seen from {Path.cwd()}"
+        raise LargeMarginError(
+            f"the data of {folder} is not at {path}{seen}. If it was moved, write its new place "
+            f"into {folder / 'config.yaml'}, as data.path: there the run finds its images again."
+        )
+    return load_data(config)
 
 
 def check_same_data(folder: Path, facts: dict[str, Any], data: Data, *, instead: str) -> None:
