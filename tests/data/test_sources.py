@@ -101,6 +101,17 @@ def test_names_in_any_script(tmp_path):
     assert len(data.train) == 6
 
 
+def test_the_split_is_the_same_however_accents_are_written(tmp_path):
+    found = []
+    for form in ("NFC", "NFD"):
+        for place, name in enumerate(("é", "f", "zoë", "zz", "ü")):
+            picture(tmp_path / form / "a" / unicodedata.normalize(form, f"{name}.png"), place)
+        class_folders(tmp_path / form, ("b",), 5, first=50)
+        data = load("folder", tmp_path / form, validation=0.4)
+        found.append((data.train.ids, data.validation.ids))
+    assert found[0] == found[1]
+
+
 def test_names_that_are_no_text(tmp_path):
     class_folders(tmp_path, ("a", "b"), 3)
     os.rename(tmp_path / "a" / "000.png", os.fsencode(tmp_path / "a") + b"/\xff.png")

@@ -29,7 +29,7 @@ def folders(folder: Path) -> list[Path]:
     """Visible folders in a folder, by name."""
     with listing(folder) as entries:
         found = [Path(each.path) for each in entries if not hidden(each.name) and is_folder(each)]
-    return sorted(found, key=lambda each: name_of(each))
+    return sorted(found, key=in_order)
 
 
 def files(folder: Path) -> list[Path]:
@@ -51,7 +51,7 @@ def images(folder: Path) -> tuple[list[Path], int]:
             found.append(path)
         else:
             others += 1
-    return sorted(found, key=os.fspath), others
+    return sorted(found, key=in_order), others
 
 
 def holds_images(folder: Path) -> bool:
@@ -121,6 +121,14 @@ def name_of(path: Path) -> str:
 def printable(text: str) -> str:
     """Names that are no UTF-8 get a mark where they are not; é is one letter on every system."""
     return unicodedata.normalize("NFC", os.fsencode(text).decode("utf-8", "replace"))
+
+
+def in_order(path: Path) -> tuple[str, str]:
+    """What paths are sorted by: what is drawn by position must not depend on the file system.
+
+    One writes é as one letter, which comes after z, another as e and an accent, before f.
+    """
+    return printable(path.as_posix()), os.fspath(path)
 
 
 def id_of(path: Path, root: Path) -> str:
