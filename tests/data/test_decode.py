@@ -80,6 +80,19 @@ def test_the_rotation_of_the_camera_is_applied(tmp_path):
     assert bool((found[:, 4:] == 0).all())
 
 
+def test_small_images_that_lie_on_their_side_are_not_cut(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    for name in ("a/0.png", "a/1.png", "b/0.png", "b/1.png"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(pixels(len(list(tmp_path.rglob("*.png"))), 12, 20)).save(path, exif=exif)
+    data = load_data(DataConfig("folder", str(tmp_path), validation=0))
+    assert data.size == (20, 12)
+    stored = torch.from_numpy(pixels(0, 12, 20)).permute(2, 0, 1)
+    assert torch.equal(data.train.pixels[0], torch.rot90(stored, -1, (1, 2)))
+
+
 def test_the_middle_is_cut_out_or_the_image_stretched(tmp_path):
     image = Image.new("RGB", (12, 4), "black")
     image.paste("white", (4, 0, 8, 4))

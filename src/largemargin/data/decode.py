@@ -62,6 +62,16 @@ def open_image(source: str | bytes | None) -> Any:
         raise UnreadableImage(reason(error)) from None
 
 
+def lies_on_its_side(image: Any) -> bool:
+    """Whether the rotation noted by the camera exchanges width and height."""
+    from PIL import ExifTags
+
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
+    except Exception:  # as above; what is wrong with it is found when it is decoded
+        return False
+
+
 def read_rgb(source: str | bytes | None, at_least: tuple[int, int] | None = None) -> Any:
     """A whole image as an upright 8-bit RGB Pillow image.
 

@@ -19,6 +19,7 @@ from largemargin.data.config import DataConfig
 from largemargin.data.decode import (
     UnreadableImage,
     bombs_are_errors,
+    lies_on_its_side,
     open_image,
     read_pixels,
     read_rgb,
@@ -137,10 +138,14 @@ Look = Callable[[Samples, int], Any]
 
 
 def header(samples: Samples, index: int) -> tuple[int, int]:
-    """(H, W) of an image, from the first bytes of its file."""
+    """(H, W) of an image, from the first bytes of its file.
+
+    Upright where it may decide on the size of all; of large ones only whether it can be had counts.
+    """
     assert samples.files is not None
     with open_image(samples.files.source(index)) as image:
-        return image.height, image.width
+        turned = max(image.size) <= SMALL and lies_on_its_side(image)
+        return (image.width, image.height) if turned else (image.height, image.width)
 
 
 def decoded(samples: Samples, index: int) -> None:
