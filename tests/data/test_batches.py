@@ -130,6 +130,21 @@ def test_workers_change_nothing(kind, files):
     same(list(here.epoch(1, start=1)), list(there.epoch(1, start=1)))
 
 
+def test_an_epoch_does_not_go_on_with_the_images_of_another(files):
+    batches = Batches(files, 4, workers=1)
+    left = batches.epoch(0)
+    next(left)
+    for batch in batches.epoch(1):  # one that was left early does not disturb the next
+        for index, image in zip(batch.indices.tolist(), batch.images, strict=True):
+            assert torch.equal(image, files.image(index))
+    with pytest.raises(LargeMarginError, match=r"epoch 0 .* cannot go on: another was begun"):
+        next(left)
+    both = Batches(files, 4, workers=0)
+    for one, two in zip(both.epoch(0), both.epoch(1), strict=True):
+        for batch in (one, two):
+            assert torch.equal(batch.images[0], files.image(int(batch.indices[0])))
+
+
 def test_workers_end_with_their_batches(files):
     before = set(multiprocessing.active_children())  # of other tests
     batches = Batches(files, 4, workers=2)

@@ -207,11 +207,21 @@ class _Loader:
             # Its own: a loader draws a seed for its workers, and the model's draws come after it.
             generator=torch.Generator(),
         )
+        self.turn = 0
 
     def read(self, epoch: int, parts: list[Tensor]) -> Iterator[Tensor]:
         self.keys.batches = [[(epoch, index) for index in part.tolist()] for part in parts]
+        self.turn += 1
+        turn = self.turn
         try:
-            yield from self.loader
+            for images in self.loader:
+                yield images
+                # Workers read for one epoch at a time: the next images would be those of another.
+                if turn != self.turn and self.loader.num_workers:
+                    raise LargeMarginError(
+                        f"epoch {epoch} of these batches cannot go on: another was begun. "
+                        "Finish one before the next, make two Batches, or set workers=0."
+                    )
         except LargeMarginError as error:
             # A worker's error comes with its whole traceback as text.
             said = str(error).rpartition("LargeMarginError: ")[2].strip()
