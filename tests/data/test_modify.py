@@ -195,6 +195,20 @@ def test_a_class_without_training_images_is_an_error():
     assert after.classes == ("ant", "cat")
 
 
+def test_what_is_held_out_of_many_small_classes_comes_from_all_over():
+    many = source((3,) * 200, classes=[f"{number:03d}" for number in range(200)])
+    held = [
+        modified(many, DataConfig(validation=0.1, seed=seed))[0].splits["validation"].labels
+        for seed in (0, 0, 1)
+    ]
+    assert torch.equal(held[0], held[1])
+    assert not torch.equal(held[0], held[2])
+    for labels in held:
+        assert len(labels.unique()) == len(labels) == 60
+        # By order it would be the first 60. Of 60 out of 200, 30 are expected in either half.
+        assert 15 <= int((labels < 100).sum()) <= 45
+
+
 def test_classes_of_one_image_each_have_none_to_hold_out():
     with pytest.raises(LargeMarginError, match="each has one, which training needs"):
         modified(source((1, 1, 1)), DataConfig(validation=0.5))

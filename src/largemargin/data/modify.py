@@ -106,7 +106,8 @@ def hold_out(source: Source, config: DataConfig) -> Source:
     """A part of the training images for validation, of every class alike; one stays at least."""
     labels = source.train.labels
     sizes = torch.bincount(labels, minlength=len(source.classes))
-    counts = torch.minimum(shares(sizes, config.validation), (sizes - 1).clamp(min=0))
+    ties = generator_for(config.seed, "validation", "ties")
+    counts = torch.minimum(shares(sizes, config.validation, ties), (sizes - 1).clamp(min=0))
     chosen = first_of_classes(labels, counts, generator_for(config.seed, "validation"))
     if len(chosen) == 0 and int(sizes.max()) == 1:
         raise LargeMarginError(
@@ -180,10 +181,16 @@ def replace_labels(train: Samples, num_classes: int, config: DataConfig) -> Samp
     return replace(train, labels=labels, extra={**train.extra, "clean_label": train.labels})
 
 
-def shares(sizes: Tensor, share: float) -> Tensor:
+def shares(sizes: Tensor, share: float, ties: torch.Generator | None = None) -> Tensor:
     """``share`` of every class, rounded so that the total is ``share`` of all, rounded.
 
     Classes with the largest remainders are rounded up, of equal ones the first.
+
+    Args:
+        sizes: (C,) images of every class.
+        share: in [0, 1].
+        ties: random numbers; with them, which of equally small classes get their only image is
+            drawn. By order, all that is held out of many small classes would begin with an A.
 
     Example:
         >>> shares(torch.tensor([5, 5, 6]), 0.25)
@@ -193,7 +200,12 @@ def shares(sizes: Tensor, share: float) -> Tensor:
     # 0.7 * 10 computed as 6.999999999999999 is 7.
     counts = (exact + 1e-9).floor().long()
     missing = round_half_up(share * int(sizes.sum())) - int(counts.sum())
-    by_remainder = torch.argsort(exact - counts, descending=True, stable=True)
+    turns = torch.arange(len(sizes))
+    if ties is not None:
+        small = (counts == 0).nonzero().flatten()
+        turns[small] = small[torch.randperm(len(small), generator=ties)]
+    remainders = exact - counts
+    by_remainder = turns[torch.argsort(remainders[turns], descending=True, stable=True)]
     counts[by_remainder[: max(missing, 0)]] += 1
     return torch.minimum(counts, sizes)
 
