@@ -267,6 +267,55 @@ def test_hugging_face_table_alone_with_other_columns(tmp_path, tables):
         )
 
 
+def relabelled(tables, labels, kind):
+    train = tables["train"].remove_columns("label").add_column("label", labels)
+    return train.cast_column("label", kind)
+
+
+def test_hugging_face_names_of_every_split_are_its_own(tmp_path, tables):
+    datasets = pytest.importorskip("datasets")
+    swapped = datasets.ClassLabel(names=["yes", "no"])
+    tables["test"] = relabelled({"train": tables["val"]}, [0, 0, 0, 1], swapped)
+    del tables["val"]
+    tables.save_to_disk(tmp_path / "saved")
+    data = load_data(DataConfig("huggingface", str(tmp_path / "saved")))
+    assert data.classes == ("no", "yes")
+    assert data.test.labels.tolist() == [1, 1, 1, 0]
+    # Numbers without names are those of the training images.
+    tables["test"] = tables["test"].cast_column("label", datasets.Value("int64"))
+    tables.save_to_disk(tmp_path / "numbers")
+    data = load_data(DataConfig("huggingface", str(tmp_path / "numbers")))
+    assert data.test.labels.tolist() == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind", "message"),
+    [
+        (["a", "b", None] * 4, "string", "4 of 12 train images .* no label, .* row 2"),
+        ([1.0, 2.0, None] * 4, "float64", "4 of 12 train images"),
+        ([0, 1, -1] * 4, None, "4 of 12 train images"),
+        ([[0], [0, 1]] * 6, "list", r"must hold one label per image, but there is \[0\]"),
+    ],
+)
+def test_hugging_face_labels_that_are_none(tmp_path, tables, labels, kind, message):
+    datasets = pytest.importorskip("datasets")
+    kinds = {
+        None: datasets.ClassLabel(names=["no", "yes"]),
+        "list": datasets.List(datasets.Value("int64")),
+    }
+    kind = kinds[kind] if kind in kinds else datasets.Value(kind)
+    relabelled(tables, labels, kind).save_to_disk(tmp_path / "saved")
+    with pytest.raises(LargeMarginError, match=message):
+        load_data(DataConfig("huggingface", str(tmp_path / "saved")))
+
+
+def test_hugging_face_numbers_in_floating_point(tmp_path, tables):
+    datasets = pytest.importorskip("datasets")
+    relabelled(tables, [9.0, 10.0] * 6, datasets.Value("float64")).save_to_disk(tmp_path / "saved")
+    data = load_data(DataConfig("huggingface", str(tmp_path / "saved")))
+    assert data.classes == ("9", "10")
+
+
 def test_hugging_face_that_cannot_be_had(monkeypatch, tmp_path):
     datasets = pytest.importorskip("datasets")
 

@@ -46,15 +46,19 @@ class Column:
 def read(config: DataConfig) -> Source:
     tables = load(config)
     check_columns(tables["train"], config)
-    names = getattr(tables["train"].features[config.label_column], "names", None)
+    names = names_of(tables["train"], config)
     labels = {split: label_names(table, config, names) for split, table in tables.items()}
     # Competitions publish their test images without labels, as -1.
-    unlabelled = [split for split, each in labels.items() if set(each) == {UNLABELLED}]
+    unlabelled = [
+        split for split, each in labels.items() if split != "train" and set(each) == {UNLABELLED}
+    ]
+    for split, each in labels.items():
+        check_labelled(split, each if split not in unlabelled else [], config)
     classes = tuple(names) if names else ordered(set(labels["train"]))
     splits = {
         split: read_split(split, table, class_indices(split, labels[split], classes), config)
         for split, table in tables.items()
-        if split == "train" or split not in unlabelled
+        if split not in unlabelled
     }
     return Source(
         classes,
@@ -130,13 +134,41 @@ def check_columns(table: Any, config: DataConfig) -> None:
         )
 
 
+def names_of(table: Any, config: DataConfig) -> list[str] | None:
+    """Names of the classes where the labels of a table are numbers of names."""
+    names: list[str] | None = getattr(table.features[config.label_column], "names", None)
+    return names
+
+
 def label_names(table: Any, config: DataConfig, names: list[str] | None) -> list[str]:
-    """The labels of a table as names of classes."""
-    found = table[config.label_column][:]
-    if names is None:
-        return [UNLABELLED if label is None else str(label) for label in found]
-    known = dict(enumerate(names))
-    return [UNLABELLED if label in (None, -1) else known.get(label, str(label)) for label in found]
+    """The labels of a table as names of classes; numbers are those of its own names, if any."""
+    names = names_of(table, config) or names
+    if names is not None:
+        known = dict(enumerate(names)) | {None: UNLABELLED, -1: UNLABELLED}
+        return [known.get(label, str(label)) for label in table[config.label_column][:]]
+    return [as_name(label, config) for label in table[config.label_column][:]]
+
+
+def as_name(label: Any, config: DataConfig) -> str:
+    """A label that is not a number of a name."""
+    if isinstance(label, list | dict):
+        raise LargeMarginError(
+            f"column {config.label_column!r} of {config.path} must hold one label per image, but "
+            f"there is {label}. Set label_column, or make a column with one label."
+        )
+    if label is None or label != label:  # NaN, as tables have it where a number is missing
+        return UNLABELLED
+    # A column of integers with gaps is one of floating point numbers.
+    return str(int(label) if isinstance(label, float) and label.is_integer() else label)
+
+
+def check_labelled(split: str, labels: list[str], config: DataConfig) -> None:
+    missing = [row for row, label in enumerate(labels) if label == UNLABELLED]
+    if missing:
+        raise LargeMarginError(
+            f"{len(missing)} of {len(labels)} {split} images of {config.path} have no label, the "
+            f"first of them row {missing[0]}. Leave them out with filter, and save the rest."
+        )
 
 
 def read_split(split: str, table: Any, labels: list[int], config: DataConfig) -> Samples:
