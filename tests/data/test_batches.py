@@ -155,6 +155,16 @@ def test_workers_end_with_their_batches(files):
     assert not workers & set(multiprocessing.active_children())
 
 
+def test_a_worker_that_its_parent_ends_has_not_failed(files):
+    # As at the end of a program that still holds the batches: torch would report it as killed.
+    batches = Batches(files, 4, workers=1)
+    list(batches.epoch(0))
+    (worker,) = multiprocessing.active_children()
+    worker.terminate()
+    worker.join()
+    assert worker.exitcode == 0
+
+
 def test_files_and_memory_give_the_same_images(files):
     held = Samples(files.labels, files.ids, torch.stack([files.raw(i) for i in range(len(files))]))
     same(list(Batches(held, 5).epoch(0)), list(Batches(files, 5).epoch(0)))

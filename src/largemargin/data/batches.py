@@ -236,6 +236,9 @@ class _Loader:
 
 
 def _leave_signals(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal; what to do about it the first one decides."""
+    """Ctrl-C reaches every process of a terminal; what to do about it the first one decides.
+
+    SIGTERM is left to torch, which has put its own handler in place of the first process's: a
+    worker that its parent ends has not failed.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
