@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from data.pictures import class_folders
 from evaluating.small_runs import CLASSES, NONE, trained
@@ -113,6 +114,17 @@ def test_how_to_read_is_not_which_images(
     assert found.samples == len(validation)
     assert found.data is not None
     assert found.data.startswith("folder, validation images, digest ")
+
+
+def test_a_model_of_large_grey_images_takes_a_folder(photos: Path, tmp_path: Path) -> None:
+    labels = np.arange(12) % 3
+    images = np.random.default_rng(0).integers(0, 256, (12, 72, 72), dtype=np.uint8)
+    np.savez(tmp_path / "grey.npz", images=images, labels=labels, classes=np.array(CLASSES))
+    run = trained(DataConfig("arrays", str(tmp_path / "grey.npz")), tmp_path / "runs")
+    out = tmp_path / "out.json"
+    words = ["--data", str(photos), "--out", str(out)]
+    assert main(["evaluate", str(run.folder), *NONE, *words]) == 0
+    assert Evaluation.load(out).clean.samples == 36
 
 
 def test_a_path_without_a_name(

@@ -149,8 +149,9 @@ def _own(options: Any, asked: Asked) -> Chosen:
 
 
 def _other(options: Any, asked: Asked) -> Chosen:
-    # All of it is other data: nothing has to be held out.
-    config = _at_size(replace(options.data, validation=0.0), asked)
+    # All of it is other data, and nothing is trained: no part to hold out, no whole pictures to
+    # keep for augmentation.
+    config = _at_size(replace(options.data, validation=0.0, augment="none"), asked)
     data = load_data(config)
     samples, split = _split(data, options.split, ("test", "validation", "train"))
     samples = _renamed(fitting(samples, asked), data.classes, asked.classes)
@@ -246,5 +247,6 @@ def strangers_of(given: str, asked: Asked) -> Samples:
             f"--ood must be a folder of images or the name of a data set, as svhn or svhn:FOLDER, "
             f"but there is neither a folder nor a data set {name!r}."
         )
-    data = load_data(_at_size(DataConfig(name, path=path or None, validation=0.0), asked))
+    config = DataConfig(name, path=path or None, validation=0.0, augment="none")
+    data = load_data(_at_size(config, asked))
     return fitting(data.test or data.train, asked)
