@@ -1,12 +1,15 @@
 """``load_data`` as a whole: what it records, refuses and repeats."""
 
 import json
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
+from data.pictures import class_folders
 
 from largemargin.data import DataConfig, Samples, load_data
+from largemargin.data.files import ImageFiles
 from largemargin.data.sources import SOURCES
 from largemargin.data.statistics import computed
 from largemargin.errors import LargeMarginError
@@ -68,6 +71,26 @@ def test_statistics_of_bytes_and_of_their_floats_agree():
     floats = computed(Samples(labels, ids, pixels.float() / 255))
     for a, b in zip(whole, floats, strict=True):
         assert a == pytest.approx(b, rel=1e-6)
+
+
+def test_statistics_of_files_hold_one_image_at_a_time(tmp_path, monkeypatch):
+    class_folders(tmp_path, ("a", "b"), 6)
+    data = load_data(DataConfig("folder", str(tmp_path), resident="no", validation=0))
+    held: list[weakref.ref] = []
+    most = 0
+
+    def read(files, index, real=ImageFiles.pixels):
+        nonlocal most
+        found = real(files, index)
+        held.append(weakref.ref(found))
+        most = max(most, sum(each() is not None for each in held))
+        return found
+
+    monkeypatch.setattr(ImageFiles, "pixels", read)
+    mean, _ = computed(data.train)
+    assert (len(held), most <= 2) == (12, True)
+    every = torch.stack([data.train.image(i) for i in range(12)])
+    torch.testing.assert_close(torch.tensor(mean), every.mean((0, 2, 3)))
 
 
 def test_a_changed_copy_leaves_the_data_alone():

@@ -1,5 +1,7 @@
 """Mean and standard deviation of the pixels."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -42,11 +44,13 @@ def computed(samples: Samples, seed: int = 0) -> Statistics:
         >>> computed(Samples(torch.tensor([0, 1]), ("a", "b"), pixels))
         ((0.5,), (0.5,))
     """
+    parts: Iterable[Tensor]
     if samples.pixels is not None:
         parts = torch.split(samples.pixels, 1024)
     else:
         order = torch.randperm(len(samples), generator=generator_for(seed, "statistics"))
-        parts = tuple(samples.raw(i)[None] for i in order[:AT_MOST].tolist())
+        # One after the other: what is in files may not fit into memory.
+        parts = (samples.raw(i)[None] for i in order[:AT_MOST].tolist())
     total = torch.stack([moments(part) for part in parts]).sum(0)
     mean = total[1] / total[0]
     # A channel that is the same everywhere must not be divided by zero.
