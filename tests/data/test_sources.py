@@ -292,6 +292,8 @@ def test_labels_have_one_order_in_every_process():
     [
         ("", "no column 'image' but none at all"),
         ("file,label\nimages/0.png,a", "no column 'image' but file, label. Set image_column"),
+        ("image,label,label\nimages/0.png,a,b", "several columns 'label'"),
+        ("image;label\nimages/0.png;a", "must be separated by commas"),
         ("image,label", "no lines after its header"),
         ("image,label\nimages/0.png,a\nimages/1.png,", "line 3 .* lacks an image or a label"),
         ("image,label,split\nimages/0.png,a,trian", "split 'trian'"),

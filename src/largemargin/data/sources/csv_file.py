@@ -81,10 +81,14 @@ def read_rows(path: Path, config: DataConfig) -> dict[str, list[Row]]:
 def check_columns(columns: list[str], config: DataConfig) -> None:
     for setting in ("image_column", "label_column"):
         wanted = getattr(config, setting)
+        if columns.count(wanted) > 1:
+            raise LargeMarginError(f"{config.path} has several columns {wanted!r}. Keep one.")
         if wanted not in columns:
+            other = any(mark in each for each in columns for mark in ";\t|")
+            hint = " Columns must be separated by commas." if other else ""
             raise LargeMarginError(
                 f"{config.path} has no column {wanted!r} but {listed(columns) or 'none at all'}. "
-                f"Set {setting}; the first line of the file must name the columns."
+                f"Set {setting}; the first line of the file must name the columns.{hint}"
             )
 
 
