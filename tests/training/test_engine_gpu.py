@@ -100,6 +100,10 @@ CASES: dict[str, dict[str, Any]] = {
         "noise": NoiseConfig("pair", level=0.1),
         "objective": ObjectiveConfig("robust_discriminative", {"margin": 3.0}),
     },
+    "joined pair": {
+        "noise": NoiseConfig("pair", level=0.1, joined=True),
+        "objective": ObjectiveConfig("robust_discriminative", {"margin": 3.0}),
+    },
     "inputs": {"objective": ObjectiveConfig("margin_distribution")},
 }
 
