@@ -160,6 +160,10 @@ def steepness(
     norms = torch.cat([x.norm(dim=1) for x in given if x.dim() == 2])
     shortest = float(norms[norms > EPS].min()) if (norms > EPS).any() else 1.0
     of_cosine = 64 / shortest if LOSSES[name].head_similarity == "cosine" else 0.0
+    if name == "sphereface":
+        # At 0 and 180 degrees, which is all that one dimension has, cos(4 angle) has 16 times the
+        # slope of the cosine.
+        of_cosine = 16 * 64 / shortest
     return max(1.0, largest, of_cosine)
 
 

@@ -70,6 +70,7 @@ QUICK = ("everything",)
     "name",
     [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in SETTINGS],
 )
+@pytest.mark.filterwarnings("ignore:the run diverged")
 def test_stopped_in_the_middle_of_an_epoch(tmp_path: Path, faults: Faults, name: str) -> None:
     settings = config(epochs=2, **SETTINGS[name])
     whole = train(settings, folder=tmp_path / "whole", data=digits(), progress=False)
