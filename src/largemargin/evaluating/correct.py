@@ -47,8 +47,7 @@ class Correct(Record):
         """
         bits = torch.zeros(-(-len(right) // 8) * 8, dtype=torch.uint8)
         bits[: len(right)] = right
-        places = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8)
-        packed = (bits.view(-1, 8) * places).sum(1, dtype=torch.uint8)
+        packed = (bits.view(-1, 8) * _places()).sum(1, dtype=torch.uint8)
         return cls(digest, len(right), base64.b64encode(bytes(packed.tolist())).decode("ascii"))
 
     def right(self) -> Tensor:
@@ -62,19 +61,22 @@ class Correct(Record):
                 f"there are {len(packed)} bytes of bits, but {self.samples} images."
             )
         each = torch.tensor(list(packed), dtype=torch.uint8)[:, None]
-        places = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8)
-        found: Tensor = (each & places).ne(0).flatten()[: self.samples]
+        found: Tensor = (each & _places()).ne(0).flatten()[: self.samples]
         return found
+
+
+def _places() -> Tensor:
+    """Of the bits in a byte, highest first."""
+    return torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8)
 
 
 class Rights:
     """Collects them in a pass over a split; of other data nothing is kept."""
 
     def __init__(self, data: Source) -> None:
-        kept = isinstance(data, Samples) and 0 < len(data) <= MOST
-        self.samples = data if kept and isinstance(data, Samples) else None
-        if self.samples is not None and bool((self.samples.labels == IGNORED).any()):
-            self.samples = None
+        self.samples: Samples | None = None
+        if isinstance(data, Samples) and 0 < len(data) <= MOST:
+            self.samples = None if bool((data.labels == IGNORED).any()) else data
         self.seen: Seen = []
 
     def add(self, piece: Piece, logits: Tensor) -> None:
