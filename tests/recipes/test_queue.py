@@ -12,6 +12,7 @@ import pytest
 
 from largemargin import LargeMarginError
 from largemargin.recipes import work
+from largemargin.recipes.measured import read_measured
 from largemargin.recipes.pages import measured_tables, share_runs, take_records, write_pages
 from largemargin.recipes.queue import left_of, measured_already, plan_text, seconds_of, tasks_of
 from largemargin.recipes.records import append_record, read_records
@@ -221,3 +222,17 @@ def test_a_killed_process_loses_no_result(queue: Path, tmp_path: Path, number: i
     after = read_records([out])
     assert after[: len(before)] == before
     assert sorted(each["seed"] for each in after) == [0, 1, 2]
+
+
+def test_runs_in_measured_keep_their_names() -> None:
+    """A setting that is new must not send measured runs back into the queue (``cells.LATER``)."""
+    tasks = tasks_of(PAPERS / "queue.yaml")
+    renamed = [
+        (task.entry, place.cell)
+        for task in tasks
+        for place in task.places
+        for run in read_measured(PAPERS / place.recipe).get(place.protocol, {}).get(place.cell, ())
+        if run["seed"] == task.config.seed and run["run"] != task.name
+    ]
+    assert renamed == []
+    assert len(measured_already(PAPERS, tasks)) > 100

@@ -11,7 +11,14 @@ from largemargin.recipes import read_recipe, reproduce
 from largemargin.recipes.cells import cells_of, chosen_of, merge, nested, run_name, shortened
 from largemargin.recipes.schema import Measure
 from largemargin.recipes.verdicts import Sample, verdict
-from largemargin.training import Interrupted, OptimizerConfig, Run, RunConfig, write_config
+from largemargin.training import (
+    Interrupted,
+    NoiseConfig,
+    OptimizerConfig,
+    Run,
+    RunConfig,
+    write_config,
+)
 from largemargin.training.files import write_json
 
 RECIPE = """
@@ -372,6 +379,7 @@ def test_names_of_runs_depend_on_what_decides_the_result() -> None:
     assert run_name(plain) == run_name(RunConfig(device="cuda", out="elsewhere", name="x"))
     assert run_name(plain) != run_name(RunConfig(seed=1))
     assert run_name(plain) != run_name(RunConfig(optimizer=OptimizerConfig(lr=0.1)))
+    assert run_name(plain) != run_name(RunConfig(noise=NoiseConfig(joined=True)))
 
 
 def test_settings_merge_group_by_group() -> None:

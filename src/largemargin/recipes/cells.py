@@ -34,6 +34,9 @@ NEUTRAL = (
 )
 """Settings that say where and how fast a run is made, not what it computes."""
 
+LATER: Mapping[str, Any] = {"noise.joined": False}
+"""Settings younger than the first measured runs, and the value that is what those runs did."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -229,16 +232,26 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     """All that decides the result of a run; where and how fast it was made is left out."""
     settings = to_dict(config)
     for name in NEUTRAL:
-        *groups, last = name.split(".")
-        place = settings
-        for group in groups:
-            place = place[group]
+        place, last = _place(settings, name)
         place.pop(last)
     return settings
 
 
+def _place(settings: dict[str, Any], name: str) -> tuple[dict[str, Any], str]:
+    """The group in which a dotted name stands, and the last part of the name."""
+    *groups, last = name.split(".")
+    for group in groups:
+        settings = settings[group]
+    return settings, last
+
+
 def run_name(config: RunConfig) -> str:
     """Name of the folder of a run: network, data and a hash of all that decides its result."""
-    text = json.dumps(settings_of(config), sort_keys=True)
+    settings = settings_of(config)
+    for name, before in LATER.items():  # or a new setting would give every old run a new name
+        place, last = _place(settings, name)
+        if place[last] == before:
+            place.pop(last)
+    text = json.dumps(settings, sort_keys=True)
     model = config.model.name.replace("/", "-")
     return f"{model}-{config.data.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
