@@ -17,6 +17,7 @@ from largemargin import LargeMarginError
 from largemargin.benchmarking import Protocol, drive, next_jobs, read_records
 from largemargin.benchmarking.halving import chosen_method, final_jobs, is_complete, rung_jobs
 from largemargin.benchmarking.images import Images
+from largemargin.benchmarking.lanes import Outcome
 from largemargin.benchmarking.records import append_record, merge
 
 NAME = "digits_few"
@@ -245,3 +246,36 @@ def test_lines_are_plain_json(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         append_record(file, {"key": "b", "score": float("nan")})
     assert len(read_records([file])) == 1
+
+
+def test_another_situation_fills_lanes_that_wait_for_a_rung(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = TINY["situations"][NAME]
+    protocol = tiny_protocol(tmp_path, situations={NAME: one, "other": one})
+    lanes, under_way, idle = 5, [], []
+
+    def instantly(next_job: Any, **_: Any) -> Iterator[Outcome]:
+        """Runs that end in the order in which they began, with a score of their own."""
+        while True:
+            while len(under_way) < lanes and (given := next_job()) is not None:
+                under_way.append(given[0])
+            if not under_way:
+                return
+            idle.append(lanes - len(under_way))
+            facts = {"status": "diverged", "wall_seconds": 1.0}
+            yield Outcome(under_way.pop(0), None, facts)
+
+    monkeypatch.setattr(import_module("largemargin.benchmarking.drive"), "outcomes", instantly)
+    said: list[str] = []
+    done = drive(protocol, [NAME, "other"], out=tmp_path, device="cpu", say=said.append)
+    assert done == {NAME: True, "other": True}
+    order = [line.split("/")[0] for line in said]
+    assert order.count(NAME) == order.count("other") == 22
+    # The first is done first, the second begins before its end, and no lane is idle until then.
+    last = len(order) - order[::-1].index(NAME)
+    assert "other" in order[:last]
+    assert last < order.index("other") + 22
+    assert not any(idle[:last])
+    for name in (NAME, "other"):
+        assert len(read_records([tmp_path / f"{name}.jsonl"])) == 22

@@ -71,30 +71,40 @@ def drive(
         "commit": commit_name or commit(),
         "side_by_side": side_by_side,
     }
-    done: dict[str, bool] = {}
     # All names are looked up before the first run.
-    for situation in [protocol.situation(name) for name in situations]:
+    chosen = [protocol.situation(name) for name in situations]
+    share = float(side_by_side if pick_device(device).type == "cuda" else 1)
+    sessions: dict[str, _Session] = {}
+    for situation in chosen:
         name = situation.name
-        files = [folder / f"{name}.jsonl" for folder in (*known, out)]
-        records = read_records(files)
+        records = read_records([folder / f"{name}.jsonl" for folder in (*known, out)])
         asked = [each for each in questions if each.situation == name]
         session = _Session(protocol, situation, images, records, everyone, asked, end, clock)
-        session.ratios.append(float(side_by_side if pick_device(device).type == "cuda" else 1))
-        base = MEMORY if MEMORY.is_dir() else None
-        with tempfile.TemporaryDirectory(prefix="largemargin-", dir=base) as scratch:
-            for outcome in outcomes(
-                session.next_job, folder=Path(scratch), device=device, side_by_side=side_by_side
-            ):
-                if outcome.facts["status"] == "failed":
-                    # Not a result: it is tried again by the next call.
-                    say(f"{outcome.job.key}: FAILED: {outcome.facts['failure']}")
-                    continue
-                record = session.judge(outcome, where)
-                append_record(files[-1], record)
-                say(line(record))
-        images.forget()
-        done[name] = is_complete(protocol, situation, records)
-    return done
+        session.ratios.append(share)
+        sessions[name] = session
+
+    def next_job() -> tuple[Job, Data] | None:
+        """Of the first situation that has one: the next fills lanes that wait for a rung's end."""
+        return next(filter(None, (each.next_job() for each in sessions.values())), None)
+
+    base = MEMORY if MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="largemargin-", dir=base) as scratch:
+        for outcome in outcomes(
+            next_job, folder=Path(scratch), device=device, side_by_side=side_by_side
+        ):
+            if outcome.facts["status"] == "failed":
+                # Not a result: it is tried again by the next call.
+                say(f"{outcome.job.key}: FAILED: {outcome.facts['failure']}")
+                continue
+            session = sessions[outcome.job.task.name]
+            record = session.judge(outcome, where)
+            append_record(out / f"{session.situation.name}.jsonl", record)
+            say(line(record))
+            if session.is_over():
+                images.forget(session.situation)
+    return {
+        name: is_complete(protocol, each.situation, each.records) for name, each in sessions.items()
+    }
 
 
 class _Session:
@@ -125,6 +135,12 @@ class _Session:
         task = self.images.task(self.situation, job.seed, job.split)
         self.begun.add(job.key)
         return job, task.data
+
+    def is_over(self) -> bool:
+        """Whether no run is left, not even one under way."""
+        return (
+            all(key in self.records for key in self.begun) and next(self._waiting(), None) is None
+        )
 
     def _waiting(self) -> Iterator[Job]:
         yield from next_jobs(self.protocol, self.situation, self.records, everyone=self.everyone)

@@ -48,9 +48,10 @@ class Images:
         made = self.made[key]
         return Task(made["data"], made[split])
 
-    def forget(self) -> None:
-        """Let go of tasks made before; files stay read."""
-        self.made.clear()
+    def forget(self, situation: Situation) -> None:
+        """Let go of the tasks of a situation; files stay read."""
+        for key in [key for key in self.made if key[0] == situation.name]:
+            del self.made[key]
 
     def _split(self, situation: Situation, seed: int) -> dict[str, Any]:
         config = settings_from({**situation.data, "seed": seed}, DataConfig, "data")
