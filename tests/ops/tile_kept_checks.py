@@ -102,8 +102,7 @@ def test_no_copy_is_written_over_before_it_is_read(size: int, dtype: torch.dtype
     columns = torch.arange(80.0).view(10, 8)
     gradients = torch.empty(10, 8)
     _tile_chunks.copies(gradients).copy_(columns)
-    tiles = _tile_chunks.INTERPRETED
-    chunks = _tile_chunks.Chunks(columns[:1], columns, False, "bf16", tiles, gradients)
+    chunks = _tile_chunks.Chunks(columns[:1], columns, False, "bf16", gradients)
     chunks.rows = chunks.rows.to(dtype)
     chunks.product = chunks.product._replace(low=dtype)
     for start, stop, low in chunks.kept_pieces(size):

@@ -136,14 +136,14 @@ class Chunks:
         columns: Tensor,
         normalize: bool,
         precision: str,
-        tiles: Tiles,
         kept: Tensor | None = None,
     ) -> None:
         from largemargin.ops import _tile_gradients, _tile_kernels
 
-        self.kernels, self.gradients, self.tiles = _tile_kernels, _tile_gradients, tiles
+        self.kernels, self.gradients = _tile_kernels, _tile_gradients
         self.columns, self.normalize = columns, normalize
         self.product = product(precision, columns.device)
+        self.tiles = choose_tiles(columns.device, self.product.low)
         self.rows = _rounded_rows(rows, self.product, precision)
         self.width = self.rows.shape[1]
         self.rounded = precision == "bf16" and self.product.low != torch.bfloat16

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from largemargin.ops._tile_chunks import Chunks, Tiles, choose_tiles, describe, product, programs
+from largemargin.ops._tile_chunks import Chunks, describe, programs
 from largemargin.ops.similarity import AffineForm
 
 SPARE = 1
@@ -12,9 +12,7 @@ GROUP = 64
 """Tiles whose maxima are compared first."""
 
 
-def tile_top(
-    form: AffineForm, k: int, tiles: Tiles | None = None, precision: str = "bf16"
-) -> tuple[Tensor, Tensor]:
+def tile_top(form: AffineForm, k: int, precision: str = "bf16") -> tuple[Tensor, Tensor]:
     """Scores (N, k), best first, and their classes; the lower class first among equals, if these
     lie in no more than k + 1 tiles.
 
@@ -25,9 +23,8 @@ def tile_top(
     num_samples, num_classes = rows.shape[0], columns.shape[0]
     if not num_samples:
         return rows.new_empty(0, k), rows.new_empty(0, k, dtype=torch.long)
-    tiles = tiles or choose_tiles(rows.device, product(precision, rows.device).low)
-    tile = tiles.forward
-    chunks = Chunks(rows, columns, normalize, precision, tiles)
+    chunks = Chunks(rows, columns, normalize, precision)
+    tile = chunks.tiles.forward
     count = -(-num_classes // tile.classes)
     best = rows.new_empty(count, num_samples)
     inverse = rows.new_empty(num_classes if normalize else 0)

@@ -12,11 +12,8 @@ from torch import Tensor
 
 from largemargin.ops._tile_chunks import (
     Chunks,
-    Tiles,
-    choose_tiles,
     describe,
     padded,
-    product,
     programs,
 )
 from largemargin.ops.product import multiply
@@ -32,7 +29,6 @@ def run_forward(
     normalize: bool,
     precision: str,
     want: int,
-    tiles: Tiles | None = None,
     kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Statistics (8, N) as ``combine`` orders them, rival classes (N,), inverse norms (C,).
@@ -46,8 +42,8 @@ def run_forward(
     inverse = rows.new_empty(num_classes if normalize else 0)
     if not num_samples:
         return found, chosen, inverse.fill_(1)
-    tiles = tiles or choose_tiles(rows.device, product(precision, rows.device).low)
-    chunks, tile = Chunks(rows, columns, normalize, precision, tiles, kept), tiles.forward
+    chunks = Chunks(rows, columns, normalize, precision, kept)
+    tile = chunks.tiles.forward
     size = chunks.size(gradients=False)
     blocks = -(-num_samples // tile.samples)
     groups = max(1, programs(rows.device, tile) // blocks)
@@ -128,7 +124,6 @@ def run_backward(
     precision: str,
     want: int,
     needs: int,
-    tiles: Tiles | None = None,
     kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of rows, columns and bias; ``needs`` has bit 1, 2 and 4 for each, else empty.
@@ -144,9 +139,8 @@ def run_backward(
     grad_bias = torch.zeros_like(bias) if bias is not None and needs_bias else rows.new_empty(0)
     if not num_samples:
         return grad_rows, grad_columns.zero_(), grad_bias
-    tiles = tiles or choose_tiles(rows.device, product(precision, rows.device).low)
-    chunks = Chunks(rows, columns, normalize, precision, tiles, kept)
-    tile, last = tiles.gradient, tiles.columns
+    chunks = Chunks(rows, columns, normalize, precision, kept)
+    tile, last = chunks.tiles.gradient, chunks.tiles.columns
     size = chunks.size(gradients=True)
     blocks = -(-num_samples // tile.samples)
     asked = _asked(found, grads, num_classes, want)
