@@ -65,7 +65,7 @@ class Rates:
     """Its row in the table of the optimizers."""
 
 
-def rates(heads: Iterable[Row], optimizers: Iterable[Row], dim: int = DIM) -> Rates | None:
+def rates(heads: Iterable[Row], optimizers: Iterable[Row]) -> Rates | None:
     """Rates from benchmark rows; None where no fused head of this dimension was measured.
 
     Of the rows of our fused head with ArcFace and class vectors of ``DTYPE`` the one with most
@@ -76,14 +76,14 @@ def rates(heads: Iterable[Row], optimizers: Iterable[Row], dim: int = DIM) -> Ra
         for row in heads
         if "triton" in str(row["provider"]).lower()
         and "arc" in str(row["loss"]).lower()
-        and row["D"] == dim
+        and row["D"] == DIM
         and row["prototypes"] == str(DTYPE)
         and row.get("ms")
     ]
     if not ours:
         return None
     best = max(ours, key=lambda row: (row["C"], -row["ms"]))
-    steps = [row for row in optimizers if row["D"] == dim and row["provider"] in OPTIMIZERS]
+    steps = [row for row in optimizers if row["D"] == DIM and row["provider"] in OPTIMIZERS]
     step = min(steps, key=lambda row: row["median_ms"], default=None)
     return Rates(
         device=str(best.get("device", "one GPU")),
@@ -110,44 +110,32 @@ class Projected:
         return self.statistics + (self.optimizer or 0.0) + self.network
 
 
-def project(
-    measured: Rates,
-    gpus: int,
-    *,
-    classes: int = CLASSES,
-    dim: int = DIM,
-    samples: int = SAMPLES,
-    bandwidth: float = BANDWIDTH,
-    latency: float = LATENCY,
-) -> Projected:
-    """A step of ``gpus`` GPUs with ``samples`` samples each.
+def project(measured: Rates, gpus: int) -> Projected:
+    """A step of ``gpus`` GPUs with ``SAMPLES`` samples each.
 
-    A process works on all samples and its share of the classes, so on ``samples * classes`` pairs
+    A process works on all samples and its share of the classes, so on ``SAMPLES * CLASSES`` pairs
     however many there are. The network carries, in and out of each GPU, the features of the others
     once, their gradients once, and a few numbers a sample twice (a ring's all-reduce).
     """
-    each, everyone = -(-classes // gpus), samples * gpus
+    each, everyone = -(-CLASSES // gpus), SAMPLES * gpus
     others = (gpus - 1) / gpus
-    moved = everyone * others * (dim * (FEATURE_BYTES + GRADIENT_BYTES) + 2 * 4 * STATISTICS)
-    plan = planned(gpus, classes=classes, dim=dim, samples=samples)
+    moved = everyone * others * (DIM * (FEATURE_BYTES + GRADIENT_BYTES) + 2 * 4 * STATISTICS)
     return Projected(
         gpus=gpus,
         classes_each=each,
         statistics=measured.pair_seconds * everyone * each,
-        optimizer=None if measured.number_seconds is None else measured.number_seconds * each * dim,
-        network=moved / bandwidth + (COLLECTIVES * latency if gpus > 1 else 0.0),
-        memory=plan.total,
+        optimizer=None if measured.number_seconds is None else measured.number_seconds * each * DIM,
+        network=moved / BANDWIDTH + (COLLECTIVES * LATENCY if gpus > 1 else 0.0),
+        memory=planned(gpus).total,
     )
 
 
-def planned(
-    gpus: int, *, classes: int = CLASSES, dim: int = DIM, samples: int = SAMPLES
-) -> MemoryEstimate:
+def planned(gpus: int) -> MemoryEstimate:
     """Memory of the set-up whose rates are projected."""
     return estimate_memory(
-        samples,
-        classes,
-        dim,
+        SAMPLES,
+        CLASSES,
+        DIM,
         world_size=gpus,
         optimizer=next(iter(OPTIMIZERS.values())),
         impl="triton",

@@ -167,10 +167,10 @@ def _compactness() -> Curve:
     return drawn(0.0, 3.0, "distance to the centroid", told, {"Compactness": values}, 61)
 
 
-def _centroid(loss: Callable[[], lm.Loss], name: str, low: float = -3.0) -> Curve:
+def _centroid(loss: Callable[[], lm.Loss], name: str) -> Curve:
     values = one_by_one(lambda x: loss()(torch.stack([at(x, 0.2), at(x, -0.2)]), HEAD, BOTH))
     told = "Two classes; the two features of one move with their centroid, 0.4 apart."
-    return drawn(low, 9.0, TO_BOUNDARY, told, {name: values}, 61)
+    return drawn(-3.0, 9.0, TO_BOUNDARY, told, {name: values}, 61)
 
 
 def _centroid_norm() -> Curve:

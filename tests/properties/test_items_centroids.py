@@ -15,7 +15,6 @@ from largemargin import geometry
 
 MOMENTA = st.floats(0.0, 1.0)
 STRATEGIES = ("none", "both", "partial")
-TERMS = ("compact", "margin", "reg")
 
 
 def filled(p, loss):

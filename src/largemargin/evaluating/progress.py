@@ -15,14 +15,9 @@ T = TypeVar("T")
 class Bar(Protocol):
     def update(self, n: int = 1, /) -> Any: ...
 
-    def set_description(self, desc: str, /) -> Any: ...
-
 
 class _Silent:
     def update(self, n: int = 1, /) -> None:
-        pass
-
-    def set_description(self, desc: str, /) -> None:
         pass
 
 

@@ -143,19 +143,19 @@ def perceptron(shape: tuple[int, ...], hidden_sizes: Sequence[int]) -> nn.Module
     return nn.Sequential(*layers)
 
 
-def convolutions(shape: tuple[int, ...], width: int = 32, dim: int = 64) -> nn.Module:
+def convolutions(shape: tuple[int, ...]) -> nn.Module:
     """Three convolutions with batch normalisation, pooled to 2 x 2, and a linear layer."""
     channels, height, side = shape
     pools = [nn.MaxPool2d(2) if min(height, side) >= least else nn.Identity() for least in (16, 8)]
     return nn.Sequential(
-        *_convolution(channels, width),
+        *_convolution(channels, 32),
         pools[0],
-        *_convolution(width, 2 * width),
+        *_convolution(32, 64),
         pools[1],
-        *_convolution(2 * width, 2 * width),
+        *_convolution(64, 64),
         nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),
-        nn.Linear(8 * width, dim),
+        nn.Linear(4 * 64, 64),
     )
 
 

@@ -31,6 +31,6 @@ def cnn13(channels: int, size: Size, *, dropout: float) -> tuple[nn.Module, int]
         *leaky(256, 512, padding=0),
         *leaky(512, 256, 1),
         *leaky(256, 128, 1),
-        *pooled(128),
+        *pooled(),
     )
     return he_initialised(network, slope=SLOPE), 128

@@ -27,4 +27,4 @@ def mobilenet(channels: int, size: Size, *, width: float = 1.0) -> tuple[nn.Modu
         layers += convolution(before, before, stride=stride, groups=before)
         layers += convolution(before, after, 1)
         before = after
-    return he_initialised(nn.Sequential(*layers, *pooled(before))), before
+    return he_initialised(nn.Sequential(*layers, *pooled())), before

@@ -63,6 +63,6 @@ def he_initialised(network: nn.Module, *, slope: float = 0.0) -> nn.Module:
     return network
 
 
-def pooled(channels: int) -> tuple[nn.Module, ...]:
+def pooled() -> tuple[nn.Module, ...]:
     """Mean over all positions: (N, channels, h, w) to (N, channels)."""
     return nn.AdaptiveAvgPool2d(1), nn.Flatten()

@@ -48,7 +48,7 @@ def resnet(
         for index in range(count):
             layers.append(Block(before, after, 2 if group and not index else 1))
             before = after
-    network = nn.Sequential(*layers, *pooled(before))
+    network = nn.Sequential(*layers, *pooled())
     return he_initialised(network) if initial == "he" else network, before
 
 

@@ -37,4 +37,4 @@ def vgg16(channels: int, size: Size, *, dropout: float, batch_norm: bool) -> tup
 
 def vgg16_mod(channels: int, size: Size, *, batch_norm: bool) -> tuple[nn.Module, int]:
     """Convolutions, then the mean over positions in place of the fully connected layers."""
-    return he_initialised(nn.Sequential(*convolutions(channels, batch_norm), *pooled(512))), 512
+    return he_initialised(nn.Sequential(*convolutions(channels, batch_norm), *pooled())), 512

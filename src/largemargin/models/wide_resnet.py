@@ -47,5 +47,5 @@ def wide_resnet(
         for index in range(blocks):
             layers.append(Block(before, after, 2 if group and not index else 1, dropout))
             before = after
-    layers += [nn.BatchNorm2d(before), nn.ReLU(), *pooled(before)]
+    layers += [nn.BatchNorm2d(before), nn.ReLU(), *pooled()]
     return he_initialised(nn.Sequential(*layers)), before

@@ -17,8 +17,6 @@ from largemargin.training.objective import needs_of, objective_of
 FILE = Path(__file__).with_name("presets.json")
 """Written by papers/benchmark/analyse.py from the measured files, never by hand."""
 
-UNMEASURED = "not measured"
-
 
 @dataclass(frozen=True)
 class Preset:
@@ -151,11 +149,6 @@ def preset(name: str, *, class_counts: Sequence[int] | None = None) -> Preset:
         doubts=tuple(entry["doubts"]),
         class_counts=None if class_counts is None else tuple(int(each) for each in class_counts),
     )
-
-
-def preset_names() -> tuple[str, ...]:
-    """All situations there is a preset for."""
-    return tuple(read_json(FILE))
 
 
 def _listed(values: dict[str, Any]) -> str:
