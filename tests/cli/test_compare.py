@@ -20,7 +20,7 @@ from PIL import Image
 from largemargin import LargeMarginError
 from largemargin.cli import command as cli
 from largemargin.cli.compare import read_seeds
-from largemargin.training import Interrupted, Run
+from largemargin.training import Run
 from largemargin.training.comparison import Comparison
 
 PLAN = """\
@@ -159,33 +159,6 @@ def test_seeds_are_a_number_or_a_list() -> None:
     for wrong in (0, "many", [], [1.5], True):
         with pytest.raises(LargeMarginError, match="--seeds must be"):
             read_seeds(wrong)
-
-
-@pytest.mark.parametrize("stop", [Interrupted("asked to stop"), KeyboardInterrupt()])
-def test_ctrl_c_says_how_to_go_on(
-    stop: BaseException,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def interrupted(*arguments: object, **options: object) -> None:
-        raise stop
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("largemargin.training.comparison.compare", interrupted)
-    assert cli.main(["compare", "--methods", "cosface", *SMALL]) == 130
-    (folder,) = runs_in(tmp_path)
-    assert f"largemargin compare --resume runs/{folder.name}" in capsys.readouterr().err
-
-
-def test_several_processes_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert cli.main(["compare", "--methods", "cosface", *SMALL]) == 2
-    assert "without torchrun" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ pytest.importorskip("sklearn", reason="the data of these tests come with scikit-
 from cli.command import SMALL, largemargin, runs_in
 
 from largemargin.cli import command as cli
-from largemargin.training import Interrupted, read_config
+from largemargin.training import read_config
 
 
 @pytest.fixture(scope="module")
@@ -104,30 +104,3 @@ def test_wrong_questions(
     assert cli.main(["tune"]) == 2
     assert "tuning needs optuna" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())  # no folder was made for nothing
-
-
-@pytest.mark.parametrize("stop", [Interrupted("asked to stop"), KeyboardInterrupt()])
-def test_ctrl_c_says_how_to_go_on(
-    stop: BaseException,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def interrupted(*arguments: object, **options: object) -> None:
-        raise stop
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("largemargin.training.tuning.tune", interrupted)
-    assert cli.main(["tune", "--objective", "cosface", *SMALL]) == 130
-    (folder,) = runs_in(tmp_path)
-    assert f"largemargin tune --resume runs/{folder.name}" in capsys.readouterr().err
-
-
-def test_several_processes_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert cli.main(["tune", "--objective", "cosface", *SMALL]) == 2
-    assert "without torchrun" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

@@ -1,18 +1,18 @@
 """``largemargin compare``: several objectives under equal conditions, against softmax."""
 
-import argparse
 import os
 import shlex
 from typing import Any
 
 import jsonargparse
 
-from largemargin.cli.run_options import (
-    Resume,
-    add_run_options,
+from largemargin.cli.run_options import add_run_options, run_config, show_progress
+from largemargin.cli.studies import (
+    add_folder_options,
+    begun,
     refuse_several_processes,
-    run_config,
-    show_progress,
+    resumable,
+    say,
     study_folder,
 )
 from largemargin.errors import LargeMarginError
@@ -72,42 +72,20 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         default={},
         help="changes of what tuning searches: {optimizer.lr: [0.01, 0.5], ...}",
     )
-    add_folder_options(group, "comparison", further="seeds")
+    add_folder_options(group, "compare", further="seeds")
     add_run_options(parser, skip=("objective", "seed"), title="What all methods have in common")
 
 
-def add_folder_options(group: Any, what: str, *, further: str) -> None:
-    """Where it is written, and how it goes on; neither is part of a configuration.
-
-    Args:
-        further: the option that may be given with ``--resume``, to go further than was planned.
-    """
-    group.add_argument(
-        "--folder",
-        type=str,
-        default=argparse.SUPPRESS,
-        help=f"folder of the {what}; default a new one in --out",
-    )
-    group.add_argument(
-        "--resume",
-        action=Resume,
-        further=further,
-        type=str,
-        metavar="FOLDER",
-        default=argparse.SUPPRESS,
-        help=f"continue the {what} in this folder",
-    )
-
-
 def run(options: Any) -> int:
-    from largemargin.training import Interrupted
-    from largemargin.training.comparison import checked_plan, compare
+    from largemargin.training.comparison import PLAN, checked_plan, compare
     from largemargin.training.methods import read_methods
 
     refuse_several_processes("compare")
     if options.get("resume"):
-        config, given = _begun(options)
         folder = options.resume
+        config, given = begun(folder, PLAN, "compare", ("methods", "seeds", "trials", "space"))
+        if options.seeds is not None:
+            given["seeds"] = options.seeds
     else:
         config, given = run_config(options), options
         if not options.methods:
@@ -122,8 +100,8 @@ def run(options: Any) -> int:
     _, _, data = checked_plan(config, methods, **plan)
     if not options.get("resume"):
         folder = study_folder(options, config, "compare")
-    print(f"Comparing {', '.join(m.title for m in methods)}: {len(seeds)} seeds, in {folder}")
-    try:
+    say(f"Comparing {', '.join(m.title for m in methods)}: {len(seeds)} seeds, in {folder}")
+    with resumable("compare", folder):
         found = compare(
             config,
             methods,
@@ -131,38 +109,11 @@ def run(options: Any) -> int:
             **plan,
             data=data,
             progress=show_progress(),
-            say=_say,
+            say=say,
         )
-    except (Interrupted, KeyboardInterrupt):
-        again = f"largemargin compare --resume {shlex.quote(str(folder))}"
-        raise KeyboardInterrupt(again) from None
     print(f"\n{found}\n\nwritten to {os.path.join(folder, 'compare.json')}")
-    print(f"Margins, features and classes: largemargin report {shlex.quote(str(folder))}")
+    print(f"Margins, features and classes: largemargin report {shlex.quote(folder)}")
     return 0
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
-def _begun(options: Any) -> tuple[Any, dict[str, Any]]:
-    """The plan of the folder to continue; more seeds may be asked for, nothing else changes."""
-    from pathlib import Path
-
-    from largemargin.training.comparison import PLAN
-    from largemargin.training.config_file import from_dict, read_yaml
-
-    path = Path(options.resume) / PLAN
-    if not path.is_file():
-        raise LargeMarginError(
-            f"{options.resume} is no comparison: it has no {PLAN}. Pass a folder that `largemargin "
-            "compare` made."
-        )
-    plan = read_yaml(path)
-    given = {name: plan.pop(name) for name in ("methods", "seeds", "trials", "space")}
-    if options.seeds is not None:
-        given["seeds"] = options.seeds
-    return from_dict(plan), given
 
 
 def read_seeds(given: Any) -> list[int]:

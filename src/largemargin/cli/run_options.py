@@ -1,11 +1,9 @@
 """The options that make a ``RunConfig``, for every sub-command that trains."""
 
 import argparse
-import os
 import sys
 from collections.abc import Collection
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import fields
 from typing import Any
 
 import jsonargparse
@@ -86,31 +84,6 @@ class Resume(argparse.Action):
                 f"given too{only}. Leave it out, or start anew without --resume."
             )
         setattr(namespace, self.dest, values)
-
-
-def study_folder(options: Any, config: RunConfig, kind: str) -> str:
-    """The folder asked for, or a new one in ``out`` with a name that says what is in it."""
-    from largemargin.training.runs import new_folder
-
-    refuse_several_processes(kind)
-    folder = options.get("folder")
-    if folder is None:
-        name = kind if config.name == RunConfig().name else f"{kind}-{config.name}"
-        return str(new_folder(replace(config, name=name)))
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LargeMarginError(f"cannot make the folder {folder}: {error.strerror}.") from error
-    return str(folder)
-
-
-def refuse_several_processes(kind: str) -> None:
-    """Every process of torchrun would start a study of its own."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise LargeMarginError(
-            f"{kind} runs in one process, but it was started in {os.environ['WORLD_SIZE']}. Start "
-            "it without torchrun; several machines can share a search with tune --storage."
-        )
 
 
 def show_progress() -> bool:

@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 import jsonargparse
 
-from largemargin.cli.compare import add_folder_options
-from largemargin.cli.run_options import (
-    add_run_options,
+from largemargin.cli.run_options import add_run_options, run_config, show_progress
+from largemargin.cli.studies import (
+    add_folder_options,
+    begun,
     refuse_several_processes,
-    run_config,
-    show_progress,
+    resumable,
+    say,
     study_folder,
 )
 from largemargin.errors import LargeMarginError
@@ -35,6 +36,8 @@ Examples:
   largemargin tune --storage postgresql://host/db --study shoes  on several machines at once"""
 
 PLAN = "plan.yaml"
+PLANNED = ("trials", "space", "pruner", "storage", "study")
+"""What a plan has beside the settings of the runs."""
 DEFAULT_TRIALS = 20
 
 
@@ -69,22 +72,22 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     group.add_argument(
         "--study", type=str, default="largemargin", help="name of the study in its storage"
     )
-    add_folder_options(group, "search", further="trials")
+    add_folder_options(group, "tune", further="trials")
     add_run_options(parser, title="What is tuned")
 
 
 def run(options: Any) -> int:
-    from largemargin.training import Interrupted
     from largemargin.training.objective import parse_objective
     from largemargin.training.tuning import BEST, TRIALS, checked_search, tune
 
     refuse_several_processes("tune")
     if options.get("resume"):
-        folder, config, plan = options.resume, *_begun(options)
+        folder = options.resume
+        config, plan = begun(folder, PLAN, "tune", PLANNED)
     else:
         config = run_config(options)
         parse_objective(config.objective)
-        plan = {name: options[name] for name in ("trials", "space", "pruner", "storage", "study")}
+        plan = {name: options[name] for name in PLANNED}
     if options.trials is not None:
         plan["trials"] = options.trials
     plan["trials"] = DEFAULT_TRIALS if plan["trials"] is None else plan["trials"]
@@ -93,13 +96,10 @@ def run(options: Any) -> int:
     _, _, data = checked_search(config, **wanted)
     if not options.get("resume"):
         folder = study_folder(options, config, "tune")
-    _write_plan(folder, config, plan, begun=bool(options.get("resume")))
-    print(f"Tuning {config.objective.name}: {plan['trials']} trials, in {folder}", flush=True)
-    try:
-        found = tune(config, folder=folder, data=data, progress=show_progress(), say=_say, **plan)
-    except (Interrupted, KeyboardInterrupt):
-        again = f"largemargin tune --resume {shlex.quote(str(folder))}"
-        raise KeyboardInterrupt(again) from None
+    _write_plan(folder, config, plan, resumed=bool(options.get("resume")))
+    say(f"Tuning {config.objective.name}: {plan['trials']} trials, in {folder}")
+    with resumable("tune", folder):
+        found = tune(config, folder=folder, data=data, progress=show_progress(), say=say, **plan)
     print(f"\n{found}\n\nall trials: {os.path.join(folder, TRIALS)}")
     if found.best is None:
         return 1
@@ -107,11 +107,7 @@ def run(options: Any) -> int:
     return 0
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
-
-
-def _write_plan(folder: str, config: Any, plan: dict[str, Any], *, begun: bool) -> None:
+def _write_plan(folder: str, config: Any, plan: dict[str, Any], *, resumed: bool) -> None:
     import yaml
 
     from largemargin.training.config_file import to_dict
@@ -119,7 +115,7 @@ def _write_plan(folder: str, config: Any, plan: dict[str, Any], *, begun: bool) 
 
     text = yaml.safe_dump({**plan, **to_dict(config)}, sort_keys=False, allow_unicode=True)
     path = Path(folder) / PLAN
-    if not begun:
+    if not resumed:
         _check_same(path, yaml.safe_load(text))
     write_text(path, text)
 
@@ -140,18 +136,3 @@ def _check_same(path: Path, planned: dict[str, Any]) -> None:
             f"or continue that one: largemargin tune --resume "
             f"{shlex.quote(str(path.parent))}"
         )
-
-
-def _begun(options: Any) -> tuple[Any, dict[str, Any]]:
-    """The plan of the folder to continue; more trials may be asked for, nothing else changes."""
-    from largemargin.training.config_file import from_dict, read_yaml
-
-    path = Path(options.resume) / PLAN
-    if not path.is_file():
-        raise LargeMarginError(
-            f"{options.resume} is no search: it has no {PLAN}. Pass a folder that `largemargin "
-            "tune` made."
-        )
-    known = read_yaml(path)
-    plan = {name: known.pop(name) for name in ("trials", "space", "pruner", "storage", "study")}
-    return from_dict(known), plan
