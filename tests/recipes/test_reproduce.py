@@ -8,17 +8,8 @@ import pytest
 from largemargin import LargeMarginError
 from largemargin.data import Data
 from largemargin.recipes import read_recipe, reproduce
-from largemargin.recipes.cells import cells_of, chosen_of, merge, nested, run_name, shortened
-from largemargin.recipes.schema import Measure
-from largemargin.recipes.verdicts import Sample, verdict
-from largemargin.training import (
-    Interrupted,
-    NoiseConfig,
-    OptimizerConfig,
-    Run,
-    RunConfig,
-    write_config,
-)
+from largemargin.recipes.cells import cells_of, chosen_of
+from largemargin.training import Interrupted, Run, RunConfig, write_config
 from largemargin.training.files import write_json
 
 RECIPE = """
@@ -308,94 +299,3 @@ def test_missing_data_names_what_the_table_needs(recipe: Path, tmp_path: Path) -
     recipe.write_text(recipe.read_text().replace("data.name: digits", "data.name: mnist"))
     with pytest.raises(LargeMarginError, match=r"(?s)not whole.*This table needs: digits are bun"):
         reproduce(recipe, paths={"mnist": str(tmp_path)}, folder=tmp_path / "runs", progress=False)
-
-
-HIGHER = Measure("accuracy", tolerance=0.5)
-
-
-@pytest.mark.parametrize(
-    ("values", "reported", "text"),
-    [
-        ((90.0,), 90.5, "reproduced"),
-        ((90.0,), 90.51, "worse than reported"),
-        ((91.1,), 90.51, "better than reported"),
-        # Standard error 1: twice of it is 2.
-        ((89.0, 91.0), 92.0, "reproduced"),
-        ((89.0, 91.0), 92.1, "worse than reported"),
-        ((), 90.0, "not measured"),
-        ((90.0,), None, "nothing reported"),
-    ],
-)
-def test_rule_of_closeness(values: tuple[float, ...], reported: float | None, text: str) -> None:
-    assert verdict(HIGHER, reported, Sample(values)) == text
-
-
-@pytest.mark.parametrize(
-    ("values", "base", "text"),
-    [
-        ((90.0,), (89.0,), "direction holds in one run"),
-        ((90.0,), (91.0,), "direction does not hold in one run"),
-        ((90.0,), (89.5,), "direction too close to call in one run"),
-        ((90.0,), (89.4, 89.4), "direction holds in one run"),
-        ((90.0, 90.2), (89.9, 90.1), "direction is within noise"),
-        ((90.0, 90.2), (88.9, 89.1), "direction holds"),
-        ((90.0,), (), ""),
-    ],
-)
-def test_rule_of_direction(values: tuple[float, ...], base: tuple[float, ...], text: str) -> None:
-    found = verdict(HIGHER, 90.0, Sample(values), baseline=(88.0, Sample(base)))
-    assert found.partition("; ")[2] == text
-
-
-def test_draws_of_one_run_are_its_noise() -> None:
-    base = (88.0, Sample((89.0,), draws=0.3))
-    found = [
-        verdict(HIGHER, 90.0, Sample((value,), draws=0.4), baseline=base) for value in (89.9, 90.1)
-    ]
-    assert found == ["reproduced; direction is within noise", "reproduced; direction holds"]
-    assert verdict(HIGHER, 90.0, Sample((90.6,), draws=0.5)) == "better than reported"
-
-
-def test_differs_where_neither_is_better() -> None:
-    neither = Measure("plane_variance", better="neither", tolerance=1.0)
-    assert verdict(neither, 5.0, Sample((9.0,))) == "differs"
-
-
-def test_shortened_runs_keep_the_shape_of_their_schedule() -> None:
-    config = RunConfig(
-        epochs=200, optimizer=OptimizerConfig(milestones=(60, 120, 160), warmup_epochs=10)
-    )
-    short = shortened(config, 0.1)
-    assert short.epochs == 20
-    assert short.optimizer.milestones == (6, 12, 16)
-    assert short.optimizer.warmup_epochs == 1.0
-    tiny = shortened(config, 0.001)
-    assert (tiny.epochs, tiny.optimizer.milestones) == (1, (1,))
-    assert shortened(config, 1.0) is config
-
-
-def test_names_of_runs_depend_on_what_decides_the_result() -> None:
-    plain = RunConfig()
-    assert run_name(plain) == run_name(RunConfig(device="cuda", out="elsewhere", name="x"))
-    assert run_name(plain) != run_name(RunConfig(seed=1))
-    assert run_name(plain) != run_name(RunConfig(optimizer=OptimizerConfig(lr=0.1)))
-    assert run_name(plain) != run_name(RunConfig(noise=NoiseConfig(joined=True)))
-
-
-def test_settings_merge_group_by_group() -> None:
-    settings = nested({"objective": {"name": "a", "settings": {"x": 1}}, "data.name": "mnist"})
-    merge(settings, nested({"objective.settings.y": 2, "data": {"size": 8}}))
-    assert settings == {
-        "objective": {"name": "a", "settings": {"x": 1, "y": 2}},
-        "data": {"name": "mnist", "size": 8},
-    }
-    merge(settings, nested({"objective.name": "b"}))
-    assert settings["objective"] == {"name": "b"}
-
-
-def test_options_belong_to_the_network_they_were_given_for() -> None:
-    settings = nested({"model": {"name": "resnet18", "options": {"initial": "torch"}}})
-    merge(settings, nested({"model.name": "resnet18", "model.feature_dim": 30}))
-    assert settings["model"]["options"] == {"initial": "torch"}
-    merge(settings, nested({"model.name": "small_cnn", "model.options": {"width": 4}}))
-    assert settings["model"] == {"name": "small_cnn", "feature_dim": 30, "options": {"width": 4}}

@@ -1,0 +1,56 @@
+"""The rule by which a measured number is called reproduced."""
+
+import pytest
+
+from largemargin.recipes.schema import Measure
+from largemargin.recipes.verdicts import Sample, verdict
+
+HIGHER = Measure("accuracy", tolerance=0.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "reported", "text"),
+    [
+        ((90.0,), 90.5, "reproduced"),
+        ((90.0,), 90.51, "worse than reported"),
+        ((91.1,), 90.51, "better than reported"),
+        # Standard error 1: twice of it is 2.
+        ((89.0, 91.0), 92.0, "reproduced"),
+        ((89.0, 91.0), 92.1, "worse than reported"),
+        ((), 90.0, "not measured"),
+        ((90.0,), None, "nothing reported"),
+    ],
+)
+def test_rule_of_closeness(values: tuple[float, ...], reported: float | None, text: str) -> None:
+    assert verdict(HIGHER, reported, Sample(values)) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "base", "text"),
+    [
+        ((90.0,), (89.0,), "direction holds in one run"),
+        ((90.0,), (91.0,), "direction does not hold in one run"),
+        ((90.0,), (89.5,), "direction too close to call in one run"),
+        ((90.0,), (89.4, 89.4), "direction holds in one run"),
+        ((90.0, 90.2), (89.9, 90.1), "direction is within noise"),
+        ((90.0, 90.2), (88.9, 89.1), "direction holds"),
+        ((90.0,), (), ""),
+    ],
+)
+def test_rule_of_direction(values: tuple[float, ...], base: tuple[float, ...], text: str) -> None:
+    found = verdict(HIGHER, 90.0, Sample(values), baseline=(88.0, Sample(base)))
+    assert found.partition("; ")[2] == text
+
+
+def test_draws_of_one_run_are_its_noise() -> None:
+    base = (88.0, Sample((89.0,), draws=0.3))
+    found = [
+        verdict(HIGHER, 90.0, Sample((value,), draws=0.4), baseline=base) for value in (89.9, 90.1)
+    ]
+    assert found == ["reproduced; direction is within noise", "reproduced; direction holds"]
+    assert verdict(HIGHER, 90.0, Sample((90.6,), draws=0.5)) == "better than reported"
+
+
+def test_differs_where_neither_is_better() -> None:
+    neither = Measure("plane_variance", better="neither", tolerance=1.0)
+    assert verdict(neither, 5.0, Sample((9.0,))) == "differs"
