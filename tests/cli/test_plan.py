@@ -28,7 +28,7 @@ def test_more_gpus_until_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_numbers_are_those_of_the_library(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--classes 5000000 --dim 256 --batch 128 --gpus 3 --dtype bfloat16 --optimizer sgd"
+    words = "--classes 5000000 --dim 256 --batch_size 128 --gpus 3 --dtype bfloat16 --optimizer sgd"
     options = "--sample_rate 0.2 --fused true --impl chunked --json true"
     (row,) = json.loads(planned(capsys, *words.split(), *options.split()))
     plan = estimate_memory(
@@ -43,6 +43,9 @@ def test_numbers_are_those_of_the_library(capsys: pytest.CaptureFixture[str]) ->
         impl="chunked",
     )
     assert row == plan.as_dict()
+    words = words.replace("--batch_size", "--batch")  # its name once
+    options = "--sample_rate 0.2 --fused true --impl chunked --json"
+    assert json.loads(planned(capsys, *words.split(), *options.split())) == [row]
 
 
 def test_it_says_when_no_number_of_gpus_is_enough(capsys: pytest.CaptureFixture[str]) -> None:

@@ -51,6 +51,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="images of other things, or NAME:PATH of a data set: can the model tell?",
     )
     parser.add_argument(
+        "-o",
         "--out",
         type=str,
         default=None,

@@ -46,7 +46,14 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="what logits are divided by for probabilities: a number, none, or auto (fitted to the "
         "validation images, as largemargin predict does)",
     )
-    parser.add_argument("--overwrite", type=bool, default=False, help="replace an existing file")
+    parser.add_argument(
+        "--overwrite",
+        type=bool,
+        nargs="?",
+        const=True,
+        default=False,
+        help="replace an existing file",
+    )
 
 
 def run(options: Any) -> int:
@@ -64,7 +71,7 @@ def run(options: Any) -> int:
                 f"{other}, or call it {path.with_suffix(SUFFIX[options.format]).name}."
             )
     if path.exists() and not options.overwrite:
-        raise LargeMarginError(f"{path} exists already. Replace it with --overwrite true.")
+        raise LargeMarginError(f"{path} exists already. Replace it with --overwrite.")
     temperature = 1.0
     if options.outputs == "probabilities":
         given = temperature_for(options.temperature, Fitted(asked))

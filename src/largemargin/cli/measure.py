@@ -52,7 +52,9 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         metavar="RUN",
         help="a second run; the change is from it",
     )
-    parser.add_argument("--out", type=str, default=None, help="JSON file to write the result to")
+    parser.add_argument(
+        "-o", "--out", type=str, default=None, help="JSON file to write the result to"
+    )
     for name, default, text in (
         ("pairwise", True, "dispersions, separation and NC4, whose time grows with N^2"),
         ("input_margins", False, "linearised margins in input space: a backward pass a batch"),

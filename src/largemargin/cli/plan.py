@@ -19,7 +19,7 @@ Examples:
   largemargin plan --classes 1000000 --dim 512
   largemargin plan --classes 100000000 --dim 512 --memory 70 --dtype bfloat16 --optimizer sgd
   largemargin plan --classes 10000000 --dim 512 --gpus 8 --optimizer adamw
-  largemargin plan --classes 10000000 --dim 512 --sample_rate 0.1 --json true"""
+  largemargin plan --classes 10000000 --dim 512 --sample_rate 0.1 --json"""
 
 Optimizer = Literal[
     "sgd", "sgd_momentum", "adagrad", "rmsprop", "adam", "adamw", "rowwise_adam", "head_sgd"
@@ -31,7 +31,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.usage = "largemargin plan --classes C --dim D [options]"
     parser.add_argument("--classes", type=int, required=True, help="number of classes")
     parser.add_argument("--dim", type=int, default=512, help="dimensions of the features")
-    parser.add_argument("--batch", type=int, default=256, help="samples per GPU")
+    parser.add_argument("--batch_size", "--batch", type=int, default=256, help="samples per GPU")
     parser.add_argument(
         "--gpus", type=int, default=None, help="GPUs; default 1, 2, 4, ... until it fits"
     )
@@ -55,7 +55,9 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sample_rate", type=float, default=1.0, help="part of the classes seen in a step"
     )
-    parser.add_argument("--json", type=bool, default=False, help="print JSON")
+    parser.add_argument(
+        "--json", type=bool, nargs="?", const=True, default=False, help="print JSON"
+    )
 
 
 def run(options: Any) -> int:
@@ -76,7 +78,7 @@ def run(options: Any) -> int:
     gpus = 1 if options.gpus is None else options.gpus
     while True:
         plan = estimate_memory(
-            options.batch, options.classes, options.dim, world_size=gpus, **settings
+            options.batch_size, options.classes, options.dim, world_size=gpus, **settings
         )
         # Features of all processes are gathered: more GPUs do not help for ever.
         if plans and plan.total >= plans[-1].total:
@@ -88,12 +90,14 @@ def run(options: Any) -> int:
     if options.json:
         print(json.dumps([plan.as_dict() for plan in plans], indent=1))
         return 0
-    print(f"{options.batch} samples per GPU, {options.dim} dimensions, GiB per GPU:\n")
+    print(f"{options.batch_size} samples per GPU, {options.dim} dimensions, GiB per GPU:\n")
     print(_table(plans, options.memory))
     print()
     print(plans[-1])
     gpus = plans[-1].world_size
-    most = most_classes(options.memory, options.batch, options.dim, world_size=gpus, **settings)
+    most = most_classes(
+        options.memory, options.batch_size, options.dim, world_size=gpus, **settings
+    )
     on = "1 GPU" if gpus == 1 else f"{gpus:,} GPUs"
     if not plans[-1].fits(options.memory) and options.gpus is None:
         print(

@@ -42,7 +42,11 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         "images", nargs="+", type=str, metavar="IMAGE", help="image files, or folders of them"
     )
     parser.add_argument(
-        "--out", type=str, default=None, help="file to write, .csv or .json; default CSV to stdout"
+        "-o",
+        "--out",
+        type=str,
+        default=None,
+        help="file to write, .csv or .json; default CSV to stdout",
     )
     parser.add_argument(
         "--threshold",
