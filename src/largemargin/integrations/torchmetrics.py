@@ -2,7 +2,7 @@
 
     metrics = MetricCollection({
         "cosine_margin": SampleMargin("cosine"),
-        "smallest_margin": SampleMargin("distance", "min"),
+        "smallest_margin": SampleMargin("distance", "minimum"),
         "class_margin": ClassMargin(),
     })
     metrics.update(features=features, labels=labels, head=model.fc)
