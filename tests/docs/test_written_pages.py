@@ -158,7 +158,7 @@ def test_the_made_parts_of_the_readme_are_current() -> None:
 
 def test_what_the_readme_says_of_other_libraries_has_a_source() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = text[text.index("## Beside other libraries") : text.index("## The pieces")]
+    table = text[text.index("## Beside other libraries") : text.index("## Where to read on")]
     defined = dict(re.findall(r"(?m)^\[([a-z-]+)\]: (https://\S+)$", table))
     used = set(re.findall(r"\]\[([a-z-]+)\]", table))
     assert used == set(defined)
