@@ -1,6 +1,7 @@
 """Bad settings: misspelt choices, infeasible margins; and labels nobody was allowed to check."""
 
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -156,6 +157,21 @@ def test_scale_must_be_positive(name, scale):
     message = message_of(lambda: call(build(name, PROBLEM, {"scale": scale}), PROBLEM))
     for part in ("scale", repr(scale), "> 0"):
         assert part in message
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lm.LDAM,
+        lambda counts: lm.CosFace(class_counts=counts),
+        lambda counts: lm.preset("long_tail", class_counts=counts),
+    ],
+    ids=["LDAM", "CosFace", "preset"],
+)
+def test_counts_of_classes_have_an_order(make):
+    # A Counter is read as its keys: labels from 1 on would pass for counts.
+    with pytest.raises(LargeMarginError, match="in the order of the labels, but Counter was given"):
+        make(Counter([1, 1, 1, 2, 3]))
 
 
 def test_class_weights_are_numbers():

@@ -255,6 +255,15 @@ def test_a_layer_that_is_not_the_head_is_noticed() -> None:
     assert lm.attach(model, lm.CrossEntropy(), layer="out")(model(vectors()), LABELS % 3) > 0
 
 
+def test_counts_of_another_number_of_classes() -> None:
+    model = nn.Sequential(nn.Linear(8, 10))
+    with pytest.raises(
+        lm.LargeMarginError, match="with 7 class_counts, but the head has 10 classes"
+    ):
+        lm.attach(model, lm.LDAM([5] * 7))
+    assert isinstance(model[0], nn.Linear)
+
+
 def test_arguments_the_wrong_way_round() -> None:
     with pytest.raises(lm.LargeMarginError, match=r"CosFace was given.*attach\(model, objective\)"):
         lm.attach(lm.CosFace(), nn.Linear(4, 3))

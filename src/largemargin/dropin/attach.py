@@ -239,6 +239,12 @@ def _check_sizes(objective: Objective, num_classes: int, dim: int, elsewhere: se
                         f"fills them in: lambda num_classes, dim: {type(module).__name__}"
                         "(num_classes, dim)."
                     )
+            counts = getattr(module, "class_counts", None) or ()
+            if counts and len(counts) != num_classes:
+                raise LargeMarginError(
+                    f"the term {name!r} was made with {len(counts)} class_counts, but the head has "
+                    f"{num_classes} classes. Give one number per class, in the order of the labels."
+                )
 
 
 def _form(objective: Objective, num_classes: int, similarity: str | None) -> HeadForm | None:

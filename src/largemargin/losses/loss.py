@@ -339,8 +339,8 @@ class Loss(nn.Module):
         self._largest_margin = largest
         margins = None
         if class_counts is not None:
-            self.class_counts = torch.as_tensor(class_counts).tolist()
             margins = ldam_margins(class_counts, max_margin=largest)
+            self.class_counts = torch.as_tensor(class_counts).tolist()
         self.register_buffer("class_margins", margins)
 
     def _set_largest_margin(self, largest: float | Tensor) -> None:

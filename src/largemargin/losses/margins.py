@@ -1,6 +1,6 @@
 """Margins and weights per class, from how many samples each class has (LDAM, Cao et al. 2019)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -8,7 +8,18 @@ from torch import Tensor
 from largemargin.errors import LargeMarginError, check_number
 
 
+def refuse_mapping(class_counts: object) -> None:
+    """A ``Counter`` of labels would be read as its keys, or in the order they were met."""
+    if isinstance(class_counts, Mapping):
+        raise LargeMarginError(
+            "class_counts must be one number per class in the order of the labels, but "
+            f"{type(class_counts).__name__} was given. Write them out: [counts[label] for label in "
+            "range(num_classes)], or torch.bincount(labels)."
+        )
+
+
 def _counts(class_counts: Sequence[int] | Tensor) -> Tensor:
+    refuse_mapping(class_counts)
     counts = torch.as_tensor(class_counts).double()
     if counts.dim() != 1 or counts.numel() < 2:
         raise LargeMarginError(

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
+from largemargin.losses.margins import refuse_mapping
 from largemargin.training.config import NoiseConfig, ObjectiveConfig, RunConfig
 from largemargin.training.config_file import settings_from
 from largemargin.training.files import read_json
@@ -126,6 +127,7 @@ def preset(name: str, *, class_counts: Sequence[int] | None = None) -> Preset:
         >>> chosen.situation
         'CIFAR-10, 1 % of the training images (500)'
     """
+    refuse_mapping(class_counts)
     entries = read_json(FILE)
     if name not in entries:
         close = get_close_matches(str(name), entries, n=1, cutoff=0.4)
