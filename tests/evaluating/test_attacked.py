@@ -186,6 +186,10 @@ def test_bad_attacks() -> None:
         attacks_of(["pgd"], linf=[0.1], l2=[], steps=0)
     with pytest.raises(LargeMarginError, match="epsilon must be"):
         attacks_of(["pgd"], linf=[-0.1], l2=[], steps=2)
+    wrong: Any
+    for wrong in (Attack(), "pgd", ["pgd"]):
+        with pytest.raises(LargeMarginError, match="attacks must be a list of attacks"):
+            attacked_accuracy(model, samples, wrong)
     with pytest.raises(LargeMarginError, match="data is empty"):
         attacked_accuracy(model, [], [Attack()])
     with pytest.raises(LargeMarginError, match="does not say how many"):

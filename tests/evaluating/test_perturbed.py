@@ -172,6 +172,11 @@ def test_bad_perturbations() -> None:
         perturbation_suite("big", (8, 8))
     with pytest.raises(LargeMarginError, match="every level of gaussian noise"):
         perturbation_suite("none", (8, 8), gaussian=[-0.1])
+    with pytest.raises(LargeMarginError, match=r"16 was given\. Pixels are in .* 8 / 255"):
+        perturbation_suite("none", (8, 8), gaussian=[16])
+    for wrong in (Perturbation(sigma=0.1), ["gaussian"]):
+        with pytest.raises(LargeMarginError, match=r"dict of perturbations by name.* was given"):
+            perturbed_accuracy(model, samples, wrong)  # type: ignore[arg-type]
     with pytest.raises(LargeMarginError, match="at least 3 x 3"):
         perturbation_suite("auto", (2, 8))
     with pytest.raises(LargeMarginError, match="draws must be"):
@@ -180,6 +185,15 @@ def test_bad_perturbations() -> None:
         perturbed_accuracy(model, [(torch.zeros(2, 162), torch.zeros(2).long())], noise)
     with pytest.raises(LargeMarginError, match="data is empty"):
         perturbed_accuracy(model, [], noise)
+
+
+@pytest.mark.parametrize("change", [lambda x: 255 * x, lambda x: (x - 0.5) / 0.25])
+def test_images_in_other_units_are_refused(change: Any) -> None:
+    # Noise of 0.1 would be nothing to bytes, and another noise to normalised images.
+    images = torch.rand(6, 2, SIZE, SIZE)
+    batches = [(images, torch.zeros(6).long()), (change(images), torch.zeros(6).long())]
+    with pytest.raises(LargeMarginError, match=r"units of \[0, 1\] pixels, but the images reach"):
+        perturbed_accuracy(net(), batches, {"noise": Perturbation(sigma=0.1)}, draws=1)
 
 
 @pytest.mark.gpu

@@ -359,6 +359,8 @@ M, X, Y = problem()
         (lambda: fgsm(lambda x: None, X, Y, epsilon=0.1), "must return logits"),
         (lambda: Attack("cw"), "kind must be one of"),
         (lambda: Attack(epsilon=math.inf), "8 / 255"),
+        (lambda: Attack(epsilon=8), "<= 1, but 8 was given. Pixels are in .* 8 / 255"),
+        (lambda: fgsm(M, X, Y, epsilon=8), "<= 1, but 8 was given. Pixels are in .* 8 / 255"),
         (lambda: Attack(norm="l1"), "norm must be one of"),
     ],
 )

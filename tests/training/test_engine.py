@@ -202,6 +202,12 @@ def test_noise_needs_an_objective_that_fits(tmp_path: Path, data: Data) -> None:
             train(settings, data=data, progress=False)
 
 
+def test_noise_in_levels_of_255_is_refused(tmp_path: Path, data: Data) -> None:
+    settings = config(tmp_path, noise=NoiseConfig("noisy", level=16))
+    with pytest.raises(LargeMarginError, match=r"noise\.level must be .* 16 was given\. Pixels"):
+        train(settings, data=data, progress=False)
+
+
 def test_joined_needs_two_kinds_of_images(tmp_path: Path, data: Data) -> None:
     settings = config(tmp_path, noise=NoiseConfig("noisy", joined=True))
     with pytest.raises(LargeMarginError, match=r"noise\.use is noisy, which has no two kinds"):

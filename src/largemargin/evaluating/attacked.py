@@ -88,6 +88,11 @@ class AttackedCounts:
         device: torch.device,
         stride: int = 1,
     ) -> None:
+        if isinstance(attacks, str | Attack) or not all(isinstance(a, Attack) for a in attacks):
+            raise LargeMarginError(
+                'attacks must be a list of attacks, as [Attack("pgd", epsilon=8 / 255)], but '
+                f"{attacks!r} was given."
+            )
         self.reader, self.attacks, self.seed, self.stride = reader, list(attacks), seed, stride
         self.device = device
         self.generators: list[torch.Generator] = []

@@ -22,7 +22,14 @@ from largemargin.evaluating.interval import wilson
 from largemargin.evaluating.logits import LogitModel
 from largemargin.evaluating.ood import Strangers, compare_scores, scores_of
 from largemargin.evaluating.perturbed import PerturbedCounts, perturbation_suite
-from largemargin.evaluating.pieces import Piece, Source, count_pieces, need_labels, pieces
+from largemargin.evaluating.pieces import (
+    Piece,
+    Source,
+    check_range,
+    count_pieces,
+    need_labels,
+    pieces,
+)
 from largemargin.evaluating.progress import bar
 from largemargin.evaluating.retrieval import Retrieval, retrieval_of
 from largemargin.evaluating.scored import SCORES, Scorer
@@ -31,9 +38,6 @@ from largemargin.geometry.pairs import widen
 from largemargin.measuring.batches import IGNORED
 from largemargin.measuring.ranks import together
 from largemargin.ops.distributed import world_size
-
-RANGE = 1e-3
-"""How far images may lie outside [0, 1]: resizing overshoots a little."""
 
 
 class Search(NamedTuple):
@@ -185,7 +189,7 @@ class _Pass:
         if not (isinstance(images, Tensor) and images.dim() == 4 and images.is_floating_point()):
             return ()
         if self._changes_images:
-            _check_range(images)
+            check_range(images)
         return tuple(images.shape[1:])
 
     @property
@@ -266,16 +270,6 @@ class _Pass:
         self.rights.add(piece, logits)
         if self.calibrated is not None and self.temperature is not None:
             self.calibrated.add(widen(logits) / self.temperature, labels)
-
-
-def _check_range(images: Tensor) -> None:
-    low, high = (float(each) for each in images.aminmax())
-    if low < -RANGE or high > 1 + RANGE:
-        raise LargeMarginError(
-            "noise and attacks are given in units of [0, 1] pixels, but the images reach from "
-            f"{low:.3g} to {high:.3g}. Normalise in the model, with largemargin.models.Normalize "
-            "in front of it, and pass images in [0, 1]."
-        )
 
 
 def _strangers(

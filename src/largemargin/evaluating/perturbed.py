@@ -15,6 +15,7 @@ from largemargin.evaluating.logits import LogitModel
 from largemargin.evaluating.pieces import (
     Piece,
     Source,
+    check_range,
     count_pieces,
     need_images,
     need_labels,
@@ -26,6 +27,7 @@ from largemargin.measuring.ranks import together
 from largemargin.measuring.records import Record
 from largemargin.ops.distributed import world_size
 from largemargin.robust import ROAD_400X500, SCALED_32, Patches, Perturbation, Stripes
+from largemargin.robust.balls import LEVELS
 from largemargin.robust.perturbations import Draws
 
 SUITES = ("none", "small", "road", "auto")
@@ -76,7 +78,8 @@ def perturbation_suite(
     suite |= {f"uniform {level(each)}": Perturbation(amplitude=each) for each in uniform}
     for name, values in (("gaussian", gaussian), ("uniform", uniform)):
         for each in values:
-            check_number(f"every level of {name} noise", each, at_least=0)
+            what = f"every level of {name} noise"
+            check_number(what, each, at_least=0, at_most=1, hint=LEVELS)
     if kind == "none":
         return suite
     if kind == "auto":
@@ -167,6 +170,12 @@ class PerturbedCounts:
         device: torch.device,
     ) -> None:
         check_number("draws", draws, at_least=1)
+        if not isinstance(perturbations, Mapping):
+            raise LargeMarginError(
+                "perturbations must be a dict of perturbations by name, as {'noise': "
+                f"Perturbation(sigma=0.1)}}, but {type(perturbations).__name__} was given. "
+                "perturbation_suite makes the usual ones."
+            )
         self.reader, self.perturbations = reader, dict(perturbations)
         self.draws = PairedDraws(seed, device)
         self.runs = {name: draws if each.random else 1 for name, each in self.perturbations.items()}
@@ -184,6 +193,7 @@ class PerturbedCounts:
     def add(self, piece: Piece, shown: Bar) -> None:
         """Every perturbation in every run, so that images are read once."""
         images, labels = need_images(piece, "a perturbation"), need_labels(piece)
+        check_range(images)
         self.samples += (labels != IGNORED).sum()
         for name, what in self.perturbations.items():
             for run in range(self.runs[name]):

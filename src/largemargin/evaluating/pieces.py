@@ -14,6 +14,9 @@ from largemargin.measuring.batches import batches, dataset_size
 from largemargin.measuring.reading import chosen
 from largemargin.ops.distributed import world_size
 
+RANGE = 1e-3
+"""How far images may lie outside [0, 1]: resizing overshoots a little."""
+
 Source: TypeAlias = Samples | Iterable[Any]
 """A split of a data set, or a loader: whatever :func:`largemargin.measure` takes."""
 
@@ -139,3 +142,16 @@ def need_images(piece: Piece, what: str) -> Tensor:
         f"{what} needs images of shape (N, C, H, W) with values in [0, 1], but the data yields "
         f"{given}."
     )
+
+
+def check_range(images: Tensor) -> None:
+    """Noise and attacks count in [0, 1]; bytes and normalised images have other units."""
+    if not images.numel():
+        return
+    low, high = (float(each) for each in images.aminmax())
+    if low < -RANGE or high > 1 + RANGE:
+        raise LargeMarginError(
+            "noise and attacks are given in units of [0, 1] pixels, but the images reach from "
+            f"{low:.3g} to {high:.3g}. Normalise in the model, with largemargin.models.Normalize "
+            "in front of it, and pass images in [0, 1]."
+        )

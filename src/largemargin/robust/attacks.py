@@ -14,7 +14,7 @@ from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.robust.auto_pgd import apgd
-from largemargin.robust.balls import NORMS, Ball, Generators, check_generators
+from largemargin.robust.balls import NORMS, Ball, Generators, check_epsilon, check_generators
 from largemargin.robust.victims import LOSSES, Model, Victim
 
 __all__ = ["KINDS", "Attack", "apgd", "fgsm", "pgd"]
@@ -177,9 +177,7 @@ class Attack:
         check_choice("kind", self.kind, KINDS)
         check_choice("norm", self.norm, NORMS)
         check_choice("loss", self.loss, tuple(LOSSES))
-        check_number(
-            "epsilon", self.epsilon, at_least=0, hint="Pixels are in [0, 1]: 8 levels are 8 / 255."
-        )
+        check_epsilon(self.epsilon, self.norm)
         check_number("steps", self.steps, at_least=1)
         check_number("restarts", self.restarts, at_least=1)
 

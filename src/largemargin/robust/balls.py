@@ -10,6 +10,15 @@ from largemargin.errors import LargeMarginError, check_choice, check_number
 
 NORMS = ("linf", "l2")
 
+LEVELS = "Pixels are in [0, 1]: 8 levels are 8 / 255."
+
+
+def check_epsilon(epsilon: float, norm: str) -> None:
+    """No pixel can move by more than 1: a larger linf epsilon was meant in levels of 255."""
+    at_most = 1 if norm == "linf" else None
+    check_number("epsilon", epsilon, at_least=0, at_most=at_most, hint=LEVELS)
+
+
 Generators: TypeAlias = torch.Generator | Sequence[torch.Generator]
 """Random numbers of a batch: from one generator, or from one for each image, whose numbers then do
 not depend on which others are in the batch."""
@@ -24,7 +33,7 @@ class Ball:
 
     def __init__(self, images: Tensor, epsilon: float, norm: str) -> None:
         check_choice("norm", norm, NORMS)
-        check_number("epsilon", epsilon, at_least=0)
+        check_epsilon(epsilon, norm)
         check_images(images)
         self.images, self.epsilon, self.norm = images.detach().clone(), epsilon, norm
         self.lower, self.upper = torch.zeros_like(images), torch.ones_like(images)

@@ -18,6 +18,7 @@ import torch
 import largemargin as lm
 from largemargin.data import Data, load_data
 from largemargin.errors import LargeMarginError, check_number
+from largemargin.robust.balls import LEVELS
 from largemargin.training import versions
 from largemargin.training.checkpoints import Checkpoints, model_weights
 from largemargin.training.config import RunConfig
@@ -301,7 +302,7 @@ def check_config(config: RunConfig) -> None:
     check_number("gradients_every", config.gradients_every, at_least=0)
     check_number("geometry_samples", config.geometry_samples, at_least=0)
     check_number("max_bad_steps", config.max_bad_steps, at_least=0)
-    check_number("noise.level", config.noise.level, at_least=0)
+    check_number("noise.level", config.noise.level, at_least=0, at_most=1, hint=LEVELS)
     check_number("timeout", config.timeout, above=0)
     if config.noise.joined and config.noise.use not in ("clean_and_noisy", "pair"):
         raise LargeMarginError(
