@@ -105,12 +105,23 @@ def check_matrix(name: str, tensor: Tensor, axes: str) -> None:
     if tensor.dim() != 2:
         raise LargeMarginError(
             f"{name} must have shape {axes}, but its shape is {tuple(tensor.shape)}. "
-            "Flatten every extra dimension into the first one."
+            + _to_matrix(name, tensor.dim())
         )
     if not tensor.is_floating_point():
         raise LargeMarginError(
             f"{name} must be floating point, but its dtype is {tensor.dtype}. Call .float() on it."
         )
+
+
+def _to_matrix(name: str, dims: int) -> str:
+    if dims > 2:
+        return (
+            "Flatten every extra dimension into the first one; of feature maps (N, D, H, W), with "
+            "one label each, pool or .flatten(1) to one row per sample."
+        )
+    if name == "prototypes":
+        return "The order is features, prototypes, labels."
+    return "One sample is a batch of one: x[None]."
 
 
 def check_same_device(**tensors: Tensor | None) -> None:
@@ -150,12 +161,14 @@ def check_labels(
             raise LargeMarginError(
                 f"labels given as soft targets must have shape (N, C) = ({num_samples}, "
                 f"{num_classes}) to match {of}, but theirs is {tuple(labels.shape)}."
+                + (_to_labels(labels, num_classes) if labels.shape[1] == 1 else "")
             )
         return
     if labels.dim() != 1:
         raise LargeMarginError(
             "labels must be class indices of shape (N,) or floating point soft targets of shape "
             f"(N, C), but got shape {tuple(labels.shape)} with dtype {labels.dtype}."
+            + _to_labels(labels, num_classes)
         )
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise LargeMarginError(
@@ -176,7 +189,18 @@ def check_labels(
             raise LargeMarginError(
                 f"labels must lie in [0, {num_classes}) but row {row} holds {value}. "
                 f"If {value} marks samples to skip, {skip.format(value=value)}."
+                + (" Classes count from 0." if value == num_classes else "")
             )
+
+
+def _to_labels(labels: Tensor, num_classes: int) -> str:
+    if labels.dim() == 0:
+        return " One label is a batch of one: labels[None]."
+    if labels.dim() == 2 and labels.shape[1] == 1:
+        return " Make one column a vector: labels.squeeze(1).long()."
+    if labels.dim() == 2 and labels.shape[1] == num_classes:
+        return " Of rows with a 1 at the class take labels.argmax(1)."
+    return ""
 
 
 def check_inputs(

@@ -270,6 +270,24 @@ def test_check_finite_lets_ignored_rows_pass(name):
     assert bool(torch.isfinite(value))
 
 
+def test_the_message_says_how_to_get_the_right_shape():
+    problem = random_problem(SIZES, seed=110)
+    x, w, y = problem.features, problem.prototypes, problem.labels
+    one_hot = torch.nn.functional.one_hot(y, SIZES.classes)
+    cases = [
+        ((x[..., None, None], w, y), ".flatten(1)"),
+        ((x[0], w, y), "x[None]"),
+        ((x, y, w), "The order is features, prototypes, labels."),
+        ((x, w, one_hot), "labels.argmax(1)"),
+        ((x, w, y[:, None]), "labels.squeeze(1).long()"),
+        ((x, w, y[:, None].float()), "labels.squeeze(1).long()"),
+        ((x, w, y[0]), "labels[None]"),
+        ((x, w, y * 0 + SIZES.classes), "Classes count from 0."),
+    ]
+    for given, told in cases:
+        assert told in message_of(lm.CosFace(margin=0.1), *given)
+
+
 def test_numpy_labels_and_scalars_are_told_apart():
     problem = random_problem(SIZES, seed=124)
     message = message_of(

@@ -58,8 +58,8 @@ def flat_beside(labels: Tensor, features: Tensor) -> Tensor:
 def check_rows(features: Tensor, labels: Tensor) -> None:
     if not isinstance(labels, Tensor):
         raise LargeMarginError(
-            f"labels must be a tensor, but {type(labels).__name__} was given. The order is "
-            "criterion(outputs, labels)."
+            f"labels must be a tensor, but {type(labels).__name__} was given. Convert them with "
+            "torch.as_tensor; names are numbered first. The order is criterion(outputs, labels)."
         )
     if labels.dim() > 0 and labels.shape[0] != features.shape[0]:
         raise LargeMarginError(

@@ -1,6 +1,6 @@
 """Retrieval: do the nearest neighbours of a sample belong to its class?"""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,6 +87,8 @@ def retrieval_of(
     if gallery is None or gallery_labels is None:
         gallery, gallery_labels = queries, labels
     check_search(queries, labels, gallery, gallery_labels)
+    if not isinstance(at, Iterable):
+        raise LargeMarginError(f"at must be a list of the k of recall at k, but {at!r} was given.")
     for k in at:
         check_number("every k of recall at k", k, at_least=1)
     theirs = gallery_labels.to(queries.device)
@@ -126,6 +128,12 @@ def check_search(queries: Tensor, labels: Tensor, gallery: Tensor, gallery_label
         check_matrix(name, features, "(N, D)")
         if len(features) == 0:
             raise LargeMarginError(f"{name} must hold at least one row, but there is none.")
+        if not isinstance(theirs, Tensor):
+            raise LargeMarginError(
+                f"the labels of {name} must be a tensor of integers, but {type(theirs).__name__} "
+                "was given. Convert numbers with torch.as_tensor; number names first, as "
+                "np.unique(names, return_inverse=True) does."
+            )
         if theirs.dim() != 1 or len(theirs) != len(features) or theirs.is_floating_point():
             raise LargeMarginError(
                 f"the labels of {name} must be one integer for each of its {len(features)} rows, "
