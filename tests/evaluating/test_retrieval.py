@@ -58,6 +58,43 @@ def test_leave_one_out(kind: str, cells: int, monkeypatch: pytest.MonkeyPatch) -
     assert Retrieval.from_json(got.to_json()) == got
 
 
+@pytest.mark.parametrize("dim", [1, 64, 130])
+def test_equal_features_rank_in_the_order_of_the_gallery(dim: int) -> None:
+    """Wherever they stand in the product of matrices, which rounds them differently."""
+    generator = torch.Generator().manual_seed(dim)
+    features = torch.randn(1, dim, generator=generator).expand(150, dim).contiguous()
+    features = features * (1 + torch.arange(150)[:, None] % 7)  # cosines do not see lengths
+    labels = torch.arange(150) // 15
+    found = retrieval_of(features, labels, at=[1, 10])
+    assert found.recall == {1: 0.1, 10: 0.1}  # the first class is found first by everyone
+    expected = np.mean(
+        [np.mean([(m + 1) / (15 * c + m + 1) for m in range(14)]) for c in range(10)]
+    )
+    assert found.mean_average_precision == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("cells", [1, 10**9])
+def test_equal_distances_rank_in_the_order_of_the_gallery(
+    cells: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of other points too, here of a grid, whose center is none of them."""
+    monkeypatch.setattr(retrieval, "CELLS", cells)
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randint(-1, 2, (150, 8), generator=generator)
+    labels = torch.randint(0, 2, (150,), generator=generator)
+    found = retrieval_of(features.float(), labels, similarity="euclidean", at=[1])
+    first, precisions = [], []
+    for own in range(150):
+        apart = (features - features[own]).square().sum(1).numpy()
+        order = [each for each in np.argsort(apart, kind="stable") if each != own]
+        hits = (labels[order] == labels[own]).numpy()
+        first.append(hits[0])
+        ranks = 1 + np.flatnonzero(hits)
+        precisions.append(np.mean(np.arange(1, len(ranks) + 1) / ranks))
+    assert found.recall[1] == pytest.approx(np.mean(first))
+    assert found.mean_average_precision == pytest.approx(np.mean(precisions))
+
+
 def test_a_gallery_of_its_own() -> None:
     queries, labels = drawn(20, 5, seed=1)
     gallery, theirs = drawn(60, 5, seed=1)

@@ -21,7 +21,7 @@ from largemargin.ops import normalize
 SIMILARITIES = ("cosine", "euclidean")
 
 CELLS = 2**23
-"""Queries times gallery images ranked at a time: 64 MiB a table, about five of them alive."""
+"""Queries times gallery images ranked at a time: 64 MiB a table, about six of them alive."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,9 @@ def retrieval_of(
     .. math:: \mathrm{AP} = \frac1R\sum_{m=1}^{R}\frac{m}{r_m},
 
     with :math:`r_m` the rank of the m-th of R matches; mAP is its mean over queries. Samples of
-    equal similarity rank in the order of the gallery. Queries are ranked block by block, so that
-    no table of all pairs is kept.
+    equal similarity rank in the order of the gallery; those are equal that differ by no more than
+    the rounding of a similarity. Queries are ranked block by block, so that no table of all pairs
+    is kept.
 
     Args:
         queries: (N, D) features.
@@ -165,6 +166,7 @@ def ranked(
     gallery = gallery.to(queries.device)
     center = widen(gallery).mean(0) if similarity == "euclidean" else None
     columns = _ready(gallery, center)
+    rounding = _rounding(columns)
     for rows in blocks(len(queries), max(CELLS // len(gallery), 1)):
         mine = _ready(queries[rows], center)
         scores = mine @ columns.T if center is None else -squared_distances(mine, columns)
@@ -172,7 +174,7 @@ def ranked(
         if left_out is not None:
             # At the end of the ranking they change no rank that counts.
             scores.masked_fill_(left_out, -torch.inf)
-        order = scores.argsort(dim=1, descending=True, stable=True)
+        order = _order(scores, _rounding(mine)[:, None], rounding)
         hits = wanted.gather(1, order)
         matched = hits.sum(1)
         first = torch.where(matched > 0, hits.int().argmax(1), hits.shape[1])
@@ -182,6 +184,31 @@ def ranked(
 def _ready(features: Tensor, center: Tensor | None) -> Tensor:
     wide = widen(features)
     return normalize(wide) if center is None else wide - center
+
+
+def _rounding(ready: Tensor) -> Tensor:
+    """(N,) what each row adds to the rounding of a similarity it takes part in, at most."""
+    steps = (ready.shape[1] + 8) * torch.finfo(ready.dtype).eps
+    return steps * ready.square().sum(1)
+
+
+def _order(scores: Tensor, of_rows: Tensor, of_columns: Tensor) -> Tensor:
+    """(B, G) columns by falling score, equal ones as they stand.
+
+    A product of matrices rounds equal columns differently, by where they stand in it. So two
+    neighbours in the ranking are equal that differ by no more than the rounding of one of them:
+    that of its row, (B, 1), and that of its column, (G,).
+    """
+    falling, order = scores.sort(dim=1, descending=True, stable=True)
+    steps = falling[:, :-1] - falling[:, 1:]
+    del falling
+    lower = steps > of_columns[order[:, 1:]].add_(of_rows)
+    tied = (~lower).any(1).nonzero()[:, 0]
+    if len(tied) > 0:
+        place = torch.nn.functional.pad(lower[tied].cumsum(1), (1, 0))
+        mixed = order[tied] + place * scores.shape[1]
+        order[tied] = mixed.sort(dim=1).values % scores.shape[1]
+    return order
 
 
 def average_precision(hits: Tensor, *, trapezoid: bool = False) -> Tensor:
