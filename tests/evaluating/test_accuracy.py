@@ -65,6 +65,17 @@ def test_calibration_is_that_of_all_samples_at_once(bins: int) -> None:
     assert got.calibration.confidence == pytest.approx(want.confidence, nan_ok=True)
 
 
+@pytest.mark.parametrize("classes", [2, 3, 6, 7, 14])
+def test_even_odds_on_a_border_belong_below_it(classes: int) -> None:
+    model = nn.Linear(2, classes)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    data = [(torch.ones(4, 2), torch.tensor([0, 1, 0, 1]))]
+    got = accuracy_of(model, data, bins=2 * classes).calibration
+    assert got.counts[1] == 4  # (1 / 2C, 2 / 2C]
+    assert got.confidence[1] == 1 / classes
+
+
 @pytest.mark.parametrize("size", [1, 10, N, 1000])
 def test_batches_do_not_matter(size: int) -> None:
     model, x, y = problem()

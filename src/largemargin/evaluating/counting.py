@@ -114,10 +114,10 @@ class Counts:
         self.whole["strange"] += strange.sum()
         self.whole["broken"] += (keep & ~sound).sum()
         below = logits - top[:, None]
-        log_sum = below.exp().sum(1).log()
-        loss = log_sum - below.gather(1, label[:, None])[:, 0]
+        total = below.exp().sum(1)
+        loss = total.log() - below.gather(1, label[:, None])[:, 0]
         self.real["loss"] += torch.where(keep, loss, 0).sum()
-        confidence = (-log_sum).exp()
+        confidence = total.reciprocal()  # exp(-log 6) is above 1/6
         # A confidence that is a border belongs to the bin below it.
         place = torch.where(keep, torch.bucketize(confidence, self.edges), bins)
         self._tally("bin_size", place)
