@@ -14,6 +14,7 @@ import largemargin as lm
 from largemargin.data import Data
 from largemargin.errors import LargeMarginError
 from largemargin.losses import LOSSES
+from largemargin.models import ModelConfig
 from largemargin.training import NoiseConfig, ObjectiveConfig, OptimizerConfig, Run, train
 from largemargin.training.sums import Sums
 
@@ -47,6 +48,19 @@ def test_the_term_and_the_samples_are_named(tmp_path: Path, faults: Faults) -> N
         assert set(row["samples"]) <= broken
         assert row["samples"]
         assert {"softmax", "center", "discriminative.compact"} <= set(row["terms"])
+    assert all(tensor.isfinite().all() for tensor in run.model("last").state_dict().values())
+
+
+def test_an_average_does_not_keep_what_a_bad_step_brought(tmp_path: Path, faults: Faults) -> None:
+    """Its statistics of batches are copies of the model's, and follow them back."""
+    data = own_digits()
+    pixels_of(data)[5] = math.nan
+    faults.inject("an image that is not finite")
+    settings = config(epochs=1, **{**QUIET, "ema": 0.9, "model": ModelConfig("small_cnn")})
+    run = train(settings, folder=tmp_path / "run", data=data, progress=False)
+    assert run.metrics("epoch")[0]["bad_steps"] == 1
+    assert run.metrics("epoch")[0]["validation"]["loss"] is not None
+    assert run.failure is None
     assert all(tensor.isfinite().all() for tensor in run.model("last").state_dict().values())
 
 
@@ -122,6 +136,27 @@ def test_sums_remember_the_last_bad_step(on_host: bool) -> None:
     sums.restore(state)
     add(False)
     assert (sums.read().last_bad, sums.read().bad_terms) == (5, {"b": 3})
+
+
+@pytest.mark.parametrize("on_host", [True, False], ids=["numbers", "tensors"])
+def test_bad_steps_in_a_row_are_counted_across_epochs(on_host: bool) -> None:
+    """The row goes on; how long one was in the epoch before is no matter of the next."""
+    sums = Sums(torch.device("cpu"))
+    sums.on_host = on_host
+
+    def add(*outcomes: bool) -> tuple[int, int]:
+        for good in outcomes:
+            value = torch.tensor(1.0 if good else math.nan)
+            sums.add(value, {"a": value}, torch.tensor(1.0), value.isfinite())
+        return sums.read().bad, sums.read().bad_in_a_row
+
+    assert add(False, False, True, False) == (3, 2)
+    sums.clear()
+    assert add(False) == (1, 2)
+    assert add(True, False) == (2, 2)
+    sums.clear()
+    assert add(True) == (0, 0)
+    assert add(False) == (1, 1)
 
 
 @pytest.mark.parametrize("name", ["center", "compactness", "discriminative"])

@@ -10,7 +10,8 @@ import pytest
 import torch
 from two_ranks import NEEDS_GLOO
 
-from largemargin.data import DataConfig
+from largemargin.data import DataConfig, load_data
+from largemargin.evaluating import accuracy_of
 from largemargin.models import ModelConfig
 from largemargin.training import ObjectiveConfig, Run, RunConfig, train, write_config
 
@@ -39,14 +40,17 @@ CASES = {
     "lmd": RunConfig(objective=ObjectiveConfig("discriminative", {"margin": 3.0}), **COMMON),
     "mixture": RunConfig(objective=ObjectiveConfig("lm_softmax + center"), ema=0.9, **COMMON),
 }
+# Statistics of batches are those of the process, so no process alone has the same.
+NORMALISED = RunConfig(ema=0.9, **{**COMMON, "model": ModelConfig("small_cnn")})
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Run, Run]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a run of two processes for each case."""
     folder = tmp_path_factory.mktemp("two")
     (folder / "script.py").write_text(SCRIPT)
     files = []
-    for name, config in CASES.items():
+    for name, config in {**CASES, "normalised": NORMALISED}.items():
         write_config(replace(config, name=name), folder / f"{name}.yaml")
         files.append(str(folder / f"{name}.yaml"))
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
@@ -54,10 +58,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Run, Run]
     launch += ["--rdzv_endpoint=127.0.0.1:0", str(folder / "script.py"), *files]
     done = subprocess.run(launch, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-    return {
-        name: (Run.open(folder / name), alone(config, folder / f"{name}-alone"))
-        for name, config in CASES.items()
-    }
+    return folder
 
 
 def alone(config: RunConfig, folder: Path) -> Run:
@@ -66,11 +67,12 @@ def alone(config: RunConfig, folder: Path) -> Run:
 
 
 @NEEDS_GLOO
-def test_two_processes_train_what_one_does(pairs: dict[str, tuple[Run, Run]]) -> None:
+def test_two_processes_train_what_one_does(folder: Path) -> None:
     """One test, so that the processes are started once, whoever shares the tests out."""
-    for two, one in pairs.values():
-        assert_same(two, one)
-    assert_tracked(pairs["softmax"][0])
+    for name, config in CASES.items():
+        assert_same(Run.open(folder / name), alone(config, folder / f"{name}-alone"))
+    assert_tracked(Run.open(folder / "softmax"))
+    assert_validated(Run.open(folder / "normalised"))
 
 
 def assert_same(two: Run, one: Run) -> None:
@@ -85,6 +87,14 @@ def assert_same(two: Run, one: Run) -> None:
         torch.testing.assert_close(tensor, weights[key], rtol=1e-4, atol=1e-5)
     assert two.result["test"] == pytest.approx(one.result["test"], rel=1e-4)
     assert two.result["geometry"] == pytest.approx(one.result["geometry"], rel=1e-3)
+
+
+def assert_validated(run: Run) -> None:
+    """Both processes have validated the model that was saved, not each one of its own."""
+    validation = load_data(run.config.data).validation
+    assert validation is not None
+    found = accuracy_of(run.model("last"), validation, batch_size=64)
+    assert run.metrics("epoch")[-1]["validation"]["loss"] == pytest.approx(found.loss, rel=1e-4)
 
 
 def assert_tracked(run: Run) -> None:

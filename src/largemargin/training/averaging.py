@@ -22,5 +22,9 @@ class Average:
     @torch.no_grad()
     def update(self) -> None:
         torch._foreach_lerp_(self._mine, self._theirs, 1 - self.decay)
+        self.copy_buffers()
+
+    def copy_buffers(self) -> None:
+        """Those of the model, as they are now."""
         for mine, theirs in self._copied:
             mine.copy_(theirs)

@@ -73,10 +73,10 @@ class Processes:
                 parameter.grad /= self.world
 
     @torch.no_grad()
-    def share_buffers(self, model: nn.Module) -> None:
+    def share_buffers(self, *models: nn.Module) -> None:
         """Give every process the first one's buffers (running statistics of its own images)."""
         if self.several:
-            for buffer in model.buffers():
+            for buffer in nn.ModuleList(models).buffers():  # each once
                 torch.distributed.broadcast(buffer, 0)
 
     def first_alone(self, work: Callable[[], Loaded]) -> Loaded:

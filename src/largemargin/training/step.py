@@ -133,9 +133,13 @@ class Step:
 
 
 class Snapshot:
-    """Buffers as they were when all was well: batch statistics and centroids."""
+    """Buffers as they were when all was well: batch statistics and centroids.
 
-    def __init__(self, *modules: nn.Module | None) -> None:
+    Those of ``average`` are copies of the model's, and follow them back.
+    """
+
+    def __init__(self, *modules: nn.Module | None, average: Average | None = None) -> None:
+        self.average = average
         self.buffers = [
             buffer for module in modules if module is not None for buffer in module.buffers()
         ]
@@ -157,3 +161,5 @@ class Snapshot:
     def restore(self) -> None:
         for mine, theirs in zip(self.kept, self.buffers, strict=True):
             theirs.copy_(mine)
+        if self.average is not None:
+            self.average.copy_buffers()

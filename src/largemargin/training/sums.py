@@ -119,7 +119,7 @@ class Sums:
         """Begin an epoch; bad steps in a row go on being counted."""
         self._images = 0
         if self.on_host:
-            self.seen = Seen(terms=dict.fromkeys(self.names, 0.0), bad_in_a_row=self._row)
+            self.seen = Seen(terms=dict.fromkeys(self.names, 0.0))
             return
         if self.names:
             row = self._sums[1].clone()

@@ -119,7 +119,7 @@ class Trainer:
         )
         self.step.usual_size = config.batch_size // self.processes.world
         self.graph = GraphStep(self.step, self.batches) if self.graphs else None
-        self.snapshot = Snapshot(self.bare, self.criterion)
+        self.snapshot = Snapshot(self.bare, self.criterion, average=self.average)
         self.scores = Scores(config, data, self.processes)
         self.geometry = EpochGeometry(config, data, self.processes)
         self.checkpoints = Checkpoints(self.journal.folder)
@@ -322,7 +322,7 @@ class Trainer:
         return self.bare if self.average is None else self.average.model
 
     def _validate(self) -> dict[str, float] | None:
-        self.processes.share_buffers(self.bare)
+        self.processes.share_buffers(self.bare, self.evaluated())
         return self.scores.validation(self.evaluated())
 
     def images_per_s(self) -> float:
