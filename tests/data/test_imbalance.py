@@ -34,6 +34,12 @@ def test_the_ends_are_exact(kind, num_classes, largest, ratio):
     assert counts == sorted(counts, reverse=True)
 
 
+def test_whole_numbers_are_not_rounded_down():
+    """1000 / 4 is computed as 249.99999999999997."""
+    found = class_counts_profile(6, largest=1000, ratio=32).tolist()
+    assert found == [1000, 500, 250, 125, 62, 31]
+
+
 def test_subset_has_the_counts():
     labels = torch.arange(30) % 3
     counts = class_counts_profile(3, largest=10, ratio=10)
@@ -57,6 +63,8 @@ def test_subset_has_the_counts():
             r"counts\[0\] must lie in \[0, 1\]",
         ),
         (lambda: imbalanced_subset(torch.tensor([0, 2]), torch.tensor([1, 1])), "labels must lie"),
+        (lambda: imbalanced_subset(torch.eye(2), torch.tensor([1, 1])), "must be class indices"),
+        (lambda: imbalanced_subset(torch.tensor([0, 1]), torch.ones(1, 2)), "one entry per class"),
     ],
 )
 def test_errors(call, message):

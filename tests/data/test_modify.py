@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 
 from largemargin.data import DataConfig, class_counts_profile, load_data
-from largemargin.data.modify import modified, shares
+from largemargin.data.modify import modified, round_half_up, shares
 from largemargin.data.sources.source import Source, in_memory
 from largemargin.errors import LargeMarginError
 
@@ -58,8 +58,54 @@ def test_every_modifier_at_once_in_the_documented_order():
     assert torch.bincount(clean).tolist() == [40, 10]
     assert int((after.train.labels != clean).sum()) == round(0.25 * 50 + 0.25)  # 12.5 rounds up
     assert [each["images"] for each in record[1:]] == [28, 56, 50, 50]
+    assert [record[1]["share"], record[2]["share"], record[4]["share"]] == [0.2, 0.5, 0.25]
+    assert (record[3]["kind"], record[3]["ratio"]) == ("exp", 4)
     assert record[4]["changed"] == 13
     assert len(after.splits["test"]) == 4 + 3
+
+
+def test_what_is_not_asked_for_is_not_done():
+    after, record = modified(source(), DataConfig(validation=0))
+    assert record == []
+    assert after.train.ids == source().train.ids
+    assert "clean_label" not in after.train.extra
+
+
+def test_validation_images_of_the_data_are_taken_as_they_are():
+    before = source()
+    own = in_memory("validation", torch.zeros(3, 1, 1, 1), torch.arange(3))
+    after, record = modified(before.with_splits({"validation": own}), DataConfig(validation=0.2))
+    assert record == []
+    assert after.splits["validation"].ids == own.ids
+    assert after.train.ids == before.train.ids
+
+
+def test_draws_depend_on_the_seed_alone():
+    """Neither on torch's own random numbers nor on what was drawn before."""
+    settings = {"validation": 0.1, "fraction": 0.9, "imbalance": "exp", "imbalance_ratio": 4}
+
+    def drawn(seed):
+        config = DataConfig(label_noise=0.3, seed=seed, **settings)
+        train = modified(source((60, 60, 60)), config)[0].train
+        return train.ids, train.extra["clean_label"].tolist(), train.labels.tolist()
+
+    first, again, other = drawn(0), drawn(0), drawn(1)
+    assert first == again
+    assert first[0] != other[0]
+    assert first[2] != other[2]
+
+
+@pytest.mark.parametrize("name", ["imbalance", "label_noise"])
+def test_every_modifier_has_a_seed_of_its_own(name):
+    settings = {"imbalance": {"imbalance": "exp", "imbalance_ratio": 4}}.get(name, {name: 0.3})
+
+    def drawn(seed):
+        config = DataConfig(validation=0, seed=seed, **settings)
+        train = modified(source((60, 60, 60)), config)[0].train
+        return train.ids, train.labels.tolist()
+
+    assert drawn(0) == drawn(0)
+    assert drawn(0) != drawn(1)
 
 
 def test_the_held_out_part_is_the_same_whatever_follows():
@@ -136,6 +182,8 @@ def test_imbalance_of_unequal_classes_is_as_large_as_they_allow():
         ("exp", 100, (300, 139, 64, 30, 13, 6, 3), None),
         ("step", 7.5, (59, 59, 59, 7, 7, 7), None),
         ("exp", 2, (3, 1), (3, 1)),
+        # The smallest that the ratio allows.
+        ("exp", 4, (4, 4, 4), (4, 2, 1)),
         ("step", 2, (88, 19), (39, 19)),
     ],
 )
@@ -165,6 +213,18 @@ def test_shares_add_up_and_are_at_most_one_off(sizes, share):
     assert (found.numpy() <= np.array(sizes)).all()
 
 
+def test_of_equal_shares_the_first_are_rounded_up():
+    assert shares(torch.full((10,), 3), 0.1).tolist() == [1] * 3 + [0] * 7
+
+
+def test_halves_are_rounded_up_however_they_are_computed():
+    """0.58 * 25 is computed as 14.499999999999998."""
+    assert round_half_up(0.58 * 25) == 15
+    assert round_half_up(14.49) == 14
+    after, _ = modified(source((5, 10, 10)), DataConfig(validation=0, label_noise=0.58))
+    assert int((after.train.labels != after.train.extra["clean_label"]).sum()) == 15
+
+
 def test_a_class_of_one_image_stays_in_training():
     after, _ = modified(source((10, 10, 1)), DataConfig(validation=0.5))
     assert counts(after.train) == [5, 5, 1]
@@ -176,8 +236,11 @@ def test_a_class_of_one_image_stays_in_training():
         ({"classes": ("ant", "dat")}, "classes holds 'dat', .* Did you mean cat"),
         ({"classes": ("ant",)}, "at least 2 classes are needed"),
         ({"validation": 1.0}, "validation must be"),
+        ({"validation": -0.1}, "validation must be"),
         ({"fraction": 0.0}, "fraction must be"),
+        ({"fraction": 1.5}, "fraction must be"),
         ({"label_noise": 1.5}, "label_noise must be"),
+        ({"label_noise": -0.1}, "label_noise must be"),
         ({"imbalance": "exp", "imbalance_ratio": 0.5}, "imbalance_ratio must be"),
         ({"imbalance": "exp", "imbalance_ratio": 1000}, "Lower the ratio"),
         ({"validation": 0.001}, "less than one image"),
@@ -191,6 +254,8 @@ def test_errors(settings, message):
 def test_a_class_without_training_images_is_an_error():
     with pytest.raises(LargeMarginError, match="no training images of bee"):
         modified(source((5, 0, 5)), DataConfig())
+    with pytest.raises(LargeMarginError, match="no training images of cat"):
+        modified(source((5, 5, 0)), DataConfig())
     after, _ = modified(source((5, 0, 5)), replace(DataConfig(), classes=("ant", "cat")))
     assert after.classes == ("ant", "cat")
 
@@ -212,6 +277,8 @@ def test_what_is_held_out_of_many_small_classes_comes_from_all_over():
 def test_classes_of_one_image_each_have_none_to_hold_out():
     with pytest.raises(LargeMarginError, match="each has one, which training needs"):
         modified(source((1, 1, 1)), DataConfig(validation=0.5))
+    with pytest.raises(LargeMarginError, match="less than one image"):
+        modified(source((1, 9, 9)), DataConfig(validation=0.01))
 
 
 def test_digits_keep_their_split():

@@ -107,7 +107,7 @@ def hold_out(source: Source, config: DataConfig) -> Source:
     labels = source.train.labels
     sizes = torch.bincount(labels, minlength=len(source.classes))
     ties = generator_for(config.seed, "validation", "ties")
-    counts = torch.minimum(shares(sizes, config.validation, ties), (sizes - 1).clamp(min=0))
+    counts = torch.minimum(shares(sizes, config.validation, ties), sizes - 1)
     chosen = first_of_classes(labels, counts, generator_for(config.seed, "validation"))
     if len(chosen) == 0 and int(sizes.max()) == 1:
         raise LargeMarginError(
