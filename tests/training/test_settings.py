@@ -155,6 +155,36 @@ def test_rates_that_change_every_step() -> None:
     assert max(cycle) == pytest.approx(1.0, abs=0.02)
     assert cycle[-1] == pytest.approx(1e-4)
     assert rates(2, lr=0.3, schedule="constant") == [0.3] * 8
+    falling = {"schedule": "log_linear", "lr": 1.0, "final_lr": 1e-3}
+    assert rates(2, steps=2, **falling) == pytest.approx([1.0, 0.1, 0.01, 1e-3])
+
+
+def test_rates_rise_to_the_given_one_and_fall_to_the_last() -> None:
+    falling: dict[str, Any] = {"schedule": "log_linear", "lr": 0.5, "final_lr": 0.005}
+    by_epoch = rates(4, steps=3, warmup_epochs=1, by="epoch", **falling)
+    assert by_epoch[:3] == pytest.approx([0.125, 0.25, 0.375])
+    assert by_epoch[3:] == pytest.approx([0.5] * 3 + [0.05] * 3 + [0.005] * 3)
+    # A warm-up that ends within an epoch: the rest of it has the full rate, as the next one.
+    half = rates(3, steps=4, warmup_epochs=0.5, by="epoch", **falling)
+    assert half[2:] == pytest.approx([0.5] * 6 + [0.005] * 4)
+    cosine = rates(1, steps=5, lr=1.0, final_lr=0.2, schedule="cosine")
+    assert [cosine[0], cosine[2], cosine[4]] == pytest.approx([1.0, 0.6, 0.2])
+
+
+def test_one_cycle_rises_in_a_fifth_of_the_steps() -> None:
+    cycle = rates(1, steps=21, lr=1.0, schedule="one_cycle")
+    assert cycle[:5] == sorted(cycle[:5])
+    assert [cycle[0], cycle[2], cycle[4]] == pytest.approx([0.04, 0.52, 1.0])
+    assert [cycle[12], cycle[20]] == pytest.approx([(1 + 1e-4) / 2, 1e-4])
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "one_cycle"])
+def test_rates_of_a_single_step_and_after_the_last(schedule: Any) -> None:
+    (only,) = rates(1, steps=1, lr=0.5, schedule=schedule)
+    assert only == pytest.approx(0.5 if schedule == "cosine" else 0.02)
+    config = OptimizerConfig(schedule=schedule, final_lr=0.01)
+    rate = LearningRate(config, epochs=2, steps_per_epoch=3)
+    assert rate.at(9) == rate.at(6) == rate.at(5)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
@@ -167,8 +197,32 @@ def test_optimizers_take_their_settings(name: Any) -> None:
     assert type(optimizer).__name__.lower() == name
     assert group["params"] == [weight]
     assert (group["lr"], group["weight_decay"]) == (0.1, 0.01)
+    assert isinstance(group["lr"], float)
     rate = LearningRate(config, epochs=2, steps_per_epoch=2)
     assert rate.set(optimizer, 3) == group["lr"] == rate.at(3)
+    assert not group["fused"]  # such kernels are for accelerators
+
+
+@pytest.mark.parametrize(
+    ("settings", "nesterov"),
+    [({}, True), ({"nesterov": False}, False), ({"momentum": 0.0}, False)],
+)
+def test_nesterov_needs_momentum(settings: dict[str, Any], nesterov: bool) -> None:
+    config = OptimizerConfig("sgd", **settings)
+    (group,) = make_optimizer(config, [torch.nn.Parameter(torch.ones(3))]).param_groups
+    assert (group["momentum"], group["nesterov"]) == (settings.get("momentum", 0.9), nesterov)
+
+
+def test_a_rate_on_the_device_is_changed_in_place() -> None:
+    """A CUDA graph reads the tensor it was captured with."""
+    config = OptimizerConfig("sgd", lr=0.5, clip_norm=None, schedule="cosine")
+    weights = [torch.nn.Parameter(torch.ones(3, dtype=torch.float64))]
+    optimizer = make_optimizer(config, weights, on_device=True)
+    kept = optimizer.param_groups[0]["lr"]
+    assert (kept.dtype, kept.item()) == (torch.float32, 0.5)
+    LearningRate(config, epochs=1, steps_per_epoch=3).set(optimizer, 1)
+    assert optimizer.param_groups[0]["lr"] is kept
+    assert kept.item() == 0.25
 
 
 @pytest.mark.parametrize(
@@ -182,5 +236,8 @@ def test_optimizers_take_their_settings(name: Any) -> None:
 def test_optimizers_refuse_what_cannot_work(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(LargeMarginError, match=message):
         make_optimizer(OptimizerConfig(**settings), [torch.nn.Parameter(torch.ones(3))])
+    make_optimizer(OptimizerConfig(clip_norm=0.5), [torch.nn.Parameter(torch.ones(3))])
+    with pytest.raises(LargeMarginError, match="milestones is empty"):
+        LearningRate(OptimizerConfig(schedule="steps"), epochs=2, steps_per_epoch=2)
     with pytest.raises(LargeMarginError, match="final_lr above 0"):
         LearningRate(OptimizerConfig(schedule="log_linear"), epochs=2, steps_per_epoch=2)
