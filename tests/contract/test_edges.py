@@ -27,6 +27,7 @@ from contract.zoo import (
     takes,
 )
 from largemargin.losses import LOSSES
+from largemargin.prototypes.form import HeadView
 
 SIZES = Sizes(6, 4, 3)
 OF_BATCHES = [name for name in NAMES if ZOO[name].kind != "prototypes"]
@@ -239,3 +240,17 @@ def test_ragged_batches(name):
         total += value
     if ZOO[name].kind == "samples":
         assert_close(total, call(restore(loss, problem), problem), 1e-12, "sum of the parts")
+
+
+@pytest.mark.parametrize("impl", ["dense", "chunked"])
+@pytest.mark.parametrize("name", ["biased_softmax", "cross_entropy", "focal", "max_softplus"])
+def test_all_rivals_of_bias_minus_infinity(name, impl):
+    """There is nothing to lose against; and no NaN of an ignored row, which stands for class 0."""
+    features, prototypes = torch.randn(3, 4, requires_grad=True), torch.eye(5, 4)
+    leaves = [features, prototypes.requires_grad_()]
+    bias = torch.full((5,), -torch.inf).index_fill(0, torch.tensor([2]), 1.0)
+    loss = LOSSES[name](impl=impl, reduction="sum")
+    value = loss(features, HeadView(prototypes, bias, "dot", 1.0), torch.tensor([2, 2, IGNORED]))
+    assert value.item() == 0
+    for gradient in torch.autograd.grad(value, leaves):
+        assert not gradient.any()

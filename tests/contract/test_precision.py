@@ -19,6 +19,10 @@ from largemargin.losses import LOSSES
 
 SIZES = Sizes(6, 4, 3)
 HALVES = [torch.float16, torch.bfloat16]
+SHIFTABLE = [
+    name for name in NAMES if getattr(LOSSES[name], "takes_logits", False) and name != "soft_hinge"
+]
+"""Losses of logits that a number added to all of them does not change."""
 
 
 @pytest.mark.parametrize("half", HALVES, ids=str)
@@ -117,3 +121,20 @@ def test_a_backward_pass_inside_autocast_keeps_its_precision(impl, precision, cr
     for outer, inner in zip(*found, strict=True):
         assert inner.dtype == torch.float32
         assert torch.equal(inner, outer)
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("name", SHIFTABLE)
+def test_a_common_shift_of_given_logits_costs_no_digits(name, soft):
+    """As in torch's cross entropy: the shifted logits are rounded, what is made of them is not."""
+    torch.manual_seed(53)
+    given = 3 * torch.randn(64, 10) + 1e4
+    targets = torch.randn(64, 10).softmax(1) if soft else torch.arange(64) % 10
+    near, far = given.clone().requires_grad_(), given.double().requires_grad_()
+    value = LOSSES[name](reduction="none")(near, targets)
+    want = LOSSES[name](reduction="none")(far, targets.double() if soft else targets)
+    torch.testing.assert_close(value, want.float(), rtol=1e-6, atol=4e-6)
+    (got,), (slope,) = (
+        torch.autograd.grad(values.sum(), leaf) for values, leaf in ((value, near), (want, far))
+    )
+    torch.testing.assert_close(got, slope.float(), rtol=1e-6, atol=1e-6)

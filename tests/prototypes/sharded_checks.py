@@ -90,10 +90,9 @@ def local(head: ShardedClassHead, whole: Tensor) -> Tensor:
 
 def compare(name: str, loss: lm.Loss, num_classes: int, **form: Any) -> Iterator[str]:
     """Value and gradients of a loss: shards of classes and batch against all in one."""
-    biased = form.pop("bias", False)
-    weight, bias = normal(1, num_classes, D), normal(2, num_classes) if biased else None
-    features, total = normal(3, sum(sizes()), D), sum(sizes())
-    labels = (num_classes - 1 - torch.arange(total)) % num_classes
+    bias, classes = form.pop("bias", None), torch.tensor(form.pop("labels", range(num_classes)))
+    weight, features = normal(1, num_classes, D), normal(3, sum(sizes()), D)
+    labels = classes[-1 - torch.arange(len(features)) % len(classes)]
     labels[1] = -100
     head = make(weight, bias, **form)
     part = mine(features).requires_grad_()
@@ -105,6 +104,8 @@ def compare(name: str, loss: lm.Loss, num_classes: int, **form: Any) -> Iterator
     loss.sync = False
     want = loss(features, single, labels)
     wanted = torch.autograd.grad(want, leaves)
+    if not all(bool(x.isfinite().all()) for x in (want, *wanted)):
+        yield f"{name}: not finite in one process"
     yield from differs(f"{name}: value", value, want)
     # Features are no parameters: what DDP would divide by is divided by here.
     scaled = part.grad / dist.get_world_size()
@@ -122,7 +123,7 @@ def check_losses() -> Iterator[str]:
 
 def check_similarities() -> Iterator[str]:
     for similarity in SIMILARITIES:
-        for bias in (False, True):
+        for bias in (None, normal(2, 9)):
             form = {"similarity": similarity, "scale": 3.0, "bias": bias}
             yield from compare(f"{similarity} {bias}", lm.Kobayashi(sync=True), 9, **form)
     weight = torch.linspace(0.5, 2, 9, dtype=torch.float64)

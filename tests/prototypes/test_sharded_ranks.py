@@ -39,6 +39,11 @@ def test_two_ranks_are_one(tmp_path: Path) -> None:
 
 
 @NEEDS_GLOO
+def test_classes_of_bias_minus_infinity(tmp_path: Path) -> None:
+    run_checks("prototypes.masked_checks", ["losses", "prediction"], tmp_path)
+
+
+@NEEDS_GLOO
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_four_ranks_then_three_then_one(tmp_path: Path) -> None:

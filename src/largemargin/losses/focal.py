@@ -59,7 +59,9 @@ def focal(
         how=how,
     )
     gap = need(stats.rest) - need(stats.target)
-    values = F.softplus(gap) * torch.exp(-gamma * F.softplus(-gap))
+    # The factor is 1 long before the clamp. Without it the gradient at infinity would be NaN: that
+    # of an ignored row too, which stands for class 0, where its bias is minus infinity.
+    values = F.softplus(gap) * torch.exp(-gamma * F.softplus(-gap.clamp_max(1000)))
     if alpha is not None:
         values = values * of_target(alpha.to(values.dtype), labels, num_classes, "alpha")
     return expect(values, labels)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_choice, check_length, check_number
-from largemargin.ops import SIMILARITIES, ClassStats, class_stats, class_stats_from_logits
-from largemargin.ops.class_stats import IMPLS, Statistic
+from largemargin.ops import SIMILARITIES, ClassStats, class_stats
+from largemargin.ops.class_stats import IMPLS, Statistic, stats_from_logits
 from largemargin.ops.product import PRECISIONS
 
 
@@ -23,7 +23,10 @@ def stats_of(
     scale: float | Tensor,
     how: Any,
 ) -> tuple[ClassStats, Tensor]:
-    """Statistics and labels of a (features, prototypes, labels) or (logits, labels) call."""
+    """Statistics and labels of a (features, prototypes, labels) or (logits, labels) call.
+
+    For losses that are made of differences of statistics: those of logits are relative.
+    """
     if labels is not None:
         stats = class_stats(
             features,
@@ -43,9 +46,8 @@ def stats_of(
             "already. Pass (features, prototypes, labels) to avoid it."
         )
     checks = {name: how[name] for name in ("validate", "check_finite") if name in how}
-    return class_stats_from_logits(
-        features, prototypes, scale=scale, want=want, **checks
-    ), prototypes
+    stats = stats_from_logits(features, prototypes, scale, want, relative=True, **checks)
+    return stats, prototypes
 
 
 def check_form(similarity: str, how: Any) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError
-from largemargin.ops._dense import Stats
+from largemargin.ops._dense import Stats, hidden
 from largemargin.ops.product import multiply
 from largemargin.ops.rows import batched_gradient, unit_rows
 from largemargin.ops.similarity import AffineForm
@@ -95,10 +95,9 @@ class _ChunkedStats(torch.autograd.Function):
         num_samples, num_classes = rows.shape[0], columns.shape[0]
         # A label outside [0, C) is in no block: its target stays NaN, and so do the others below.
         target = rows.new_full((num_samples,), torch.nan)
-        # Stands for minus infinity, in the target's column too: finite, so that 0 times it is 0,
-        # and so that a block of classes whose biases are minus infinity adds nothing.
-        hidden = torch.finfo(rows.dtype).min / 4
-        rival = rows.new_full((num_samples,), hidden)
+        # In the target's column too; a block of classes of bias minus infinity adds nothing.
+        nothing = hidden(rows.dtype)
+        rival = rows.new_full((num_samples,), nothing)
         rival_index = torch.zeros_like(labels)
         mass, moment, total = (rows.new_zeros(num_samples) for _ in range(3))
         for start in range(0, num_classes, block):
@@ -116,7 +115,7 @@ class _ChunkedStats(torch.autograd.Function):
             if want_mean:
                 total += logits.sum(1) - torch.where(inside, own, 0).squeeze(1)
             if want_rival or want_rest or want_spread:
-                logits.scatter_(1, position, own.masked_fill(inside, hidden))
+                logits.scatter_(1, position, own.masked_fill(inside, nothing))
                 if want_rival:
                     best, best_index = logits.max(dim=1)
                     rival_index = torch.where(best > rival, best_index + start, rival_index)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError
+from largemargin.ops._dense import hidden
 from largemargin.ops.product import resolve_precision
 from largemargin.ops.shards import (
     ClassSample,
@@ -133,7 +134,9 @@ def _of_few(
     else:
         with torch.autocast(features.device.type, enabled=False):
             one = similarity_logits(features, columns, bias=bias, **form)[:, 0]
-    found = {name: one.masked_fill(inside, -torch.inf) for name in names if name != "target"}
+    # A bias of minus infinity is a rival all the same, of a mass that sums with others.
+    rival = one.clamp_min(hidden(one.dtype)) if columns.shape[0] else one
+    found = {name: rival.masked_fill(inside, -torch.inf) for name in names if name != "target"}
     found["target"] = torch.where(inside, one, 0)
     index = torch.zeros(inside.shape, dtype=torch.long, device=inside.device)
     return [found[name] for name in names], index

@@ -206,6 +206,26 @@ def class_stats_from_logits(
         >>> class_stats_from_logits(torch.tensor([[2.0, 1.0]]), torch.tensor([1])).rival_index
         tensor([0])
     """
+    return stats_from_logits(
+        logits, labels, scale, want, validate=validate, check_finite=check_finite
+    )
+
+
+def stats_from_logits(
+    logits: Tensor,
+    labels: Tensor,
+    scale: float | Tensor,
+    want: tuple[Statistic, ...],
+    *,
+    relative: bool = False,
+    validate: bool | None = None,
+    check_finite: bool = False,
+) -> ClassStats:
+    """:func:`class_stats_from_logits`; ``relative`` is less one number per sample.
+
+    That is for losses made of differences: with logits of size 1e4 ``rest`` is rounded to 5e-4 in
+    float32, and so would be a loss that takes the target off it.
+    """
     _check_want(want)
     check_scale(scale)
     check_logits(logits, labels, validate=validate, check_finite=check_finite)
@@ -213,7 +233,7 @@ def class_stats_from_logits(
         scaled = promote(logits)
         if not (isinstance(scale, (float, int)) and scale == 1):
             scaled = scaled * scale
-        return ClassStats(*dense_stats(scaled, labels, want))
+        return ClassStats(*dense_stats(scaled, labels, want, relative=relative))
 
 
 def _check_want(want: tuple[Statistic, ...]) -> None:

@@ -246,6 +246,7 @@ class ShardedClassHead(ClassHead):
         shard = shard_of(self.weight, self.bias)
         nobody = torch.zeros(flat.shape[0], dtype=torch.long, device=flat.device)
         joined = join_batches(flat, nobody, shard.group)
+        # Places that a process has no class for come after classes of bias minus infinity.
         found, here = joined.features.new_full((len(joined.labels), k), -torch.inf), 0
         classes = torch.zeros_like(found, dtype=torch.long)
         if shard.columns.shape[0]:
@@ -261,10 +262,13 @@ class ShardedClassHead(ClassHead):
                 precision=precision,
             )
             found, classes = found.to(best.scores.dtype), classes
-            found[:, :here], classes[:, :here] = best.scores, best.classes + shard.offset
+            lowest = torch.finfo(found.dtype).min
+            found[:, :here] = best.scores.clamp_min(lowest)
+            classes[:, :here] = best.classes + shard.offset
         found, classes = self._own_candidates(found, joined), self._own_candidates(classes, joined)
         # Lower classes stand to the left, and ties go to the left.
         scores, order = best_of(found, k)
+        scores = scores.masked_fill(scores == torch.finfo(scores.dtype).min, -torch.inf)
         parts = scores, classes.gather(1, order)
         return Prediction(*(part.reshape(*features.shape[:-1], k) for part in parts))
 
