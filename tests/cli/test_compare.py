@@ -136,7 +136,7 @@ def test_a_comparison_that_cannot_begin_leaves_no_folder(
     for name in ("a", "b"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(5):
-            Image.new("RGB", (8, 8), (number, 0, 0)).save(f"photos/{name}/{number}.png")
+            Image.new("RGB", (8, 8), (number, ord(name), 0)).save(f"photos/{name}/{number}.png")
     words = ["compare", "--methods", "cosface", "--trials", "2", *SMALL]
     assert cli.main([*words, "--data", "photos", "--data.validation", "0.2"]) == 2
     told = capsys.readouterr().err

@@ -107,6 +107,7 @@ def test_labels_of_every_kind(tmp_path):
         ]
 
 
+@pytest.mark.filterwarnings("ignore:the same training image has two labels")
 def test_images_are_resized(tmp_path):
     path = saved(tmp_path / "a.npz", images=IMAGES, labels=LABELS)
     data = load(path, size=16)

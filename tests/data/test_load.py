@@ -1,9 +1,11 @@
 """``load_data`` as a whole: what it records, refuses and repeats."""
 
 import json
+import shutil
 import weakref
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from data.pictures import class_folders
@@ -125,3 +127,28 @@ def test_settings_that_mean_nothing(settings, message):
 def test_every_source_is_named_in_the_help():
     for name in SOURCES:
         assert name in (DataConfig.__doc__ or "")
+
+
+def test_images_under_two_labels_are_reported(tmp_path):
+    """Two of them, one three times; a copy under the same label is none."""
+    class_folders(tmp_path, ("a", "b", "c"), 4)
+    for source, copy in (("a/000", "b/x"), ("a/000", "c/y"), ("b/001", "c/z"), ("c/002", "c/v")):
+        shutil.copy(tmp_path / f"{source}.png", tmp_path / f"{copy}.png")
+    message = r"has two labels, byte for byte, 2 times: a/000.png and b/x.png; b/001.png and c/z"
+    with pytest.warns(UserWarning, match=message):
+        data = load_data(DataConfig("folder", str(tmp_path), validation=0, label_noise=0.5))
+    found = data.record["duplicates"]["train under two labels"]
+    assert found["count"] == 2
+    assert found["pairs"] == [["a/000.png", "b/x.png"], ["b/001.png", "c/z.png"]]
+
+
+def test_arrays_under_two_labels_are_reported_up_to_a_size(tmp_path, monkeypatch):
+    images = np.stack([np.full((8, 8), i, dtype=np.uint8) for i in range(6)])
+    images[5] = images[1] = images[0]
+    np.savez(tmp_path / "a.npz", images=images, labels=np.array([0, 0, 0, 1, 1, 1]))
+    config = DataConfig("arrays", str(tmp_path / "a.npz"), validation=0)
+    with pytest.warns(UserWarning, match="1 times: train/0 and train/5"):
+        load_data(config)
+    monkeypatch.setattr("largemargin.data.duplicates.AT_MOST", 5)
+    found = load_data(config).record["duplicates"]["train under two labels"]
+    assert found == {"looked_for": False, "reason": "more than 5 images"}

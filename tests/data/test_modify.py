@@ -1,5 +1,6 @@
 """Modifiers: exact counts, nested fractions, what they leave alone, and that they compose."""
 
+import itertools
 from dataclasses import replace
 
 import hypothesis.strategies as st
@@ -127,6 +128,14 @@ def test_smaller_fractions_are_parts_of_larger_ones():
     ]
     assert parts[0] < parts[1] < parts[2]
     assert [len(each) for each in parts] == [20, 70, 160]
+
+
+def test_fractions_of_unequal_classes_that_add_an_image_to_each_are_parts_too():
+    sizes = torch.tensor([7, 11, 19, 23, 40])
+    steps = [i / 100 for i in range(1, 101)]
+    for low, high in itertools.combinations(steps, 2):
+        if (high - low) * int(sizes.min()) >= 1:
+            assert (shares(sizes, low) <= shares(sizes, high)).all(), (low, high)
 
 
 def test_a_tiny_fraction_keeps_one_of_every_class():

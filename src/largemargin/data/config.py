@@ -27,7 +27,9 @@ class DataConfig:
         width: of the images where they are not square, beside ``size`` as their height.
         validation: share of the training images held out for validation where the data has no
             validation part; 0 for none.
-        fraction: share of the training images that is used, the same of every class.
+        fraction: share of the training images that is used, the same of every class. Smaller ones
+            are parts of larger ones if those add an image or more to every class, or classes are
+            of one size.
         imbalance: thin out the training classes: exp (long-tailed) or step.
         imbalance_ratio: largest class over smallest class.
         label_noise: share of the training labels that is replaced by another class.

@@ -1,7 +1,8 @@
-"""Images that are in the training part and in another part of the data: byte for byte the same."""
+"""Images that the data holds twice, byte for byte: in two parts of it, or under two labels."""
 
 import hashlib
 import os
+from collections import defaultdict
 from typing import Any
 
 from largemargin.data.samples import Samples
@@ -28,6 +29,32 @@ def shared(train: Samples, other: Samples) -> dict[str, Any]:
         "looked_for": True,
         "count": len(pairs),
         "pairs": [[train.ids[a], other.ids[b]] for a, b in pairs[:SHOWN]],
+    }
+
+
+def contradicted(train: Samples) -> dict[str, Any]:
+    """How many images have more than one label, and the first pairs that say so.
+
+    Read are files alone that have the length of another one of another class.
+    """
+    if len(train) > AT_MOST:
+        return {"looked_for": False, "reason": f"more than {AT_MOST} images"}
+    lengths, labels = all_lengths(train), train.labels.tolist()
+    seen: defaultdict[int, set[int]] = defaultdict(set)
+    for each, label in zip(lengths, labels, strict=True):
+        seen[each].add(label)
+    first: dict[bytes, int] = {}
+    pairs: dict[bytes, tuple[int, int]] = {}
+    for i, each in enumerate(lengths):
+        if len(seen[each]) > 1:
+            same = digest(train, i)
+            before = first.setdefault(same, i)
+            if labels[before] != labels[i]:
+                pairs.setdefault(same, (before, i))
+    return {
+        "looked_for": True,
+        "count": len(pairs),
+        "pairs": [[train.ids[a], train.ids[b]] for a, b in list(pairs.values())[:SHOWN]],
     }
 
 

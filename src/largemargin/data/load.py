@@ -10,7 +10,7 @@ import torch
 from largemargin.data.augment import Augment
 from largemargin.data.config import DataConfig
 from largemargin.data.data import Data
-from largemargin.data.duplicates import shared
+from largemargin.data.duplicates import contradicted, shared
 from largemargin.data.modify import modified
 from largemargin.data.reading import SMALL, in_memory, let_go, readable, wholly_readable
 from largemargin.data.resize import resized
@@ -40,7 +40,7 @@ def load_data(config: DataConfig) -> Data:
     keep = ("train",) if augment_of(source, config).kind == "resized_crop" else ()
     source = wholly_readable(source, config, keep, skipped)
     others = [name for name in source.splits if name != "train"]
-    same = duplicates(source, config, others)
+    same = duplicates(source, config, others) | contradictions(source, config)
     source = in_memory(source, config, keep, skipped)
     source, modifiers = modified(source, config)
     # Of two copies of an image, one may have been held out.
@@ -143,7 +143,7 @@ def in_pixels(shape: tuple[int, tuple[int, int]]) -> str:
 
 def duplicates(source: Source, config: DataConfig, others: list[str]) -> dict[str, Any]:
     """Training images that are images of these parts too; only of data of people's own."""
-    if not source.from_files and config.name != "arrays":
+    if not of_their_own(source, config):
         return {}
     parts = {name: source.splits[name] for name in others if name in source.splits}
     found = {f"train and {name}": shared(source.train, each) for name, each in parts.items()}
@@ -159,6 +159,26 @@ def duplicates(source: Source, config: DataConfig, others: list[str]) -> dict[st
             stacklevel=3,
         )
     return found
+
+
+def contradictions(source: Source, config: DataConfig) -> dict[str, Any]:
+    """Training images that are there under two labels, before any are replaced on purpose."""
+    if not of_their_own(source, config):
+        return {}
+    found = contradicted(source.train)
+    if found.get("count"):
+        pairs = "; ".join(f"{a} and {b}" for a, b in found["pairs"][:2])
+        warnings.warn(
+            f"the same training image has two labels, byte for byte, {found['count']} times: "
+            f"{pairs}. No classifier is right about both; remove the wrong ones.",
+            stacklevel=3,
+        )
+    return {"train under two labels": found}
+
+
+def of_their_own(source: Source, config: DataConfig) -> bool:
+    """Data of people's own, not a known set."""
+    return source.from_files or config.name == "arrays"
 
 
 def record_of(source: Source, config: DataConfig) -> dict[str, Any]:

@@ -132,8 +132,9 @@ def hold_out(source: Source, config: DataConfig) -> Source:
 def take_fraction(train: Samples, num_classes: int, config: DataConfig) -> Samples:
     """The same share of every class, at least one image.
 
-    Smaller shares are parts of larger where classes are of one size; elsewhere a class may give an
-    image back, because shares are rounded.
+    Smaller shares are parts of larger ones where classes are of one size, and where every class
+    gets an image more at least. Between shares closer than that a class may give one back: they are
+    rounded so that the total is right, and of which class an image is left over changes.
     """
     sizes = torch.bincount(train.labels, minlength=num_classes)
     counts = torch.maximum(shares(sizes, config.fraction), sizes.clamp(max=1))
