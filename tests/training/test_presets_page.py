@@ -4,10 +4,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import largemargin as lm
+from largemargin.integrations.scikit_learn import LargeMarginClassifier
 from largemargin.training.files import read_json
 from largemargin.training.presets import FILE
 
@@ -37,3 +39,15 @@ def test_the_page_names_what_there_is() -> None:
     assert all(f"`{name}`" in text for name in read_json(FILE))
     known = parser_of("train").format_help()
     assert all(option in known for option in re.findall(r"--\w+", text))
+
+
+def test_a_preset_brings_its_schedule_to_scikit_learn() -> None:
+    y = np.repeat([0, 1, 2], [60, 20, 8])
+    X = np.random.default_rng(0).normal(size=(88, 4)) + y[:, None]
+    chosen = lm.preset("long_tail", class_counts=[60, 20, 8])
+    model = LargeMarginClassifier(chosen, epochs=2, batch_size=44).fit(X, y)
+    # The class weights of the last steps, which nothing but the schedule sets.
+    assert [type(each).__name__ for each in model.criterion_.schedules] == ["DeferredReweighting"]
+    assert model.criterion_.objective.terms["ldam"].weight is not None
+    alone = LargeMarginClassifier(chosen, epochs=2, batch_size=44, schedule=()).fit(X, y)
+    assert alone.criterion_.objective.terms["ldam"].weight is None

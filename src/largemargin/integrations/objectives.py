@@ -55,6 +55,8 @@ def objective_for(
                 "them where it is made."
             )
         return deepcopy(given)
+    if callable(given) and not settings:
+        return given  # as it is: a preset also tells attach about its schedule
     if callable(given):
         return lambda num_classes, dim: given(num_classes, dim, **settings)
     raise LargeMarginError(

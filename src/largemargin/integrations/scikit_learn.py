@@ -79,9 +79,9 @@ class LargeMarginClassifier(
         layers: names of modules of the backbone, for a loss on hidden layers (``LayerMargin``).
         noise: standard deviation of the Gaussian noise for objectives that compare features with
             those of noised inputs, in standard deviations of the inputs.
-        schedule: of hyper-parameters, as in ``lm.attach``: None, "preset" or schedules. SphereFace
-            and LSoftmax need "preset" to train. Then the loss itself changes over the epochs, so
-            leave ``early_stopping`` off.
+        schedule: of hyper-parameters, as in ``lm.attach``: None (``lm.preset`` brings its own),
+            "preset" or schedules. SphereFace and LSoftmax need "preset" to train. Then the loss
+            itself changes over the epochs, so leave ``early_stopping`` off.
         optimizer: "adamw", "adam", "sgd" (Nesterov, 0.9), or a function of parameter groups.
         lr, weight_decay: of a named optimizer.
         decay: of the learning rate over the epochs: "cosine" to 0, or "constant".
