@@ -136,6 +136,15 @@ def test_a_collection_keeps_each_state_once() -> None:
     assert ["raw_min"] in groups
 
 
+def test_class_156_of_bytes_is_none_to_skip() -> None:
+    """In uint8, torch takes -100 for 156."""
+    metric, labels = ours.SampleMargin("raw"), torch.tensor([156, 0])
+    features, weight = 3 * torch.eye(200)[labels], torch.eye(200)
+    metric.update(2 * features[:1], labels[:1].to(torch.uint8), weight)
+    metric.update(features[1:], labels[1:].to(torch.uint8), weight)
+    assert float(metric.compute()) == 4.5
+
+
 def test_margins_alike_in_the_first_batch_are_not_taken_for_each_other() -> None:
     """Unit features and class vectors: cosine and raw margins differ only from the second batch."""
     collection = torchmetrics.MetricCollection(

@@ -11,7 +11,8 @@ from torch.utils.data import TensorDataset
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
-from largemargin.measuring import Geometry, measure, measure_arrays
+from largemargin.evaluating import accuracy_of
+from largemargin.measuring import Geometry, measure, measure_arrays, measure_input_margins
 from largemargin.measuring.sums import ClassSums
 
 
@@ -255,9 +256,9 @@ X, Y = torch.randn(6, 3), torch.arange(6) % 2
         (nn.Linear(3, 2), [{"input": X}], "without labels"),
         (nn.Linear(3, 2), [(X, ["cat"] * 6)], "class indices, but the loader yields list of str"),
         (nn.Linear(3, 2), TensorDataset(X, Y), "yields single samples"),
-        (nn.Linear(3, 2), [], "the loader is empty"),
-        (nn.Linear(3, 2), [(X[:0], Y[:0])], "the loader is empty"),
-        (nn.Linear(3, 2), [(X, torch.full((6,), -100))], "the loader is empty"),
+        (nn.Linear(3, 2), [], "the data is empty"),
+        (nn.Linear(3, 2), [(X[:0], Y[:0])], "the data is empty"),
+        (nn.Linear(3, 2), [(X, torch.full((6,), -100))], "all of it is labelled -100"),
         (nn.Linear(3, 2), [(X, Y + 1)], r"lie in \[0, 2\) but row 1 holds 2"),
         (nn.Linear(3, 2), [(X, Y - 1)], r"lie in \[0, 2\) but row 0 holds -1"),
         (nn.Linear(3, 2), [(X, Y[:4])], "6 rows and 4 labels"),
@@ -270,6 +271,32 @@ X, Y = torch.randn(6, 3), torch.arange(6) % 2
 def test_what_cannot_be_measured_is_refused(model: Any, loader: Any, message: str) -> None:
     with pytest.raises(LargeMarginError, match=message):
         measure(model, loader)
+
+
+def test_class_156_of_bytes_is_none_to_skip() -> None:
+    """In uint8, torch takes -100 for 156."""
+    labels = torch.arange(200)
+    x, model = torch.randn(200, 3), nn.Linear(3, 200)
+    bytes_ = labels.to(torch.uint8)
+    assert measure(model, [(x, bytes_)]) == measure(model, [(x, labels)])
+    assert measure_arrays(x, bytes_, model.weight).samples == 200
+    margins = measure_input_margins(model, [(x, bytes_)]).input
+    assert margins is not None
+    assert margins.samples == 200
+    assert accuracy_of(model, [(x, bytes_)]).samples == 200
+
+
+def test_arrays_skip_the_labels_a_loader_skips() -> None:
+    labels = Y.clone()
+    labels[[0, 3]] = -100
+    model = nn.Linear(3, 2)
+    found = measure_arrays(X, labels, model.weight, model.bias, batch_size=2, pairwise=True)
+    assert found == measure(model, [(X, labels)], pairwise=True)
+    assert found.samples == 4
+    assert {each.index for each in found.worst} == {1, 2, 4, 5}
+    assert "2 samples labelled -100 were skipped" in found.notes
+    with pytest.raises(LargeMarginError, match="all of it is labelled -100"):
+        measure_arrays(X, torch.full((6,), -100), model.weight)
 
 
 def test_a_diverged_head_is_refused() -> None:

@@ -270,3 +270,18 @@ def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(LargeMarginError, match=r"largemargin\[sklearn\]"):
         embed(NET, [(X, Y)], method="pca")
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int32])
+def test_labels_of_any_integers(dtype: torch.dtype) -> None:
+    rows, logits, labels = torch.randn(12, 5), torch.randn(12, 3), torch.arange(12) % 3
+    want = embed_arrays(rows, labels, method="pca", logits=logits)
+    assert embed_arrays(rows, labels.to(dtype), method="pca", logits=logits) == want
+
+
+def test_arrays_skip_labels() -> None:
+    rows, labels = torch.randn(12, 5), torch.arange(12) % 3
+    labels[2] = -100
+    found = embed_arrays(rows, labels, method="pca")
+    assert found.samples == 11
+    assert 2 not in found.index

@@ -101,7 +101,7 @@ class GeometryMetric(Metric):
             labels, given = flat_beside(labels, given), rows(given)
         check_matrix(name, given, "(N, D)" if name == "features" else "(N, C)")
         if isinstance(labels, Tensor) and labels.dim() == 1 and len(labels) == len(given):
-            keep = labels != IGNORED
+            keep = labels.long() != IGNORED  # torch takes 156 of uint8 for -100
             given, labels = given[keep.to(given.device)], labels[keep]
         check_labels(labels, len(given), num_classes, of=name, soft=False, skip=SKIP, validate=True)
         return Batch(widen(given.to(self.device)), labels.to(self.device).long())

@@ -20,6 +20,8 @@ IGNORED = -100
 SKIP = f"label them {IGNORED}"
 """What to do about labels that mark samples to leave out."""
 
+NOTHING = f"nothing was measured: the data is empty, or all of it is labelled {IGNORED}."
+
 LABELS = ("labels", "label", "targets", "target")
 """Names under which labels are looked for in a batch that is a dict."""
 
@@ -124,6 +126,8 @@ def _labels(given: Any) -> Tensor:
             "the loader must yield batches, but it yields single samples (the label is one "
             "number). Wrap the dataset: torch.utils.data.DataLoader(dataset, batch_size=256)."
         )
+    if labels.dtype == torch.uint8:
+        labels = labels.long()  # torch takes class 156 for -100 there
     one_column = labels.dim() == 2 and labels.shape[1] == 1 and not labels.is_floating_point()
     return labels[:, 0] if one_column else labels
 

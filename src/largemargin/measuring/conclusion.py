@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError
+from largemargin.measuring.batches import NOTHING
 from largemargin.measuring.distributions import Margins, describe, describe_classes
 from largemargin.measuring.features import (
     measure_centers,
@@ -37,7 +38,7 @@ def conclude(
 ) -> Geometry:
     """The geometry of what a stream has taken in."""
     if stream.seen == 0:
-        raise LargeMarginError("nothing was measured: the loader is empty.")
+        raise LargeMarginError(NOTHING)
     head, notes = stream.head, list(notes)
     labels, predicted = stream.column("label"), stream.column("predicted")
     norms = stream.column("norm")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_choice, check_labels, check_number
 from largemargin.geometry import variance_split
-from largemargin.measuring.batches import SKIP, device_of, order_note
+from largemargin.measuring.batches import IGNORED, SKIP, device_of, order_note
 from largemargin.measuring.capture import Capture
 from largemargin.measuring.features import Variance
 from largemargin.measuring.layers import Layers
@@ -183,7 +183,7 @@ def embed_arrays(
     """:func:`embed` on saved features: (N, D), or several of them by the names of their layers.
 
     Tensors or NumPy arrays. ``noisy`` are features of the same samples under noise, ``logits`` and
-    ``noisy_logits`` (N, C), for predictions and margins.
+    ``noisy_logits`` (N, C), for predictions and margins. Labels of -100 are skipped.
 
     Example:
         >>> features, labels = torch.randn(12, 5), torch.arange(12) % 3
@@ -204,9 +204,11 @@ def embed_arrays(
     for condition, given in ((CLEAN, logits), (NOISY, noisy_logits)):
         if given is not None:
             seen.logits[condition] = _rows("logits", given, len(labels))
-    num_classes = int(labels.max()) + 1 if len(labels) else 1
-    check_labels(labels, len(labels), num_classes, soft=False, skip=SKIP, validate=True)
-    present = torch.unique(labels).tolist() if classes is None else classes
+    used = labels[labels.long() != IGNORED] if labels.dim() == 1 else labels
+    num_classes = int(used.max()) + 1 if used.numel() else 1
+    check_labels(used, len(used), num_classes, soft=False, skip=SKIP, validate=True)
+    seen.labels = labels.long()
+    present = torch.unique(used).tolist() if classes is None else classes
     quotas = Quotas(samples, num_classes, present, seed)
     quotas.offer(labels, seen.index, None)
     seen = seen.chosen(quotas.drawn().index)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_choice, check_number
-from largemargin.measuring.batches import device_of
+from largemargin.measuring.batches import IGNORED, device_of
 from largemargin.measuring.bounds import BoundSettings
 from largemargin.measuring.capture import Capture
 from largemargin.measuring.conclusion import conclude
@@ -21,7 +21,7 @@ from largemargin.measuring.parts import InputParts
 from largemargin.measuring.ranks import together
 from largemargin.measuring.reading import Normalization
 from largemargin.measuring.results import Geometry
-from largemargin.measuring.samples import Samples, leads
+from largemargin.measuring.samples import Samples, leads, skipped_note
 from largemargin.measuring.sphere import check_sphere
 from largemargin.measuring.store import FeatureStore
 from largemargin.measuring.stream import Stream
@@ -183,7 +183,7 @@ def measure_arrays(
 
     Tensors or NumPy arrays; ``ood`` are features of other data. ``similarity`` and ``scale`` say
     how the head makes logits, as in :class:`largemargin.ClassHead`; ``data`` says in words what the
-    features are of, ``class_names`` what the classes are called.
+    features are of, ``class_names`` what the classes are called. Labels of -100 are skipped.
 
     Example:
         >>> features = torch.tensor([[3.0, 0.0], [0.0, 2.0]])
@@ -214,9 +214,12 @@ def measure_arrays(
     names = _checked_names(class_names, stream.num_classes)
     if sphere:
         check_sphere(stream.dim)
+    notes = []
     for start in range(0, len(features), batch_size):
         part = slice(start, start + batch_size)
-        stream.add(features[part], labels[part])
+        stream.add(*_known(features[part], labels[part], start))
+    if stream.seen < len(features):
+        notes.append(skipped_note(len(features) - stream.seen))
     strangers = None
     if ood is not None:
         others = torch.as_tensor(ood)
@@ -230,8 +233,18 @@ def measure_arrays(
         strangers=strangers,
         pairwise=pairwise,
         sphere=sphere,
+        notes=notes,
     )
     return replace(geometry, data=data, class_names=names)
+
+
+def _known(features: Tensor, labels: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows that are not skipped, with their labels and their positions from ``start`` on."""
+    where = torch.arange(start, start + len(features))
+    if labels.dim() != 1 or labels.is_floating_point():
+        return features, labels, where  # refused later, by who says what is wrong
+    keep = labels.long() != IGNORED  # torch takes 156 of uint8 for -100
+    return features[keep.to(features.device)], labels[keep], where[keep.cpu()]
 
 
 def _check_settings(radius: float, worst: int, bins: int) -> None:

@@ -14,7 +14,7 @@ from largemargin.dropin.outputs import tensors_in
 from largemargin.dropin.sharded import gathered
 from largemargin.errors import LargeMarginError, check_labels
 from largemargin.losses.terms import matrix_of
-from largemargin.measuring.batches import IGNORED, SKIP, call
+from largemargin.measuring.batches import IGNORED, NOTHING, SKIP, call
 from largemargin.measuring.ranks import gather
 from largemargin.ops import normalize
 from largemargin.prototypes.form import HeadView
@@ -296,7 +296,7 @@ class Columns:
         mine = {name: torch.cat(parts) for name, parts in self.parts.items()}
         everyone = [each for each in (gather(mine) if shared else [mine]) if each]
         if not everyone:
-            raise LargeMarginError("nothing was measured: the loader is empty.")
+            raise LargeMarginError(NOTHING)
         columns = {name: torch.cat([each[name] for each in everyone]) for name in everyone[0]}
         if shared:
             order = columns["index"].argsort(stable=True)

@@ -138,7 +138,7 @@ class Samples:
                 )
         skipped = sum(each.skipped for each in passes)
         if skipped:
-            found.append(f"{skipped} samples labelled {IGNORED} were skipped")
+            found.append(skipped_note(skipped))
         if any(each.own_logits for each in passes):
             found.append(
                 f"the head {self.capture.head_name!r} makes other logits than its weight and bias "
@@ -151,6 +151,10 @@ class Samples:
                 "are those of the head on them"
             )
         return found
+
+
+def skipped_note(count: int) -> str:
+    return f"{count} samples labelled {IGNORED} were skipped"
 
 
 def leads(stream: Stream, parts: Iterable[Tensor]) -> dict[str, Tensor]:
