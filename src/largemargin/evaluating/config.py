@@ -28,8 +28,8 @@ class EvaluationConfig:
         similarity: by which features are compared: cosine or euclidean.
         confidence: of the interval around accuracies.
         batch_size: images at a time.
-        seed: of perturbations and attacks; with the same seed two models see the same. Random
-            starts of attacks also depend on the batch size and the number of processes.
+        seed: of perturbations and attacks; with the same seed two models see the same, whatever
+            the batch size.
         workers: processes that read image files.
     """
 
