@@ -201,6 +201,21 @@ def test_more_classes_than_matrices_are_kept_for() -> None:
     assert len(str(g).splitlines()) < 40
 
 
+@pytest.mark.parametrize("classes", [4, 600])
+def test_zero_class_vectors_are_at_right_angles(classes: int) -> None:
+    weight = torch.eye(classes)
+    weight[2:4] = 0
+    nothing = torch.zeros(1, classes), torch.tensor([0])
+    g = measure_arrays(*nothing, weight).prototypes
+    assert g.class_margin == 90
+    assert g.smallest_distance == pytest.approx(math.sqrt(2))
+    weight[1, 0] = math.sqrt(1 / 8)  # 70.5 degrees from the first, farther than a zero is
+    g = measure_arrays(*nothing, weight).prototypes
+    assert g.closest_classes == (0, 1)
+    assert g.class_margin == pytest.approx(math.degrees(math.acos(1 / 3)))
+    assert g.smallest_distance == pytest.approx(math.sqrt(4 / 3))
+
+
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_few_dimensions(dim: int) -> None:
     g = measure_arrays(torch.randn(20, dim), torch.arange(20) % 5, torch.randn(5, dim))
@@ -297,6 +312,20 @@ def test_arrays_skip_the_labels_a_loader_skips() -> None:
     assert "2 samples labelled -100 were skipped" in found.notes
     with pytest.raises(LargeMarginError, match="all of it is labelled -100"):
         measure_arrays(X, torch.full((6,), -100), model.weight)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ood": torch.randn(4, 2)}, "given as ood must have 3 columns"),
+        ({"ood": torch.randn(3)}, "ood must have shape"),
+        ({"labels": torch.tensor(1)}, "one entry per row of features"),
+        ({"labels": Y[:4]}, "one entry per row of features"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(change: dict[str, Tensor], message: str) -> None:
+    with pytest.raises(LargeMarginError, match=message):
+        measure_arrays(**{"features": X, "labels": Y, "weight": torch.eye(3)[:2]} | change)
 
 
 def test_a_diverged_head_is_refused() -> None:

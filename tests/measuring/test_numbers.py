@@ -205,7 +205,7 @@ def test_auroc_counts_ties_half() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"labels": torch.zeros(39, dtype=torch.long)}, "39 labels"),
+        ({"labels": torch.zeros(39, dtype=torch.long)}, r"that of labels \(39,\)"),
         ({"labels": torch.full((40,), 4)}, r"lie in \[0, 4\)"),
         ({"labels": torch.rand(40)}, "must be integers"),
         ({"labels": torch.rand(40, 4)}, "soft targets"),

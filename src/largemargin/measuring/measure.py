@@ -202,10 +202,10 @@ def measure_arrays(
             f"bias must have one number per row of weight, ({weight.shape[0]},), but its shape is "
             f"{tuple(bias.shape)}."
         )
-    if len(labels) != len(features):
+    if labels.dim() == 0 or features.dim() == 0 or len(labels) != len(features):
         raise LargeMarginError(
-            f"labels must have one entry per row of features, but features have {len(features)} "
-            f"rows and {len(labels)} labels were given."
+            "labels must have one entry per row of features, but the shape of features is "
+            f"{tuple(features.shape)} and that of labels {tuple(labels.shape)}."
         )
     stream = _stream(
         HeadView(weight.detach(), None if bias is None else bias.detach(), similarity, scale),

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from largemargin.geometry import (
     angle_matrix,
-    class_margin,
     magnitude_ratio,
     riesz_energy,
 )
@@ -53,7 +52,7 @@ class PrototypeGeometry(Record):
     riesz_energy: float
     """Energy of the unit vectors at t = 2; smaller is wider. NaN beyond 4096 classes."""
     smallest_distance: float
-    """Between two unit vectors."""
+    """Between two unit vectors; one that is zero is at a right angle to the others."""
     angles: tuple[tuple[float, ...], ...] | None
     """(C, C); None beyond 512 classes."""
 
@@ -62,12 +61,8 @@ def measure_prototypes(weight: Tensor, notes: list[str]) -> PrototypeGeometry:
     weight = widen(weight)
     num_classes, dim = weight.shape
     unit = normalize(weight)
-    pair = closest_pair(unit)
-    assert pair is not None
+    pair = _closest(weight, unit, notes)
     margin = angle_matrix(weight[list(pair)])[0, 1]
-    if bool((weight.norm(dim=1) < EPS).any()):
-        notes.append("a class vector is zero; it counts as orthogonal to every other")
-        margin = class_margin(weight)
     angles = torch.rad2deg(angle_matrix(weight)) if num_classes <= MATRIX_CLASSES else None
     if angles is None:
         notes.append(f"the angle matrix of {num_classes} classes is left out")
@@ -93,9 +88,27 @@ def measure_prototypes(weight: Tensor, notes: list[str]) -> PrototypeGeometry:
         float(magnitude_ratio(weight)),
         float(super_symmetry(weight)) if few else math.nan,
         float(riesz_energy(unit, 2.0)) if few else math.nan,
-        float(row_distance(unit, pair)),
+        2 * math.sin(float(margin) / 2),
         None if angles is None else tuple(tuple(row) for row in angles.tolist()),
     )
+
+
+def _closest(weight: Tensor, unit: Tensor, notes: list[str]) -> tuple[int, int]:
+    """The two class vectors at the smallest angle; one that is zero is at a right angle to all."""
+    empty = weight.norm(dim=1) < EPS
+    if not bool(empty.any()):
+        pair = closest_pair(unit)
+        assert pair is not None
+        return pair
+    notes.append("a class vector is zero; it counts as orthogonal to every other")
+    others = (~empty).nonzero()[:, 0]
+    pair = closest_pair(unit[others])
+    if pair is not None:
+        first, second = (int(others[each]) for each in pair)
+        if float(row_distance(unit, (first, second))) < math.sqrt(2):
+            return first, second
+    zero = int(empty.int().argmax())
+    return (0, 1) if zero == 0 else (0, zero)
 
 
 @lru_cache(maxsize=64)

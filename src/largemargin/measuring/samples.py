@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from largemargin.dropin.outputs import flat_beside, rows
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, check_matrix
 from largemargin.measuring.batches import IGNORED, batches, dataset_size, order_note
 from largemargin.measuring.capture import Capture, differs
 from largemargin.measuring.layers import LayerStreams
@@ -162,6 +162,12 @@ def leads(stream: Stream, parts: Iterable[Tensor]) -> dict[str, Tensor]:
     scores = stream.scores
     found: dict[str, list[Tensor]] = {name: [torch.zeros(0).double()] for name in LEADS}
     for features in parts:
+        check_matrix("ood", features, "(N, D)")
+        if features.shape[1] != stream.dim:
+            raise LargeMarginError(
+                f"features of the data given as ood must have {stream.dim} columns, as the head's "
+                f"weight has, but their shape is {tuple(features.shape)}."
+            )
         for part in torch.split(features.to(scores.weight.device), scores.rows_at_once):
             each = scores.unlabelled(part)
             if not bool(torch.isfinite(each["lead_raw"]).all()):
