@@ -216,6 +216,15 @@ def test_zero_class_vectors_are_at_right_angles(classes: int) -> None:
     assert g.smallest_distance == pytest.approx(math.sqrt(4 / 3))
 
 
+@pytest.mark.parametrize("gap", [-50.0, -20.5, 0.0, 20.5, 50.0])
+def test_the_loss_has_the_digits_of_float64(gap: float) -> None:
+    """torch's softplus is the identity from 20 on, which is off by 2e-9."""
+    features = torch.tensor([[gap, 0.0]], dtype=torch.float64)
+    g = measure_arrays(features, torch.tensor([1]), torch.eye(2, dtype=torch.float64))
+    exact = max(gap, 0) + math.log1p(math.exp(-abs(gap)))
+    assert g.loss == pytest.approx(exact, rel=1e-15)
+
+
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_few_dimensions(dim: int) -> None:
     g = measure_arrays(torch.randn(20, dim), torch.arange(20) % 5, torch.randn(5, dim))

@@ -86,7 +86,7 @@ class Scores:
             "predicted": predicted,
             "rival": rival,
             "boundary": boundary,
-            "loss": torch.nn.functional.softplus(softmax_bias - raw),
+            "loss": torch.logaddexp(softmax_bias - raw, torch.zeros_like(raw)),
             "softmax_bias": softmax_bias,
         }
 
