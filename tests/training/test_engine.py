@@ -146,17 +146,33 @@ def test_a_resumed_run_equals_one_that_was_never_interrupted(
     with open(tmp_path / "cut" / "metrics.jsonl", "a") as file:
         file.write('{"kind": "gradients", "epoch": 2, "step": 99}\n{"kind": "epo')
     (tmp_path / "cut" / "checkpoints" / ".draft-0-epoch-0003").mkdir()
+    # What was evaluated in between is of another model than the one to come.
+    (tmp_path / "cut" / "evaluation.json").write_text("{}")
     resumed = train(settings, data=data, progress=False, folder=tmp_path / "cut", resume=True)
     assert_same(whole, resumed)
     assert not list((tmp_path / "cut" / "checkpoints").glob(".draft*"))
+    assert [path.name for path in resumed.folder.glob("evaluation*")] == [
+        "evaluation-before-resume.json"
+    ]
 
 
 def test_resuming_a_finished_run_returns_it(tmp_path: Path, data: Data) -> None:
     run = train(config(tmp_path, epochs=1), data=data, progress=False)
     before = (run.folder / "result.json").stat().st_mtime_ns
+    (run.folder / "evaluation.json").write_text("{}")
     again = train(config(tmp_path, epochs=1), folder=run.folder, resume=True, progress=False)
     assert again.result == run.result
     assert (run.folder / "result.json").stat().st_mtime_ns == before
+    assert (run.folder / "evaluation.json").is_file()
+
+
+def test_a_folder_of_runs_names_one_of_them(tmp_path: Path) -> None:
+    (tmp_path / "20260101-120000-run").mkdir()
+    with pytest.raises(LargeMarginError, match="Pass a folder that `largemargin train` made"):
+        Run.open(tmp_path)
+    (tmp_path / "20260101-120000-run" / "config.yaml").touch()
+    with pytest.raises(LargeMarginError, match=r"one of those in it, as .*20260101-120000-run\.$"):
+        Run.open(tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -35,6 +35,7 @@ from largemargin.training.runs import (
     CONFIG,
     DATA,
     ENVIRONMENT,
+    EVALUATION,
     GEOMETRY,
     LOCK,
     RESULT,
@@ -237,6 +238,7 @@ def _prepared(config: RunConfig, folder: Path | None, resume: bool, stack: ExitS
         Run.open(folder)
         stack.enter_context(locked(folder))
         remove_drafts(folder)
+        _set_aside(folder / EVALUATION)
         return folder
     if folder is None:
         folder = new_folder(config)
@@ -249,6 +251,12 @@ def _prepared(config: RunConfig, folder: Path | None, resume: bool, stack: ExitS
     stack.enter_context(locked(folder))
     _refuse_used(folder)  # by a run that began in between
     return folder
+
+
+def _set_aside(evaluation: Path) -> None:
+    """It is of a model from the middle of the run, and the report would take it for the last."""
+    if evaluation.is_file():
+        evaluation.replace(evaluation.with_name(f"{evaluation.stem}-before-resume.json"))
 
 
 def _refuse_used(folder: Path) -> None:

@@ -28,6 +28,8 @@ from largemargin.training.versions import check_version
 CONFIG, RESULT, METRICS = "config.yaml", "result.json", "metrics.jsonl"
 ENVIRONMENT, DATA, GEOMETRY = "environment.json", "data.json", "geometry.json"
 LOCK = "lock"
+EVALUATION = "evaluation.json"
+"""What ``largemargin evaluate`` writes."""
 
 
 class Run:
@@ -41,10 +43,13 @@ class Run:
         """The run of a folder that :func:`train` or the command made; another is refused."""
         run = cls(folder)
         if not (run.folder / CONFIG).is_file():
-            raise LargeMarginError(
-                f"{folder} is no run: it has no {CONFIG}. Pass a folder that `largemargin train` "
-                "made, as runs/20250101-120000-name."
+            inside = sorted(path.parent for path in run.folder.glob(f"*/{CONFIG}"))
+            example = (
+                f"one of those in it, as {inside[-1]}"
+                if inside
+                else ("a folder that `largemargin train` made, as runs/20250101-120000-name")
             )
+            raise LargeMarginError(f"{folder} is no run: it has no {CONFIG}. Pass {example}.")
         return run
 
     def __repr__(self) -> str:
