@@ -170,7 +170,7 @@ def test_parts_of_other_shapes_are_refused(tmp_path, test, message):
         ({"train_images": IMAGES}, "but it holds train_images"),
         ({"images": IMAGES, "labels": LABELS[:7]}, "20 images but 7 labels"),
         ({"images": IMAGES[..., [0, 1, 2, 0]], "labels": LABELS}, "1 or 3 channels"),
-        ({"images": IMAGES.reshape(20, -1), "labels": LABELS}, "1 or 3 channels"),
+        ({"images": IMAGES.reshape(20, -1), "labels": LABELS}, "LargeMarginClassifier"),
         ({"images": IMAGES[:, :3, :3], "labels": LABELS}, "channels first or last"),
         ({"images": IMAGES * 1.0, "labels": LABELS}, r"must lie in \[0, 1\], but reach from 0 to"),
         ({"images": IMAGES / 255 - 0.5, "labels": LABELS}, r"must lie in \[0, 1\]"),

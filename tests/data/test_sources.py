@@ -292,7 +292,8 @@ def test_labels_have_one_order_in_every_process():
     ("text", "message"),
     [
         ("", "no column 'image' but none at all"),
-        ("file,label\nimages/0.png,a", "no column 'image' but file, label. Set image_column"),
+        ("file,label\nimages/0.png,a", r"'image' but file, label\. Set image_column \(--data\.im"),
+        ("image,label\nimages\\0.png,a", "of Windows, which is no file here"),
         ("image,label,label\nimages/0.png,a,b", "several columns 'label'"),
         ("image;label\nimages/0.png;a", "must be separated by commas"),
         ("image,label", "no lines after its header"),

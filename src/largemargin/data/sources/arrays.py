@@ -217,6 +217,12 @@ def image_tensor(key: str, array: Any) -> Tensor:
     return torch.from_numpy(np.array(array, order="C"))
 
 
+TABLE = (
+    "Rows of numbers are for LargeMarginClassifier of largemargin.integrations.scikit_learn, or "
+    "for lm.attach in a loop of your own."
+)
+
+
 def channels_first(key: str, array: Any) -> Any:
     import numpy as np
 
@@ -226,7 +232,7 @@ def channels_first(key: str, array: Any) -> Any:
     if array.size == 0 or not places:
         raise LargeMarginError(
             f"{key} must have shape (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3 channels, "
-            f"but its shape is {array.shape}."
+            f"but its shape is {array.shape}." + (f" {TABLE}" if array.ndim == 2 else "")
         )
     if len(places) == 2 and array.shape[2] in (1, 3):
         raise LargeMarginError(

@@ -5,6 +5,7 @@ validation, valid) or test. Paths count from the folder of the CSV file.
 """
 
 import csv
+import os
 from pathlib import Path
 
 from largemargin.data.config import DataConfig
@@ -69,6 +70,11 @@ def read_rows(path: Path, config: DataConfig) -> dict[str, list[Row]]:
                     raise LargeMarginError(
                         f"line {reader.line_num} of {config.path} lacks an image or a label."
                     )
+                if os.sep == "/" and "\\" in image and not (path.parent / image).exists():
+                    raise LargeMarginError(
+                        f"line {reader.line_num} of {config.path} has the path {image} of Windows, "
+                        "which is no file here. Write / for every backslash."
+                    )
                 split = split_of(row.get(SPLIT), reader.line_num, config)
                 rows.setdefault(split, []).append((image, label))
     except (UnicodeDecodeError, csv.Error) as error:
@@ -88,7 +94,8 @@ def check_columns(columns: list[str], config: DataConfig) -> None:
             hint = " Columns must be separated by commas." if other else ""
             raise LargeMarginError(
                 f"{config.path} has no column {wanted!r} but {listed(columns) or 'none at all'}. "
-                f"Set {setting}; the first line of the file must name the columns.{hint}"
+                f"Set {setting} (--data.{setting} NAME); the first line of the file must name the "
+                f"columns.{hint}"
             )
 
 
