@@ -51,6 +51,17 @@ def test_equals_scikit_learn() -> None:
     assert got.loss == pytest.approx(log_loss(true, probabilities), rel=1e-12)
 
 
+def test_it_prints_as_a_line_without_the_confusion() -> None:
+    model, x, y = problem()
+    y[:3], x[3] = -100, math.nan
+    got = accuracy_of(model, batched(x, y))
+    shown = str(got)
+    assert shown.startswith("58 samples, 3 skipped, 1 with NaN logits: accuracy ")
+    assert f"worst class {got.worst_class} with {100 * got.worst:.2f} %, cross entropy" in shown
+    assert "\n" not in shown
+    assert "confusion" not in shown
+
+
 @pytest.mark.parametrize("bins", [1, 10, 15])
 def test_calibration_is_that_of_all_samples_at_once(bins: int) -> None:
     model, x, y = problem()

@@ -48,6 +48,15 @@ class Accuracy(Record):
     correct: Correct | None = None
     """Which images are right, where the data is a split of up to 1,000,000 of them."""
 
+    def __str__(self) -> str:
+        left_out = f", {self.skipped:,} skipped" if self.skipped else ""
+        broken = f", {self.broken:,} with NaN logits" if self.broken else ""
+        return (
+            f"{self.samples:,} samples{left_out}{broken}: accuracy {self.accuracy:.2%}, balanced "
+            f"{self.balanced:.2%}, worst class {self.worst_class} with {self.worst:.2%}, cross "
+            f"entropy {self.loss:.4g}, calibration error {self.ece:.2%}"
+        ).replace("%", " %")
+
 
 class Counts:
     """Sums over samples from which an :class:`Accuracy` is made; nothing waits for the device.
