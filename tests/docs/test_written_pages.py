@@ -30,6 +30,7 @@ RUN_BY = {
     "how-to/million_classes.md": "prototypes/test_million_classes_page.py",
     "how-to/presets.md": "training/test_presets_page.py",
     "how-to/report.md": "docs/test_written_pages.py",
+    "how-to/robust.md": "evaluating/test_robust_page.py",
     "how-to/schedules.md": "dropin/test_schedules_in_training.py",
 }
 
