@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from integrations.learned import Learned
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -82,17 +83,6 @@ def penalised(classes: int, dim: int) -> lm.Objective:
     return lm.Objective(
         kobayashi=lm.Kobayashi(), even=0.5 * lm.ZeroCentroid(), margin=0.2 * lm.SampleMargin()
     )
-
-
-class Learned(lm.CrossEntropy):
-    """A loss with a parameter of its own: cross entropy times exp(factor)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.zeros(()))
-
-    def forward(self, *inputs: Any, **options: Any) -> Tensor:
-        return self.factor.exp() * super().forward(*inputs, **options)
 
 
 def trainer_of(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from integrations.learned import Learned
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -37,17 +38,6 @@ class Ramp(Schedule):
     def apply(self, objective: lm.Objective, step: int) -> None:
         self.applied.append(step)
         objective.terms["cosface"].margin = 0.01 * step
-
-
-class Learned(lm.CrossEntropy):
-    """A loss with a parameter of its own: cross entropy times exp(factor)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.zeros(()))
-
-    def forward(self, *inputs: Any, **options: Any) -> Tensor:
-        return self.factor.exp() * super().forward(*inputs, **options)
 
 
 class Classifier(lightning.LightningModule):

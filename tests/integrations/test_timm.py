@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from integrations.learned import Learned
 from torch import Tensor, nn
 
 import largemargin as lm
@@ -51,17 +52,6 @@ def discriminative(classes: int, dim: int) -> lm.Objective:
     return lm.Objective(
         softmax=lm.CrossEntropy(), lmd=0.1 * lm.Discriminative(classes, dim, margin=2.0)
     )
-
-
-class Learned(lm.CrossEntropy):
-    """A loss with a parameter of its own: cross entropy times exp(factor)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = nn.Parameter(torch.zeros(()))
-
-    def forward(self, *inputs: Any, **options: Any) -> Tensor:
-        return self.factor.exp() * super().forward(*inputs, **options)
 
 
 def learned(classes: int, dim: int) -> lm.Loss:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from largemargin import LOSSES, Loss
+from largemargin import LOSSES, CrossEntropy, Discriminative, Loss, Objective
 
 CLASSES, DIM, SAMPLES = 5, 4, 12
 
@@ -88,3 +88,19 @@ def value_and_gradients(
         name: torch.zeros_like(leaf) if gradient is None else gradient
         for (name, leaf), gradient in zip(reached.items(), found, strict=True)
     }
+
+
+class Trainer(nn.Module):
+    """Cross entropy + the discriminative loss over a linear body; one whole step's loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 8)
+        self.head = nn.Linear(8, 10)
+        self.objective = Objective(
+            softmax=CrossEntropy(), lmd=Discriminative(10, 8, margin=2.0, momentum=0.9)
+        )
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        total: Tensor = self.objective(self.body(x), self.head, labels).total
+        return total

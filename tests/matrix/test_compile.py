@@ -11,10 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-from matrix.loss_calls import CLASSES, DIM, arguments, build, problem, value_and_gradients
+from matrix.loss_calls import (
+    CLASSES,
+    DIM,
+    Trainer,
+    arguments,
+    build,
+    problem,
+    value_and_gradients,
+)
 from torch import Tensor, nn
 
-from largemargin import LOSSES, CrossEntropy, Discriminative, Loss, Objective
+from largemargin import LOSSES, Loss
 from largemargin.ops import _chunked
 
 # inductor's lowering of torch.diagonal uses a function that torch has deprecated
@@ -247,22 +255,6 @@ def test_batches_of_any_size(name: str) -> None:
     assert graphs() <= 4
     for key, value in eager.state_dict().items():
         torch.testing.assert_close(traced.state_dict()[key], value, rtol=1e-12, atol=1e-12)
-
-
-class Trainer(nn.Module):
-    """Cross entropy + the discriminative loss over a linear body; one whole step's loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(6, 8)
-        self.head = nn.Linear(8, 10)
-        self.objective = Objective(
-            softmax=CrossEntropy(), lmd=Discriminative(10, 8, margin=2.0, momentum=0.9)
-        )
-
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        total: Tensor = self.objective(self.body(x), self.head, labels).total
-        return total
 
 
 def train(model: Trainer, loss: Callable[..., Tensor], samples: int, steps: int) -> None:

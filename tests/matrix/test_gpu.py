@@ -1,19 +1,20 @@
 """On a CUDA device: the numbers of the CPU, no waiting for the device, no device-side asserts."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from matrix.loss_calls import (
     CLASSES,
+    Trainer,
     arguments,
     build,
     problem,
     value_and_gradients,
 )
 from torch import Tensor, nn
+from waiting import no_synchronisation
 
 from largemargin import (
     LOSSES,
@@ -24,7 +25,6 @@ from largemargin import (
     Discriminative,
     Kobayashi,
     LMSoftmax,
-    Objective,
     class_stats,
 )
 from largemargin.ops import SIMILARITIES
@@ -110,17 +110,6 @@ def test_every_loss_agrees_with_the_cpu(name: str) -> None:
             torch.testing.assert_close(got[1][leaf].cpu(), gradient, rtol=1e-4, atol=1e-5)
         for key, value in here.state_dict().items():
             torch.testing.assert_close(there.state_dict()[key].cpu(), value, rtol=1e-5, atol=1e-6)
-
-
-@contextmanager
-def no_synchronisation() -> Iterator[None]:
-    """Any operation that makes the host wait for the device raises inside."""
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 FIVE: dict[str, Callable[[], nn.Module]] = {
@@ -250,20 +239,6 @@ def test_a_bank_moves_with_its_model() -> None:
     assert bank.centroids.dtype == bank.pending_sums.dtype == torch.float32
     bank(torch.randn(3, 4, device=CUDA), torch.tensor([0, 1, 1], device=CUDA))
     assert bank.counts.tolist() == [2, 4, 0, 0, 0]
-
-
-class Trainer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(6, 8)
-        self.head = nn.Linear(8, 10)
-        self.objective = Objective(
-            softmax=CrossEntropy(), lmd=Discriminative(10, 8, margin=2.0, momentum=0.9)
-        )
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        total: Tensor = self.objective(self.body(x), self.head, y).total
-        return total
 
 
 @pytest.mark.parametrize("num", [32, 6], ids=["N>C", "N<C"])

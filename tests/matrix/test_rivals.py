@@ -1,13 +1,10 @@
 """The search for the nearest boundary, in blocks and on a GPU: what a direct search finds."""
 
-import importlib.util
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from interpreted import NEEDS_TRITON, run_interpreted
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -52,28 +49,16 @@ def test_blocks_find_the_nearest(monkeypatch: pytest.MonkeyPatch, block: int) ->
     compare("cpu")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@NEEDS_TRITON
 @pytest.mark.slow
 def test_the_interpreted_kernel_finds_the_nearest() -> None:
-    tests = Path(__file__).resolve().parents[1]
     program = (
         "from matrix.test_rivals import compare, module;"
         "import largemargin.ops._rival_kernels as kernels;"
         "module.BLOCK = 256; kernels.COLUMNS = 128; compare('cpu');"
         "kernels.orders = lambda: kernels.SHORT; compare('cpu')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={
-            **os.environ,
-            "TRITON_INTERPRET": "1",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(tests), *sys.path]),
-        },
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    run_interpreted("-c", program)
 
 
 @pytest.mark.gpu

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from ops.tile_problems import STATISTICS, check_budget, made, outcome
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
+from waiting import no_synchronisation
 
 from largemargin import ArcFace, Kobayashi, class_stats
 from largemargin.errors import LargeMarginError
@@ -31,17 +31,6 @@ OPERATOR = sys.modules["largemargin.ops.class_stats"]
 def memory() -> Iterator[None]:
     yield
     torch.cuda.empty_cache()
-
-
-@contextmanager
-def no_synchronisation() -> Iterator[None]:
-    """Any operation that makes the host wait for the device raises inside."""
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def stepping(loss: nn.Module, *given: Tensor) -> Callable[[], tuple[Tensor, ...]]:

@@ -1,17 +1,10 @@
-"""The Triton kernels by Triton's interpreter, on a CPU.
+"""The Triton kernels by Triton's interpreter, on a CPU: tests that another pytest runs."""
 
-The checks are tests themselves, run by another pytest: whether Triton interprets or compiles is
-settled when it is first imported, and in this process that may have happened already.
-"""
-
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from interpreted import NEEDS_TRITON, run_interpreted
 
 from largemargin import CosFace, class_stats
 from largemargin.errors import LargeMarginError
@@ -27,42 +20,23 @@ CHECKS = (
     "rival_checks.py",
 )
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed"
-)
+pytestmark = NEEDS_TRITON
 
 
-def run_checks(marked: str) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+def run_checks(marked: str) -> str:
     # NumPy, which the interpreter is made of, warns about entries that masks hide.
-    quiet = "ignore::RuntimeWarning"
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", quiet),
-            *("-m", marked, *(str(HERE / name) for name in CHECKS)),
-        ],
-        env={
-            **environment,
-            "TRITON_INTERPRET": "1",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        },
-        cwd=HERE.parents[1],
-        capture_output=True,
-        text=True,
-    )
+    options = ("-q", "-p", "no:cacheprovider", "-W", "ignore::RuntimeWarning", "-m", marked)
+    return run_interpreted("-m", "pytest", *options, *(str(HERE / name) for name in CHECKS))
 
 
 def test_interpreted_kernels() -> None:
-    done = run_checks("not slow")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " skipped" not in done.stdout, done.stdout
+    out = run_checks("not slow")
+    assert " skipped" not in out, out
 
 
 @pytest.mark.slow
 def test_interpreted_kernels_at_length() -> None:
-    done = run_checks("slow")
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_checks("slow")
 
 
 def test_without_a_gpu_the_message_names_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,22 +1,15 @@
 """The Triton kernels do what plain torch does: by Triton's interpreter here, compiled on a GPU."""
 
-import importlib.util
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from interpreted import NEEDS_TRITON, run_interpreted
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from largemargin.optim import HeadSGD, RowwiseAdam
 
-NEEDS_TRITON = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton is not installed"
-)
 CASES: list[tuple[Any, dict[str, Any]]] = [
     (RowwiseAdam, {"weight_decay": 0.1}),
     (RowwiseAdam, {"lazy": True, "moment_dtype": None}),
@@ -66,20 +59,8 @@ def compare(device: str, cases: slice) -> None:
     "cases", ["slice(0, None, 5)", pytest.param("slice(None)", marks=pytest.mark.slow)]
 )
 def test_interpreted_kernels_are_plain_torch(cases: str) -> None:
-    tests = Path(__file__).resolve().parents[1]
     program = f"from optim.test_fused import compare; compare('cpu', {cases})"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={
-            **os.environ,
-            "TRITON_INTERPRET": "1",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(tests), *sys.path]),
-        },
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    run_interpreted("-c", program)
 
 
 @NEEDS_TRITON
