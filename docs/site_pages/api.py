@@ -33,8 +33,8 @@ PAGES: dict[str, tuple[str, str]] = {
 """Pages by name: the module and one sentence."""
 
 INTEGRATIONS = (
-    *("scikit_learn", "skorch", "lightning", "hugging_face", "timm"),
-    *("metric_learning", "torchmetrics"),
+    *("scikit_learn", "skorch", "lightning", "geometry_monitor", "hugging_face"),
+    *("timm", "metric_learning", "torchmetrics"),
 )
 
 PLAIN = (

@@ -61,7 +61,7 @@ class GeometryMonitor(Callback):
         loader = self.loader if self.loader is not None else _first(trainer.val_dataloaders)
         geometry = measure(self._model(pl_module), loader, **self.options)
         self.history[trainer.current_epoch] = geometry
-        for name, value in numbers(geometry).items():
+        for name, value in _numbers(geometry).items():
             pl_module.log(self.prefix + name, value)
 
     def _model(self, module: "LightningModule") -> nn.Module:
@@ -80,7 +80,7 @@ class GeometryMonitor(Callback):
         return whole
 
 
-def numbers(geometry: Geometry) -> dict[str, float]:
+def _numbers(geometry: Geometry) -> dict[str, float]:
     """The numbers of a geometry that are worth a curve over the epochs."""
     chosen = {
         "accuracy": geometry.accuracy,
