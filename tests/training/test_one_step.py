@@ -143,6 +143,7 @@ def test_only_full_batches_are_given_to_the_compiled_function() -> None:
 
     made.step.losses, made.step.usual_size = losses, 6
     made.step(made.images, made.labels)
+    assert compiled == [6]
     made.step(made.images[:4], made.labels[:4])
     made.step(made.images, made.labels, plain=True)
     assert compiled == [6]
