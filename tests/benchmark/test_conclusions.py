@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from scipy import stats
 
 import largemargin as lm
 from largemargin.benchmarking import Protocol, conclude, next_jobs, plan, read_protocol
-from largemargin.benchmarking.conclude import preset_entries
+from largemargin.benchmarking.conclude import _aim_met, _verdict, preset_entries
 from largemargin.benchmarking.tables import readme
 from largemargin.training import presets
 
@@ -113,6 +114,46 @@ def test_a_final_run_that_diverged_counts_as_guessing(protocol: Protocol) -> Non
     assert found["methods"]["kobayashi"]["scores"][0] == 0.1
     assert found["diverged"] == {"kobayashi": 1}
     assert found["verdict"] == "no winner"
+
+
+def test_an_aim_is_met_by_winners_alone(protocol: Protocol) -> None:
+    """A gain of 3 points in the mean that may be luck is none."""
+    luck: list[float | None] = [0.2, -0.14, 0.2, -0.14, 0.2, -0.14]
+    found = conclude(protocol, {NAME: made(protocol, luck)})[NAME]
+    assert found["test"]["difference"] > found["aim"]
+    assert (found["verdict"], found["aim_met"]) == ("no winner", False)
+
+
+def test_the_verdict_needs_less_than_the_level() -> None:
+    assert _verdict({"corrected": 0.05, "difference": 1.0}, 0.05) == "no winner"
+    assert _verdict({"corrected": 0.049, "difference": 1.0}, 0.05) == "winner"
+    assert _verdict({"corrected": math.nan, "difference": 1.0}, 0.05) == "no winner"
+    exactly = {"verdict": "winner", "aim": 0.02, "test": {"difference": 0.02}}
+    assert _aim_met(exactly) is True
+    assert _aim_met({**exactly, "aim": None}) is None
+
+
+def test_runs_that_diverged_are_counted_and_have_no_score(protocol: Protocol) -> None:
+    records = made(protocol, list(GAINS))
+    broken = [key for key in records if "/cosface/" in key]
+    for key in broken:
+        records[key] |= {"status": "diverged", "score": None, "accuracy": None}
+    found = conclude(protocol, {NAME: records})[NAME]
+    assert found["diverged"] == {"cosface": len(broken)}
+    assert len(broken) > 1
+    tuned = found["tuned"]["cosface"]
+    assert tuned["validation"] is None
+    assert [rung["best"] for rung in tuned["rungs"]] == [None, None]
+
+
+def test_a_method_with_some_of_its_final_runs_has_no_mean(protocol: Protocol) -> None:
+    """Methods that no test is about are run afterwards, seed by seed."""
+    records = made(protocol, list(GAINS))
+    (extra, *_) = next_jobs(protocol, protocol.situations[NAME], records, everyone=True)
+    records[extra.key] = {**next(iter(records.values())), "method": extra.method, "score": 0.9}
+    found = conclude(protocol, {NAME: records})[NAME]
+    assert extra.method == "cosface"
+    assert found["methods"].keys() == {"softmax", "kobayashi", "label_smoothing"}
 
 
 def test_an_unfinished_situation_has_no_test(protocol: Protocol) -> None:

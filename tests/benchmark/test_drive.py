@@ -1,6 +1,7 @@
 """The driver: halving, choice, recording, stopping and going on, on the digits."""
 
 import json
+import math
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +16,15 @@ from benchmark.tiny import TINY, tiny_protocol
 
 from largemargin import LargeMarginError
 from largemargin.benchmarking import Protocol, drive, next_jobs, read_records
-from largemargin.benchmarking.halving import chosen_method, final_jobs, is_complete, rung_jobs
+from largemargin.benchmarking.halving import (
+    chosen_method,
+    final_jobs,
+    finalist,
+    is_complete,
+    job,
+    rung_jobs,
+    trial_scores,
+)
 from largemargin.benchmarking.images import Images
 from largemargin.benchmarking.lanes import Outcome
 from largemargin.benchmarking.records import append_record, merge
@@ -53,6 +62,39 @@ def test_the_best_trials_go_on_and_the_first_of_equals(tmp_path: Path) -> None:
     }
     assert kept == {"softmax": [1], "label_smoothing": [0], "cosface": [1], "kobayashi": [2]}
     assert is_complete(protocol, situation, records)
+
+
+def test_a_score_that_is_no_number_is_the_worst(tmp_path: Path) -> None:
+    """NaN would be neither above nor below another, and its place in an order by chance."""
+    protocol = tiny_protocol(tmp_path)
+    situation = protocol.situations[NAME]
+    methods = {name: steady(0.5) for name in situation.methods}
+    records = fake_records(protocol, {**methods, "softmax": [math.nan, 0.1, math.nan]})
+    first = rung_jobs(protocol, situation, "softmax", records, 0) or []
+    assert trial_scores(first, records) == {0: -math.inf, 1: 0.1, 2: -math.inf}
+    assert finalist(protocol, situation, "softmax", records) == (1, 0.1)
+
+
+def test_runs_that_no_test_is_about_are_made_when_asked_for(tmp_path: Path) -> None:
+    protocol = tiny_protocol(tmp_path)
+    situation = protocol.situations[NAME]
+    records = fake_records(protocol, {name: steady(0.5) for name in situation.methods})
+    assert list(next_jobs(protocol, situation, records)) == []
+    others = list(next_jobs(protocol, situation, records, everyone=True))
+    assert {each.method for each in others} == {"kobayashi"}
+    assert [each.seed for each in others] == list(protocol.seeds)
+
+
+def test_a_job_is_a_run_of_its_epochs_seed_and_name(tmp_path: Path) -> None:
+    """With one checkpoint, at its end; a small share of few epochs is one."""
+    short_rung = {**TINY["rungs"][0], "epochs": 0.1}
+    protocol = tiny_protocol(tmp_path, rungs=[short_rung, TINY["rungs"][1]])
+    situation = protocol.situations[NAME]
+    short, long = (job(protocol, situation, "cosface", stage, 1, 7) for stage in (0, None))
+    assert (short.epochs, short.stage, short.split) == (1, "rung1", "validation")
+    assert (long.epochs, long.stage, long.split) == (2, "final", "test")
+    found = long.config
+    assert (found.epochs, found.checkpoint_every, found.seed, found.name) == (2, 2, 7, "cosface")
 
 
 def test_a_margin_method_is_chosen_on_validation_scores_and_never_a_baseline(

@@ -79,6 +79,21 @@ def test_who_is_dominated() -> None:
     assert alike["one"]["dominated_by"] == alike["other"]["dominated_by"] == []
 
 
+def test_whether_the_chosen_method_dominates_the_baseline(protocol: Protocol) -> None:
+    """Unknown where a run diverged: there is no mean then."""
+    records = made(protocol)
+    assert protocol.situations[NAME].baseline == "label_smoothing"
+    assert conclude(protocol, {NAME: records})[NAME]["dominates"] is True
+    final = [each for key, each in records.items() if "/kobayashi/final/" in key]
+    for each in final:
+        each["occlusion"] = 0.55
+    assert conclude(protocol, {NAME: records})[NAME]["dominates"] is False
+    final[0] |= {"score": None, "status": "diverged", **dict.fromkeys(ACCURACIES)}
+    found = conclude(protocol, {NAME: records})[NAME]
+    assert found["dominates"] is None
+    assert found["pareto"]["test"].keys() == {"softmax", "label_smoothing"}  # and not the chosen
+
+
 def test_the_page_has_the_front_of_all_methods(protocol: Protocol) -> None:
     found = conclude(protocol, {NAME: made(protocol)})
     page = readme(found, plan(protocol, {}))

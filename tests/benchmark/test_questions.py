@@ -178,6 +178,15 @@ def test_what_label_smoothing_gets_alone() -> None:
         "label_smoothing alone gains +4.00 of the +9.00 points; cosface is +8.00 "
         "[+8.00, +10.00] beyond it."
     ]
+    for loss in (0.0, -0.02):  # no gain, of which nothing can be a part
+        assert doubts({**found, "test": {**found["test"], "difference": loss}}) == []
+
+
+def test_one_rung_is_no_earlier_one() -> None:
+    found = situation()
+    for tuned in found["tuned"].values():
+        del tuned["rungs"][0]
+    assert doubts(found) == []
 
 
 def test_weights_that_only_one_had() -> None:
