@@ -69,6 +69,28 @@ def test_the_scale_of_the_logits_does_not_matter() -> None:
     assert (other.loss, other.ece) == pytest.approx((one.loss, one.ece))
 
 
+@pytest.mark.parametrize("shift", [-100.0, 100.0])
+def test_a_number_added_to_all_logits_changes_nothing(shift: float) -> None:
+    logits, labels = drawn(10, 1.0)
+    one, other = temperature_of(logits, labels), temperature_of(logits + shift, labels)
+    assert (other.value, other.loss) == pytest.approx((one.value, one.loss))
+
+
+def test_calibration_errors_have_the_bins_that_were_asked_for() -> None:
+    """In one bin it is the mean probability less the accuracy."""
+    logits, labels = drawn(10, 5.0)
+    found = temperature_of(logits, labels, bins=1)
+    accuracy = float((logits.argmax(1) == labels).double().mean())
+    for error, scaled in ((found.ece_before, logits), (found.ece, logits / found.value)):
+        sure = float(torch.softmax(scaled, 1).amax(1).mean())
+        assert error == pytest.approx(abs(sure - accuracy), abs=1e-6)
+    assert found.ece_before < temperature_of(logits, labels, bins=50).ece_before
+    model = nn.Linear(10, 10, bias=False).double()
+    nn.init.eye_(model.weight)
+    again = calibrate_temperature(model, [(logits, labels)], bins=1)
+    assert (again.ece, again.ece_before) == pytest.approx((found.ece, found.ece_before))
+
+
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, labels = drawn(10, 5.0)
     whole = temperature_of(logits, labels)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import largemargin as lm
 from largemargin.data import Samples
 from largemargin.errors import LargeMarginError
-from largemargin.evaluating.interval import wilson
+from largemargin.evaluating.interval import paired_interval, wilson
 from largemargin.evaluating.threshold import Threshold, calibrate_threshold, threshold_of
 
 
@@ -113,6 +113,49 @@ def test_wilson_refuses() -> None:
     for right, samples in ((0, 0), (3, 2), (-1, 2)):
         with pytest.raises(LargeMarginError):
             wilson(right, samples)
+    for confidence in (0.0, 1.0):
+        with pytest.raises(LargeMarginError, match="confidence must be"):
+            wilson(1, 2, confidence=confidence)
+
+
+@pytest.mark.parametrize("confidence", [0.8, 0.95])
+@pytest.mark.parametrize(
+    ("counts", "phi"),
+    [
+        # With a continuity correction: (both * neither - first * second - n / 2) / root.
+        ((20, 4, 2, 14), (20 * 14 - 4 * 2 - 20) / math.sqrt(24 * 16 * 22 * 18)),
+        ((900, 10, 0, 90), (900 * 90 - 500) / math.sqrt(910 * 90 * 900 * 100)),
+        ((3, 1, 2, 1), 0.0),  # smaller than the correction
+        ((4, 2, 2, 1), 0.0),
+        ((1, 9, 8, 2), (1 * 2 - 9 * 8) / math.sqrt(10 * 10 * 9 * 11)),  # negative: none
+        ((20, 0, 0, 0), 0.0),
+    ],
+)
+def test_paired_intervals_know_what_the_two_have_in_common(
+    counts: tuple[int, int, int, int], phi: float, confidence: float
+) -> None:
+    """Newcombe's method 10, from scipy's intervals of both shares."""
+    both, first, second, _ = counts
+    n = sum(counts)
+    one, other = (
+        binomtest(right, n).proportion_ci(confidence, method="wilson")
+        for right in (both + first, both + second)
+    )
+    p, q = (both + first) / n, (both + second) / n
+    down = math.sqrt(
+        (p - one.low) ** 2 - 2 * phi * (p - one.low) * (other.high - q) + (other.high - q) ** 2
+    )
+    up = math.sqrt(
+        (one.high - p) ** 2 - 2 * phi * (one.high - p) * (q - other.low) + (q - other.low) ** 2
+    )
+    found = paired_interval(*counts, confidence=confidence)
+    assert found == pytest.approx((p - q - down, p - q + up), abs=1e-12)
+
+
+def test_paired_intervals_refuse() -> None:
+    for counts in ((0, 0, 0, 0), (3, -1, 0, 0)):
+        with pytest.raises(LargeMarginError):
+            paired_interval(*counts)
 
 
 def test_without_wrong_predictions_no_share_of_them_is_told() -> None:
