@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from contract.problems import Sizes, assert_close, call, random_problem, value_and_gradients
-from contract.zoo import LABELLED, NAMES, ZOO, build, settings_of, supporting
+from contract.zoo import LABELLED, NAMES, ZOO, build, implementations, settings_of, supporting
 from largemargin.losses import LOSSES
 
 SIZES = Sizes(7, 5, 3)
@@ -207,3 +207,21 @@ def test_a_linear_layer_serves_as_prototypes(name):
     want = call(loss, problem)
     options = {"bias": None} if loss.uses_bias else {}
     assert_close(call(loss, problem.but(prototypes=layer), **options), want, 1e-12, name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_meta_device_finds_shapes_alone(name):
+    """As for planning memory before there is any: a loss of no number, and gradients of shapes."""
+    problem = random_problem(SIZES, dtype=torch.float32, seed=33)
+    away = problem.but(**{key: value.to("meta") for key, value in vars(problem).items()})
+    for impl in implementations(name):
+        options = {} if impl == "auto" else {"impl": impl}
+        loss = build(name, problem, {}, dtype=torch.float32, **options).to("meta")
+        given, leaves = away.leaves(loss)
+        for precise in (True, False):
+            with torch.autocast("cpu", enabled=not precise):
+                value = call(loss, given)
+            assert (value.device.type, value.shape, value.dtype) == ("meta", (), torch.float32)
+            found = torch.autograd.grad(value, leaves.values(), allow_unused=True)
+            for leaf, gradient in zip(leaves.values(), found, strict=True):
+                assert gradient is None or gradient.shape == leaf.shape

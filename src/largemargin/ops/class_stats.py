@@ -17,7 +17,7 @@ from largemargin.ops._dense import dense_stats
 from largemargin.ops._fused import fusable, fused_stats
 from largemargin.ops._sharded import sharded_stats
 from largemargin.ops._tile_ops import missing, tile_stats
-from largemargin.ops.product import Precision, resolve_precision
+from largemargin.ops.product import Precision, autocast_of, resolve_precision
 from largemargin.ops.rows import promote
 from largemargin.ops.shards import is_shared
 from largemargin.ops.similarity import SIMILARITIES, affine_form, check_scale, dense_logits
@@ -149,7 +149,7 @@ def class_stats(
         impl = _choose(features, prototypes, soft, resolved)
     elif impl == "triton":
         _check_triton(features, prototypes)
-    with torch.autocast(features.device.type, enabled=False):
+    with torch.autocast(autocast_of(features), enabled=False):
         fused = impl == "dense" and fusable(labels, bias, similarity, want)
         if fused and not isinstance(scale, Tensor):
             return ClassStats(
@@ -229,7 +229,7 @@ def stats_from_logits(
     _check_want(want)
     check_scale(scale)
     check_logits(logits, labels, validate=validate, check_finite=check_finite)
-    with torch.autocast(logits.device.type, enabled=False):
+    with torch.autocast(autocast_of(logits), enabled=False):
         scaled = promote(logits)
         if not (isinstance(scale, (float, int)) and scale == 1):
             scaled = scaled * scale

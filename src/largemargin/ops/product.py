@@ -16,6 +16,12 @@ Precision: TypeAlias = Literal["highest", "tf32", "bf16"]
 PRECISIONS: tuple[str, ...] = ("highest", "tf32", "bf16")
 
 
+def autocast_of(tensor: Tensor) -> str:
+    """The kind of device whose autocast reaches a tensor; "meta" has none, so any other will do."""
+    kind = tensor.device.type
+    return "cpu" if kind == "meta" else kind
+
+
 def resolve_precision(precision: str | None, *tensors: Tensor) -> str | None:
     """What a product of these tensors is computed in: the caller's word, autocast, or the dtype.
 
@@ -25,7 +31,7 @@ def resolve_precision(precision: str | None, *tensors: Tensor) -> str | None:
     if precision is not None:
         check_choice("precision", precision, PRECISIONS)
         return precision
-    if torch.is_autocast_enabled(tensors[0].device.type):
+    if torch.is_autocast_enabled(autocast_of(tensors[0])):
         return "bf16"
     if all(tensor.dtype == torch.bfloat16 for tensor in tensors):
         return "bf16"
@@ -109,7 +115,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         a, b = ctx.saved_tensors
         # The caller's autocast would reach the products here: the engine runs in its thread.
-        with torch.autocast(grad.device.type, enabled=False):
+        with torch.autocast(autocast_of(grad), enabled=False):
             return matmul(grad, b.T, ctx.precision), matmul(a.T, grad, ctx.precision), None
 
 
