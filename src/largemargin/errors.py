@@ -9,6 +9,7 @@ accelerator stalls it and a traced graph cannot branch on it.
 import math
 from collections.abc import Iterable, Sequence
 from numbers import Integral
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -38,6 +39,26 @@ def plain_eager() -> bool:
 def jit_traces() -> bool:
     """Whether ``torch.jit.trace`` is recording."""
     return not torch.compiler.is_compiling() and bool(torch._C._is_tracing())
+
+
+def exporting() -> bool:
+    """Whether ``torch.export`` is recording."""
+    return torch.compiler.is_exporting() and (
+        _SAYS_WHO_TRACES or not torch.compiler.is_dynamo_compiling()
+    )
+
+
+_SAYS_WHO_TRACES = torch.__version__ >= "2.15"
+"""torch 2.11 answers is_exporting() with True wherever dynamo traces."""
+
+
+def refuse_script(module: object) -> NoReturn:
+    """``__prepare_scriptable__`` of our modules, which torch.jit.script calls before anything."""
+    raise LargeMarginError(
+        f"torch.jit.script cannot compile {type(module).__name__}: it reads a part of Python that "
+        "has no keyword arguments with defaults. Compile training with torch.compile; hand a model "
+        "on with torch.export, torch.jit.trace, or to_exported_program and to_onnx of lm.export."
+    )
 
 
 def check_choice(name: str, value: object, allowed: Iterable[object]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchvision.models.feature_extraction import create_feature_extractor
 
 import largemargin as lm
+from largemargin.errors import LargeMarginError
 
 OBJECTIVES: dict[str, Any] = {
     "linear head": lambda C, D: lm.CrossEntropy(),
@@ -79,3 +80,53 @@ def test_features_by_torchvision() -> None:
     lm.attach(model, lm.CosFace(scale=8.0, margin=0.2))
     found = create_feature_extractor(model, ["body", "fc"])(images())
     torch.testing.assert_close(found["fc"], model(images()))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+@pytest.mark.parametrize("made", [lm.CosFace, lm.CrossEntropy, lambda: lm.ClassHead(4, 3)])
+def test_scripting_says_what_to_do_instead(made: Any) -> None:
+    module = made()
+    name = type(module).__name__
+    for outer in (module, nn.Sequential(module)):
+        with pytest.raises(LargeMarginError, match=f"cannot compile {name}.*to_exported_program"):
+            torch.jit.script(outer)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:FutureWarning")
+def test_scripting_an_attached_model_says_so() -> None:
+    model = Mlp()
+    criterion = lm.attach(model, lm.CrossEntropy())
+    with pytest.raises(LargeMarginError, match="cannot compile Criterion"):
+        torch.jit.script(criterion)
+    with pytest.raises(LargeMarginError, match="cannot compile Objective"):
+        torch.jit.script(criterion.objective)
+    with pytest.raises(AttributeError, match=r"a model with an attached loss.*criterion\.undo"):
+        torch.jit.script(model)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.15", reason="dynamo does not say that it exports")
+def test_strict_export_of_a_model_whose_loss_is_on_input_gradients() -> None:
+    model = Mlp()
+    criterion = lm.attach(model, lm.MarginDistribution())
+    before = criterion(model(vectors()), LABELS).detach()
+    program = torch.export.export(model, (vectors(),), strict=True).module()
+    torch.testing.assert_close(program(vectors(5)), model(vectors(5)))
+    torch.testing.assert_close(criterion(model(vectors()), LABELS).detach(), before)
+
+
+@pytest.mark.parametrize("build", [lm.MarginDistribution, lm.MarginHinge, lm.LayerMargin])
+def test_exporting_a_loss_on_gradients_says_what_to_do_instead(build: Any) -> None:
+    class Step(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model, self.loss = Mlp(), build()
+
+        def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+            given = [x] if build is lm.LayerMargin else x
+            value: Tensor = self.loss(self.model(x), labels, given)
+            return value
+
+    x = vectors().requires_grad_()
+    assert Step()(x, LABELS).isfinite()
+    with pytest.raises(LargeMarginError, match=r"cannot be exported.*Export the model"):
+        torch.export.export(Step(), (x, LABELS), strict=False)

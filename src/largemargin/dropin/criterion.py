@@ -22,7 +22,7 @@ from largemargin.dropin.outputs import (
 from largemargin.dropin.sharded import gathered, reach, waits
 from largemargin.dropin.tap import Tap
 from largemargin.dropin.watch import Watch
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, refuse_script
 from largemargin.losses import Objective
 from largemargin.losses.micro_batches import collectors
 from largemargin.losses.schedules import Schedule, check_schedules
@@ -79,6 +79,8 @@ class Criterion(nn.Module):
         settle(objective, tap.layer)
         check_schedules(self.schedules, objective, matrix_of(tap.layer).shape[0])
         self._apply_schedules()
+
+    __prepare_scriptable__ = refuse_script
 
     def forward(
         self,

@@ -12,7 +12,19 @@ if TYPE_CHECKING:
     from largemargin.dropin.tap import Tap
 
 
-class StartHook:
+class Hook:
+    """What all of them say to torch.jit.script, which asks for their names."""
+
+    @property
+    def __name__(self) -> str:
+        raise AttributeError(
+            "torch.jit.script cannot compile a model with an attached loss. Take it off first with "
+            "criterion.undo(), or use torch.jit.trace, torch.export or "
+            "largemargin.export.to_exported_program, which leave the loss out."
+        )
+
+
+class StartHook(Hook):
     """Before the model: forgets an interrupted pass, and lets gradients reach the input.
 
     The input is the first floating point tensor of the call.
@@ -46,7 +58,7 @@ class StartHook:
         )
 
 
-class Hold:
+class Hold(Hook):
     """After a named module: its output."""
 
     def __init__(self, tap: "Tap", name: str) -> None:
@@ -61,7 +73,7 @@ class Hold:
         running.blind = running.blind or not torch.is_grad_enabled()
 
 
-class HeadHook:
+class HeadHook(Hook):
     def __init__(self, tap: "Tap") -> None:
         self.tap = tap
 
@@ -73,7 +85,7 @@ class HeadHook:
             self.tap.take(args[0] if args else next(iter(kwargs.values())), output)
 
 
-class FinishHook:
+class FinishHook(Hook):
     def __init__(self, tap: "Tap") -> None:
         self.tap = tap
 

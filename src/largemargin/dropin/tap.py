@@ -21,7 +21,7 @@ from largemargin.dropin.hooks import FinishHook, HeadHook, Hold, StartHook
 from largemargin.dropin.marks import PREFIX, Mark, Pass, Running, Seen, marked
 from largemargin.dropin.outputs import tensors_in
 from largemargin.dropin.sharded import is_fsdp, is_sharded, refuse_tensor_parallel
-from largemargin.errors import LargeMarginError, jit_traces
+from largemargin.errors import LargeMarginError, exporting, jit_traces
 from largemargin.prototypes.centroids import recomputing
 
 KEPT = 2
@@ -92,9 +92,7 @@ class Tap:
     @property
     def idle(self) -> bool:
         """Hooks have nothing to do: taken off, exporting, or traced by torch.jit."""
-        # torch 2.11 answers is_exporting() with True wherever dynamo traces.
-        exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
-        return self.removed or exporting or jit_traces()
+        return self.removed or exporting() or jit_traces()
 
     @property
     def running(self) -> Running:

@@ -12,6 +12,7 @@ from largemargin.errors import (
     check_logits,
     check_matrix,
     check_number,
+    exporting,
 )
 from largemargin.losses.loss import Loss, LossOptions
 from largemargin.losses.terms import need
@@ -37,6 +38,11 @@ class InputMargins(NamedTuple):
 
 
 def check_graph(logits: Tensor, sources: Sequence[Tensor], name: str) -> None:
+    if exporting():
+        raise LargeMarginError(
+            "a loss on gradients cannot be exported: torch.export records no backward pass. Export "
+            "the model, and leave the loss where it is trained."
+        )
     for source in sources:
         if not source.requires_grad or not logits.requires_grad:
             raise LargeMarginError(

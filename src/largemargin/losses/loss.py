@@ -17,6 +17,7 @@ from largemargin.errors import (
     check_num_classes,
     check_number,
     check_same_device,
+    refuse_script,
 )
 from largemargin.losses.finite import watch
 from largemargin.losses.margins import ldam_margins
@@ -336,8 +337,7 @@ class Loss(nn.Module):
     ) -> None:
         """Margins per class from how many samples each has, or none."""
         self.class_counts: list[int] | None = None
-        self._largest_margin = largest
-        margins = None
+        self._largest_margin, margins = largest, None
         if class_counts is not None:
             margins = ldam_margins(class_counts, max_margin=largest)
             self.class_counts = torch.as_tensor(class_counts).tolist()
@@ -387,14 +387,14 @@ class Loss(nn.Module):
 
     def _refuse(self, option: str, asked: bool) -> None:
         if asked and option in self.refuses:
-            raise LargeMarginError(
-                f"{type(self).__name__} does not support {option}: {self.refuses[option]}"
-            )
+            name = type(self).__name__
+            raise LargeMarginError(f"{name} does not support {option}: {self.refuses[option]}")
 
     def __mul__(self, weight: float) -> "Weighted":
         return Weighted(self, weight)
 
     __rmul__ = __mul__
+    __prepare_scriptable__ = refuse_script
 
     def __repr__(self) -> str:
         return rebuilding_repr(self, Loss)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, refuse_script
 from largemargin.losses.loss import Loss, LossValue, Weighted
 from largemargin.ops import similarity_logits
 from largemargin.ops.moving import followed
@@ -50,6 +50,8 @@ class Objective(nn.Module):
                     f'the term {name!r} has reduction="none"; terms of an Objective are added up, '
                     'so give it "mean" or "sum".'
                 )
+
+    __prepare_scriptable__ = refuse_script
 
     def forward(
         self,

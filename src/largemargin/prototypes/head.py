@@ -16,6 +16,7 @@ from largemargin.errors import (
     check_count,
     check_num_classes,
     check_number,
+    refuse_script,
 )
 from largemargin.ops import SIMILARITIES, normalize, similarity_logits
 from largemargin.ops.moving import live
@@ -176,6 +177,8 @@ class ClassHead(nn.Module):
         """Margin-free logits (..., C) of features (..., D), float32 or float64."""
         scale = live(self, "scale")
         return head_logits(features, self.weight, self.bias, self.similarity, scale)
+
+    __prepare_scriptable__ = refuse_script
 
     def forward(self, features: Tensor) -> Logits:
         return self.logits(features)
