@@ -1,7 +1,7 @@
 """Accuracy against scikit-learn and NumPy, for every kind of output, label and loader."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,17 @@ from torch import Tensor, nn
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
-from largemargin.evaluating import Accuracy, accuracy_of
+from largemargin.evaluating import (
+    Accuracy,
+    accuracy_of,
+    attacked_accuracy,
+    calibrate_temperature,
+    calibrate_threshold,
+    perturbed_accuracy,
+)
 from largemargin.evaluating.counting import Counts
 from largemargin.measuring.reliability import calibration
+from largemargin.robust import Attack, Perturbation
 
 N, C, D = 61, 5, 7
 
@@ -273,3 +281,35 @@ def test_strange_labels_on_the_device_are_told_at_the_end() -> None:
     y[3] = C
     with pytest.raises(LargeMarginError, match="but 1 of them do not"):
         accuracy_of(model.cuda(), [(x.cuda(), y.cuda())])
+
+
+@pytest.mark.parametrize("strange", [-1, 3])
+def test_labels_that_are_no_classes_are_refused_everywhere(strange: int) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    images, labels = torch.rand(40, 1, 2, 2), torch.arange(40) % 3
+    labels[7] = strange
+    data = [(images, labels)]
+    asked: list[Callable[[], object]] = [
+        lambda: accuracy_of(model, data),
+        lambda: calibrate_threshold(model, data),
+        lambda: calibrate_temperature(model, data),
+        lambda: perturbed_accuracy(model, data, {"noise": Perturbation(sigma=0.1)}, draws=1),
+        lambda: attacked_accuracy(model, data, [Attack("fgsm")]),
+    ]
+    for each in asked:
+        with pytest.raises(LargeMarginError, match=f"holds {strange}.*label them -100"):
+            each()
+
+
+def test_nothing_but_labels_to_skip() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    data = [(torch.rand(40, 1, 2, 2), torch.full((40,), -100))]
+    asked: list[Callable[[], object]] = [
+        lambda: calibrate_threshold(model, data),
+        lambda: calibrate_temperature(model, data),
+        lambda: perturbed_accuracy(model, data, {"noise": Perturbation(sigma=0.1)}, draws=1),
+        lambda: attacked_accuracy(model, data, [Attack("fgsm")]),
+    ]
+    for each in asked:
+        with pytest.raises(LargeMarginError, match="all of it is labelled -100"):
+            each()

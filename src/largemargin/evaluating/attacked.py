@@ -16,6 +16,7 @@ from largemargin.evaluating.pieces import (
     Source,
     count_pieces,
     count_samples,
+    known_rows,
     need_images,
     need_labels,
     pieces,
@@ -106,7 +107,8 @@ class AttackedCounts:
 
     def add(self, piece: Piece, shown: Bar) -> None:
         images, labels = need_images(piece, "an attack"), need_labels(piece)
-        chosen = (piece.positions % self.stride == 0).to(labels.device) & (labels != IGNORED)
+        known = known_rows(labels, self.reader.num_classes)
+        chosen = (piece.positions % self.stride == 0).to(labels.device) & known
         positions = piece.positions[chosen.to(piece.positions.device)].tolist()
         images, labels = images[chosen], labels[chosen]
         self.samples += len(labels)
@@ -137,7 +139,9 @@ class AttackedCounts:
     ) -> tuple[AttackedAccuracy, ...]:
         samples = sum(int(part["samples"]) for part in parts)
         if samples == 0:
-            raise LargeMarginError("nothing was attacked: the data is empty.")
+            raise LargeMarginError(
+                f"nothing was attacked: the data is empty, or all of it is labelled {IGNORED}."
+            )
         totals = torch.stack([part["right"] for part in parts]).sum(0).tolist()
         return tuple(
             AttackedAccuracy(

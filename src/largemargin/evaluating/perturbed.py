@@ -17,6 +17,7 @@ from largemargin.evaluating.pieces import (
     Source,
     check_range,
     count_pieces,
+    known_rows,
     need_images,
     need_labels,
     pieces,
@@ -194,7 +195,7 @@ class PerturbedCounts:
         """Every perturbation in every run, so that images are read once."""
         images, labels = need_images(piece, "a perturbation"), need_labels(piece)
         check_range(images)
-        self.samples += (labels != IGNORED).sum()
+        self.samples += known_rows(labels, self.reader.num_classes).sum()
         for name, what in self.perturbations.items():
             for run in range(self.runs[name]):
                 drawn = self.draws(what, run, images, piece.positions)
@@ -211,7 +212,9 @@ class PerturbedCounts:
         total = {name: torch.stack([part[name] for part in parts]).sum(0) for name in parts[0]}
         samples = int(total["samples"])
         if samples == 0:
-            raise LargeMarginError("nothing was evaluated: the data is empty.")
+            raise LargeMarginError(
+                f"nothing was evaluated: the data is empty, or all of it is labelled {IGNORED}."
+            )
         return {
             name: summary([each / samples for each in total[f"right {name}"].tolist()])
             for name in self.perturbations

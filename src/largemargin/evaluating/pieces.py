@@ -9,8 +9,8 @@ from torch import Tensor
 
 from largemargin.data.batches import Batch, Batches
 from largemargin.data.samples import Samples
-from largemargin.errors import LargeMarginError
-from largemargin.measuring.batches import batches, dataset_size
+from largemargin.errors import LargeMarginError, check_labels
+from largemargin.measuring.batches import IGNORED, SKIP, batches, dataset_size
 from largemargin.measuring.reading import chosen
 from largemargin.ops.distributed import world_size
 
@@ -126,6 +126,14 @@ def need_labels(piece: Piece) -> Tensor:
             'the data yields inputs without labels. Yield (inputs, labels), or dicts with "labels".'
         )
     return piece.labels
+
+
+def known_rows(labels: Tensor, num_classes: int) -> Tensor:
+    """Which of the labels are not -100, as a mask of their shape; the others must be classes."""
+    known = labels != IGNORED
+    used = labels[known]
+    check_labels(used, len(used), num_classes, of="logits", soft=False, skip=SKIP, validate=True)
+    return known
 
 
 def need_images(piece: Piece, what: str) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from largemargin.errors import LargeMarginError
 from largemargin.evaluating.logits import LogitModel
-from largemargin.evaluating.pieces import Source, count_pieces, need_labels, pieces
+from largemargin.evaluating.pieces import Source, count_pieces, known_rows, need_labels, pieces
 from largemargin.evaluating.progress import with_bar
 from largemargin.measuring.batches import IGNORED
 from largemargin.measuring.ranks import together
@@ -48,12 +48,16 @@ def columns_of(
         with reader.evaluating():
             for piece in with_bar(found, what, total, progress):
                 labels = need_labels(piece)
-                known = labels != IGNORED
+                known = known_rows(labels, reader.num_classes)
                 columns = read(piece.inputs, labels)
                 parts.append(tuple(column[known].cpu() for column in columns))
         return parts
 
     every = [part for parts in together(shared, rows) for part in parts]
-    if not every:
-        raise LargeMarginError(f"a {what} is calibrated on validation data, but it is empty.")
-    return tuple(torch.cat(column) for column in zip(*every, strict=True))
+    columns = tuple(torch.cat(column) for column in zip(*every, strict=True))
+    if not columns or len(columns[0]) == 0:
+        raise LargeMarginError(
+            f"a {what} is calibrated on validation data, but it is empty, or all of it is labelled "
+            f"{IGNORED}."
+        )
+    return columns
