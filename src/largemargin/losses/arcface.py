@@ -12,8 +12,8 @@ from largemargin.errors import check_choice
 from largemargin.losses.angles import clipped, sine_of_target
 from largemargin.losses.loss import Loss, LossOptions
 from largemargin.losses.scale import Scale, check_scale_setting, resolve_scale, turned
-from largemargin.losses.terms import check_margin, expect, need, of_target
-from largemargin.ops import ComputeOptions, class_stats
+from largemargin.losses.terms import check_margin, expect, of_target, target_and_rest
+from largemargin.ops import ComputeOptions
 from largemargin.ops.moving import live
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
@@ -79,23 +79,16 @@ def arcface(
         hint="Margins of ArcFace are radians; convert degrees with math.radians.",
     )
     s = resolve_scale(scale, prototypes, turned, margin)
-    stats = class_stats(
-        features,
-        prototypes,
-        labels,
-        similarity="cosine",
-        scale=s,
-        want=("target", "rest"),
-        **how,
+    target, rest = target_and_rest(
+        features, prototypes, labels, similarity="cosine", scale=s, **how
     )
-    target = need(stats.target)
     m = of_target(margin, labels, prototypes.shape[0], "margin")
     cosine = clipped(target / s)
     sine = sine_of_target(cosine, features, prototypes, labels, how.get("precision"))
     penalised = s * _penalised_cosine(cosine, sine, m, mode)
     if gradient == "detached":
         penalised = target + (penalised - target).detach()
-    return expect(F.softplus(need(stats.rest) - penalised), labels)
+    return expect(F.softplus(rest - penalised), labels)
 
 
 def _penalised_cosine(cosine: Tensor, sine: Tensor, margin: float | Tensor, mode: Mode) -> Tensor:

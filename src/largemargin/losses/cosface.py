@@ -8,8 +8,8 @@ from torch import Tensor
 
 from largemargin.losses.loss import Loss, LossOptions
 from largemargin.losses.scale import Scale, check_scale_setting, lowered, resolve_scale
-from largemargin.losses.terms import check_margin, expect, need, of_target
-from largemargin.ops import ComputeOptions, class_stats
+from largemargin.losses.terms import check_margin, expect, of_target, target_and_rest
+from largemargin.ops import ComputeOptions
 from largemargin.ops.moving import live
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
@@ -48,14 +48,8 @@ def cosface(
         tensor([0.6931])
     """
     s = resolve_scale(scale, prototypes, lowered, margin)
-    stats = class_stats(
-        features,
-        prototypes,
-        labels,
-        similarity="cosine",
-        scale=s,
-        want=("target", "rest"),
-        **how,
+    target, rest = target_and_rest(
+        features, prototypes, labels, similarity="cosine", scale=s, **how
     )
     num_classes = prototypes.shape[0]
     check_margin(
@@ -66,7 +60,7 @@ def cosface(
         hint=f"With {num_classes} classes no arrangement has a wider cosine margin.",
     )
     required = s * of_target(margin, labels, num_classes, "margin")
-    return expect(F.softplus(need(stats.rest) - need(stats.target) + required), labels)
+    return expect(F.softplus(rest - target + required), labels)
 
 
 class CosFace(Loss):

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_all_finite, check_number
 from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.terms import check_setting, expect, need, of_target
-from largemargin.ops import ComputeOptions, class_stats
+from largemargin.losses.terms import check_setting, expect, of_target, target_and_rest
+from largemargin.ops import ComputeOptions
 from largemargin.ops.moving import live
 from largemargin.ops.rows import promote
 from largemargin.ops.shards import refuse_sharded
@@ -57,9 +57,7 @@ def gaussian_mixture(
     check_setting("likelihood_weight", likelihood_weight, at_least=0)
     num_classes = means.shape[0]
     if log_variances is None:
-        stats = class_stats(
-            features, means, labels, similarity="euclidean", want=("target", "rest"), **how
-        )
+        target, rest = target_and_rest(features, means, labels, similarity="euclidean", **how)
         normaliser: float | Tensor = 0.0
     else:
         refuse_sharded(means, "gaussian_mixture", "its variances would have to be sharded too.")
@@ -74,18 +72,17 @@ def gaussian_mixture(
         q, mu, v = promote(features), promote(means), promote(log_variances)
         inverse = torch.exp(-v)
         half_logdet = 0.5 * v.sum(1)
-        stats = class_stats(
+        target, rest = target_and_rest(
             torch.cat([q.square(), q], dim=1),
             torch.cat([-0.5 * inverse, mu * inverse], dim=1),
             labels,
             bias=-0.5 * (mu.square() * inverse).sum(1) - half_logdet,
-            want=("target", "rest"),
+            similarity="dot",
             **how,
         )
         normaliser = of_target(half_logdet, labels, num_classes, "log_variances")
-    target = need(stats.target)
     distance = -target - normaliser
-    values = F.softplus(need(stats.rest) - target + alpha * distance) - likelihood_weight * target
+    values = F.softplus(rest - target + alpha * distance) - likelihood_weight * target
     return expect(values, labels)
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from largemargin.errors import LargeMarginError, check_length
 from largemargin.losses.loss import Loss, LossOptions
 from largemargin.losses.scale import Scale, check_scale_setting, resolve_scale
-from largemargin.losses.terms import expect, need
-from largemargin.ops import ComputeOptions, class_stats
+from largemargin.losses.terms import expect, target_and_rest
+from largemargin.ops import ComputeOptions
 from largemargin.ops.moving import live
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
@@ -53,19 +53,12 @@ def gm_softmax(
     if check:
         _check_theorem(alpha1, alpha2)
     s = resolve_scale(scale, prototypes, _aligned, alpha2, beta2)
-    stats = class_stats(
-        features,
-        prototypes,
-        labels,
-        similarity="cosine",
-        scale=s,
-        want=("target", "rest"),
-        **how,
+    target, rest = target_and_rest(
+        features, prototypes, labels, similarity="cosine", scale=s, **how
     )
-    target = need(stats.target)
     numerator = _rows("alpha1", alpha1, labels) * target + s * _rows("beta1", beta1, labels)
     denominator = _rows("alpha2", alpha2, labels) * target + s * _rows("beta2", beta2, labels)
-    return expect(torch.logaddexp(need(stats.rest), denominator) - numerator, labels)
+    return expect(torch.logaddexp(rest, denominator) - numerator, labels)
 
 
 # Not inside gm_softmax: dynamo of torch 2.9 cannot trace a function whose annotation has a union.

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from largemargin.losses.loss import Loss, LossOptions
 from largemargin.losses.scale import Scale, check_scale_setting, resolve_scale, untouched
-from largemargin.losses.terms import expect, need
-from largemargin.ops import ComputeOptions, class_stats
+from largemargin.losses.terms import expect, target_and_rest
+from largemargin.ops import ComputeOptions
 from largemargin.ops.moving import live
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
@@ -45,18 +45,11 @@ def lm_softmax(
         >>> lm_softmax(torch.tensor([[3.0, 4.0]]), W, torch.tensor([1]))
         tensor([-0.2000])
     """
-    check_scale_setting(scale)
     s = resolve_scale(scale, prototypes, untouched)
-    stats = class_stats(
-        features,
-        prototypes,
-        labels,
-        similarity="cosine",
-        scale=s,
-        want=("target", "rest"),
-        **how,
+    target, rest = target_and_rest(
+        features, prototypes, labels, similarity="cosine", scale=s, **how
     )
-    return expect((need(stats.rest) - need(stats.target)) / s, labels)
+    return expect((rest - target) / s, labels)
 
 
 class LMSoftmax(Loss):

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from largemargin.losses.loss import Loss, LossOptions
 from largemargin.losses.scale import Scale, check_scale_setting, resolve_scale, untouched
-from largemargin.losses.terms import expect, need
-from largemargin.ops import ComputeOptions, class_stats
+from largemargin.losses.terms import expect, target_and_rest
+from largemargin.ops import ComputeOptions
 from largemargin.ops.moving import live
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
@@ -41,16 +41,11 @@ def normface(
         >>> normface(W[:1], W, torch.tensor([0]), scale=1.0)
         tensor([0.1269])
     """
-    stats = class_stats(
-        features,
-        prototypes,
-        labels,
-        similarity="cosine",
-        scale=resolve_scale(scale, prototypes, untouched),
-        want=("target", "rest"),
-        **how,
+    s = resolve_scale(scale, prototypes, untouched)
+    target, rest = target_and_rest(
+        features, prototypes, labels, similarity="cosine", scale=s, **how
     )
-    return expect(F.softplus(need(stats.rest) - need(stats.target)), labels)
+    return expect(F.softplus(rest - target), labels)
 
 
 class NormFace(Loss):

@@ -11,8 +11,8 @@ from largemargin.errors import LargeMarginError
 from largemargin.losses.angles import multiplied_angle
 from largemargin.losses.loss import Loss, LossOptions
 from largemargin.losses.scale import Scale, check_scale_setting, resolve_scale, untouched
-from largemargin.losses.terms import check_setting, expect, need, of_target
-from largemargin.ops import ComputeOptions, class_stats, safe_norm
+from largemargin.losses.terms import check_setting, expect, of_target, target_and_rest
+from largemargin.ops import ComputeOptions, safe_norm
 from largemargin.ops.moving import live
 from largemargin.ops.rows import EPS
 from largemargin.ops.shards import refuse_sharded
@@ -92,31 +92,20 @@ def sphereface(
     margin = check_integer_margin(margin, "sphereface")
     check_setting("annealing", annealing, at_least=0)
     if scale is None:
-        stats = class_stats(
-            features,
-            prototypes,
-            labels,
-            similarity="cosine_prototypes",
-            want=("target", "rest"),
-            **how,
+        target, rest = target_and_rest(
+            features, prototypes, labels, similarity="cosine_prototypes", **how
         )
         length = safe_norm(features)
         length = length if labels.dim() == 1 else length[:, None]
     else:
         s = resolve_scale(scale, prototypes, untouched)
-        stats = class_stats(
-            features,
-            prototypes,
-            labels,
-            similarity="cosine",
-            scale=s,
-            want=("target", "rest"),
-            **how,
+        target, rest = target_and_rest(
+            features, prototypes, labels, similarity="cosine", scale=s, **how
         )
-        length = torch.ones_like(need(stats.target)) * s
-    cosine = need(stats.target) / length.clamp_min(EPS)
+        length = torch.ones_like(target) * s
+    cosine = target / length.clamp_min(EPS)
     penalised = length * _annealed(cosine, margin, annealing)
-    return expect(F.softplus(need(stats.rest) - penalised), labels)
+    return expect(F.softplus(rest - penalised), labels)
 
 
 def lsoftmax(
@@ -150,16 +139,16 @@ def lsoftmax(
     margin = check_integer_margin(margin, "lsoftmax")
     refuse_sharded(prototypes, "lsoftmax", "it needs the length of each sample's class vector.")
     check_setting("annealing", annealing, at_least=0)
-    stats = class_stats(features, prototypes, labels, want=("target", "rest"), **how)
+    target, rest = target_and_rest(features, prototypes, labels, similarity="dot", **how)
     length = safe_norm(features)
     if labels.dim() == 1:
         own = prototypes[labels.long().clamp(0, prototypes.shape[0] - 1)]
         length = length * safe_norm(own)
     else:
         length = length[:, None] * of_target(safe_norm(prototypes), labels, len(prototypes), "W")
-    cosine = need(stats.target) / length.clamp_min(EPS)
+    cosine = target / length.clamp_min(EPS)
     penalised = length * _annealed(cosine, margin, annealing)
-    return expect(F.softplus(need(stats.rest) - penalised), labels)
+    return expect(F.softplus(rest - penalised), labels)
 
 
 class SphereFace(Loss):

@@ -1,13 +1,13 @@
 """Small pieces the per-sample functions share: statistics by call form, soft targets, margins."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_choice, check_length, check_number
-from largemargin.ops import SIMILARITIES, ClassStats, class_stats
+from largemargin.ops import SIMILARITIES, ClassStats, ComputeOptions, class_stats
 from largemargin.ops.class_stats import IMPLS, Statistic, stats_from_logits
 from largemargin.ops.product import PRECISIONS
 
@@ -48,6 +48,30 @@ def stats_of(
     checks = {name: how[name] for name in ("validate", "check_finite") if name in how}
     stats = stats_from_logits(features, prototypes, scale, want, relative=True, **checks)
     return stats, prototypes
+
+
+def target_and_rest(
+    features: Tensor,
+    prototypes: Tensor,
+    labels: Tensor,
+    *,
+    similarity: str,
+    scale: float | Tensor = 1.0,
+    bias: Tensor | None = None,
+    **how: Unpack[ComputeOptions],
+) -> tuple[Tensor, Tensor]:
+    """The two statistics that most margin losses are functions of."""
+    stats = class_stats(
+        features,
+        prototypes,
+        labels,
+        bias=bias,
+        similarity=similarity,
+        scale=scale,
+        want=("target", "rest"),
+        **how,
+    )
+    return need(stats.target), need(stats.rest)
 
 
 def check_form(similarity: str, how: Any) -> None:

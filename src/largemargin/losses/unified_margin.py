@@ -15,8 +15,8 @@ from largemargin.losses.scale import (
     resolve_scale,
     turned_and_lowered,
 )
-from largemargin.losses.terms import check_margin, check_setting, expect, need, of_target
-from largemargin.ops import ComputeOptions, class_stats
+from largemargin.losses.terms import check_margin, check_setting, expect, of_target, target_and_rest
+from largemargin.ops import ComputeOptions
 from largemargin.ops.moving import live
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
@@ -63,21 +63,15 @@ def unified_margin(
     check_margin("m2", m2, at_least=0, below=math.pi, hint=hint)
     check_setting("m3", m3, at_least=0)
     s = resolve_scale(scale, prototypes, turned_and_lowered, m2, m3)
-    stats = class_stats(
-        features,
-        prototypes,
-        labels,
-        similarity="cosine",
-        scale=s,
-        want=("target", "rest"),
-        **how,
+    target, rest = target_and_rest(
+        features, prototypes, labels, similarity="cosine", scale=s, **how
     )
     num_classes = prototypes.shape[0]
-    cosine = clipped(need(stats.target) / s)
+    cosine = clipped(target / s)
     sine = sine_of_target(cosine, features, prototypes, labels, how.get("precision"))
     phi = m1 * torch.atan2(sine, cosine) + of_target(m2, labels, num_classes, "m2")
     penalised = s * (continued_cosine(phi) - of_target(m3, labels, num_classes, "m3"))
-    return expect(F.softplus(need(stats.rest) - penalised), labels)
+    return expect(F.softplus(rest - penalised), labels)
 
 
 class UnifiedMargin(Loss):
