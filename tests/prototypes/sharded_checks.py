@@ -12,10 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 from two_ranks import meeting_folder
 
@@ -231,6 +228,7 @@ def check_half() -> Iterator[str]:
     (gradient,) = torch.autograd.grad(want, features)
     yield from differs("bfloat16", value, want, 1e-5)
     yield from differs("gradient", part.grad / dist.get_world_size(), mine(gradient), 1e-2)
+    yield from differs("float32", head.predict(part.detach()).scores.dtype == torch.float32, True)
 
 
 def check_prediction() -> Iterator[str]:
@@ -245,6 +243,8 @@ def check_prediction() -> Iterator[str]:
                 label = f"C={num_classes}, {similarity}, k={k}"
                 yield from differs(f"{label}: scores", got.scores, mine(want.scores))
                 yield from differs(f"{label}: classes", got.classes, mine(want.classes))
+        got = head.predict(mine(features.float()), num_classes)  # beside a float64 head
+        yield from differs(f"{label}: other features", got.scores, mine(want.scores))
     shape = head.predict(torch.ones(2, 3, D, dtype=torch.float64), 2).classes.shape
     yield from differs("shape", tuple(shape), (2, 3, 2))
     whole = features.clone().requires_grad_()

@@ -246,8 +246,10 @@ class ShardedClassHead(ClassHead):
         shard = shard_of(self.weight, self.bias)
         nobody = torch.zeros(flat.shape[0], dtype=torch.long, device=flat.device)
         joined = join_batches(flat, nobody, shard.group)
-        # Places that a process has no class for come after classes of bias minus infinity.
-        found, here = joined.features.new_full((len(joined.labels), k), -torch.inf), 0
+        # The type of all scores, float32 at least, which a process without classes has to know too.
+        # Places for no class come after classes of bias minus infinity.
+        dtype = torch.promote_types(joined.features.dtype, shard.columns.dtype)
+        found = joined.features.new_full((len(joined.labels), k), -torch.inf, dtype=dtype)
         classes = torch.zeros_like(found, dtype=torch.long)
         if shard.columns.shape[0]:
             here = min(k, shard.columns.shape[0])
@@ -261,9 +263,7 @@ class ShardedClassHead(ClassHead):
                 chunk_size=chunk_size,
                 precision=precision,
             )
-            found, classes = found.to(best.scores.dtype), classes
-            lowest = torch.finfo(found.dtype).min
-            found[:, :here] = best.scores.clamp_min(lowest)
+            found[:, :here] = best.scores.clamp_min(torch.finfo(dtype).min)
             classes[:, :here] = best.classes + shard.offset
         found, classes = self._own_candidates(found, joined), self._own_candidates(classes, joined)
         # Lower classes stand to the left, and ties go to the left.
