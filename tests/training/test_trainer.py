@@ -71,6 +71,21 @@ def test_the_step_gets_the_settings_of_the_run(tmp_path: Path) -> None:
         assert (torch.ones(1, 1) @ torch.ones(1, 1)).dtype == torch.bfloat16
 
 
+def test_a_scaled_loss_is_unscaled_by_the_scaler_that_scaled_it(tmp_path: Path) -> None:
+    made = trainer(tmp_path, precision="fp16")
+    assert made.step.scaler is made.processes.scaler is not None
+    assert made.step.backward == made.processes.backward
+
+
+def test_batches_are_drawn_by_the_seed_of_the_run(tmp_path: Path) -> None:
+    def order(seed: int) -> list[int]:
+        return next(iter(trainer(tmp_path, seed=seed).batches.epoch(0))).labels.tolist()
+
+    assert order(3) == order(3) != order(4)
+    made = trainer(tmp_path, data=replace(config().data, workers=2))
+    assert (made.batches.augment, made.batches.workers) == (digits().augment, 2)
+
+
 @pytest.mark.parametrize(
     ("over", "steps"), [(0, 1), (1, 1), (2, 2)], ids=["none", "a single one", "two"]
 )
