@@ -16,6 +16,7 @@ from contract.situations import huge_logits, on_prototype, zero_features
 from contract.zoo import NAMES, ZOO, build, resolve
 from largemargin import class_stats
 from largemargin.losses import LOSSES
+from largemargin.ops.similarity import common_origin
 
 SIZES = Sizes(6, 4, 3)
 HALVES = [torch.float16, torch.bfloat16]
@@ -138,3 +139,36 @@ def test_a_common_shift_of_given_logits_costs_no_digits(name, soft):
         torch.autograd.grad(values.sum(), leaf) for values, leaf in ((value, near), (want, far))
     )
     torch.testing.assert_close(got, slope.float(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("impl", ["dense", "chunked"])
+@pytest.mark.parametrize("precision", [None, "bf16"])
+@pytest.mark.parametrize("away", [-30.0, 1000.0])
+def test_distances_far_from_the_origin_keep_their_digits(away, precision, impl):
+    """Those of class vectors moved by a number, which is exact here, are what they were."""
+    torch.manual_seed(54)
+    near = (64 * torch.randn(9, 8)).round() / 64
+    features = (64 * (near[torch.arange(20) % 9] + torch.randn(20, 8))).round() / 64
+    found = []
+    for shift in (0.0, away):
+        leaves = [(each + shift).requires_grad_() for each in (features, near)]
+        how = {"similarity": "euclidean", "scale": 2.0, "impl": impl, "precision": precision}
+        stats = class_stats(*leaves, torch.arange(20) % 9, **how)
+        rest, target = stats.rest, stats.target
+        found.append([rest, target, *torch.autograd.grad((rest - target).sum(), leaves)])
+    for moved, want in zip(found[1], found[0], strict=True):
+        scale = want.abs().max().item()
+        tolerance = scale * (2e-6 if precision is None else 2e-2)
+        torch.testing.assert_close(moved, want, rtol=0, atol=tolerance)
+
+
+def test_the_origin_of_distances_stays_where_it_is_unless_class_vectors_are_far_from_it():
+    near = torch.tensor([[1.0, -2.0], [3.0, 0.5], [-1.0, 0.25]])
+    assert not common_origin(near).any()
+    assert common_origin(near + 100).tolist() == [100.0, 100.0]
+    assert common_origin(torch.full((3, 2), 0.1)).tolist() == pytest.approx([0.1, 0.1])
+    assert not common_origin(torch.zeros(3, 2)).any()
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        assert not common_origin(torch.tensor([[100.0, bad], [101.0, 1.0]])).any()
+    far = torch.tensor([[2e38, 3e38], [-2e38, 3e38]])
+    assert common_origin(far).isfinite().all()

@@ -93,7 +93,8 @@ def class_stats(
         labels: (N,) class indices, or (N, C) soft targets, whose values are not used here: then
             every class is taken as the target in turn.
         bias: (C,), added after the similarity.
-        similarity: "dot", "cosine", "cosine_prototypes" or "euclidean".
+        similarity: "dot", "cosine", "cosine_prototypes" or "euclidean". Distances keep their digits
+            far from the origin too, with impl="triton" only near it.
         scale: s > 0, a number or a 0-dim tensor.
         want: the statistics to compute.
         impl: "dense" keeps the (N, C) logits and is twice differentiable; "chunked" goes over the

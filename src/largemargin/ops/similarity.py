@@ -47,7 +47,8 @@ def affine_form(
 ) -> AffineForm:
     """Bring ``scale * (similarity + bias)`` into affine form; call it with autocast disabled.
 
-    ``keep_columns`` leaves the prototypes in their dtype: no wide copy of a half precision matrix.
+    ``keep_columns`` leaves the prototypes as they are: no wide copy of a half precision matrix, and
+    none that is moved to the origin.
     """
     if keep_columns:
         rows, columns = promote(features), prototypes
@@ -58,6 +59,9 @@ def affine_form(
     if similarity == "cosine":
         rows = normalize(rows)
     elif similarity == "euclidean":
+        if not keep_columns and columns.numel():
+            origin = common_origin(columns)
+            rows, columns = rows - origin, columns - origin
         half_square = -0.5 * scale * promote(columns).square().sum(1)
         column_bias = half_square if column_bias is None else column_bias + half_square
         row_bias = -0.5 * scale * rows.square().sum(1)
@@ -66,6 +70,22 @@ def affine_form(
     return AffineForm(
         rows, columns, column_bias, row_bias, similarity.startswith("cosine"), precision
     )
+
+
+@torch.no_grad()
+def common_origin(columns: Tensor) -> Tensor:
+    """A point (D,) near class vectors that are far from 0: distances from there lose no digits.
+
+    Of squares that are large beside their differences little is left. It is the middle of each
+    dimension in steps of a power of two, not below half the widest one: taking it off is exact, and
+    it is 0 and changes nothing unless class vectors are farther from 0 than from each other.
+    """
+    low, high = columns.amin(0), columns.amax(0)
+    middle = (low + high) / 2
+    widest = torch.maximum((high - low).amax() / 2, middle.abs().amax() * 2**-20)
+    step = torch.exp2(torch.ceil(torch.log2(widest)))
+    # Of vectors that are not finite, or all 0, it is 0.
+    return torch.nan_to_num(torch.round(middle / step) * step, 0.0, 0.0, 0.0)
 
 
 def dense_logits(form: AffineForm) -> Logits:
