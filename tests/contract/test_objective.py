@@ -195,3 +195,34 @@ def test_bias_goes_to_the_terms_that_have_one():
     value = objective(problem.features, problem.prototypes, problem.labels, bias=problem.bias)
     assert_close(value.terms["softmax"], call(lm.CrossEntropy(), problem), 0.0, "softmax")
     assert_close(value.terms["cosine"], call(lm.CosFace(scale=6.0), problem), 0.0, "cosine")
+
+
+def test_losses_add_up():
+    problem = random_problem(SIZES, seed=102)
+    objective = lm.CrossEntropy() + 0.5 * lm.SampleMargin() + lm.ZeroCentroid()
+    assert objective.weights == {"softmax": 1.0, "sample_margin": 0.5, "zero_centroid": 1.0}
+    same = lm.Objective(
+        softmax=lm.CrossEntropy(), sample_margin=0.5 * lm.SampleMargin(), zero=lm.ZeroCentroid()
+    )
+    given = problem.features, problem.prototypes, problem.labels
+    assert_close(objective(*given).total, same(*given).total, 0.0, "sum")
+    both = 2.0 * lm.CosFace() + objective  # the weights stay
+    assert both.weights == {"cosface": 2.0} | objective.weights
+    assert sum([lm.CosFace(), lm.SampleMargin()]).terms.keys() == {"cosface", "sample_margin"}
+
+
+def test_a_class_of_ones_own_is_called_as_it_is_written():
+    class MyOwnLoss(lm.CrossEntropy):
+        pass
+
+    assert list((MyOwnLoss() + lm.CrossEntropy()).terms) == ["my_own_loss", "softmax"]
+
+
+def test_sums_that_cannot_be():
+    with pytest.raises(LargeMarginError, match=r"two terms .*'cosface'.*Objective\(first="):
+        lm.CosFace() + 0.5 * lm.CosFace()
+    for other in (1.0, torch.nn.CrossEntropyLoss()):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            lm.CosFace() + other
+        with pytest.raises(TypeError, match="unsupported operand"):
+            other + lm.CosFace()

@@ -23,10 +23,10 @@ from largemargin.dropin.tap import Tap
 from largemargin.dropin.watch import Watch, check_ceiling
 from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.losses import LOSSES, Loss, Objective
-from largemargin.losses.loss import Weighted
 from largemargin.losses.micro_batches import set_accumulation
 from largemargin.losses.schedules import Schedule, preset_schedule
 from largemargin.losses.terms import matrix_of
+from largemargin.losses.weighted import Weighted
 from largemargin.ops import SIMILARITIES
 from largemargin.prototypes import ClassHead
 from largemargin.prototypes.form import HeadForm

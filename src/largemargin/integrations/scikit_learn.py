@@ -59,9 +59,9 @@ class LargeMarginClassifier(
     of a pipeline; ``transform`` gives the features before the head.
 
     Args:
-        objective: a name of ``lm.LOSSES``, a loss or its class, an ``lm.Objective``, or a function
-            ``(num_classes, dim)`` that makes one. A module is copied for each fit. By name, losses
-            on cosines have ``scale="auto"``, and penalties such as "discriminative" or "center"
+        objective: a name of ``lm.LOSSES`` or a sum as "cosface + 0.5*sample_margin", a loss or its
+            class, an ``lm.Objective``, or a function ``(num_classes, dim)`` that makes one. Modules
+            are copied for each fit. By name, losses on cosines have ``scale="auto"``, and penalties
             come with a cross entropy. Losses on inputs measure in standard deviations.
         objective_params: settings of an objective given by name, class or function. Settings can
             also be reached as ``objective__margin``, for example in a grid search.

@@ -24,7 +24,7 @@ from largemargin.losses.margins import ldam_margins
 from largemargin.losses.rebuild import rebuilding_repr
 from largemargin.losses.scale import auto_scale
 from largemargin.losses.terms import class_vector, drawn_matrix, need
-from largemargin.losses.weighted import Weighted as Weighted
+from largemargin.losses.weighted import Summand, Weighted
 from largemargin.ops import ComputeOptions
 from largemargin.ops.class_stats import IMPLS, Impl
 from largemargin.ops.distributed import all_reduce_sum, world_size
@@ -59,7 +59,7 @@ class LossValue(NamedTuple):
     terms: dict[str, Tensor]
 
 
-class Loss(nn.Module):
+class Loss(Summand, nn.Module):
     r"""A per-sample loss :math:`\ell(x_n, c)` with weights, targets and a reduction around it.
 
     Call it as ``loss(features, prototypes, labels)``; losses that only see logits also as

@@ -1,18 +1,20 @@
 """``Objective``: named, weighted terms added up."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, refuse_script
-from largemargin.losses.loss import Loss, LossValue, Weighted
+from largemargin.losses.loss import Loss, LossValue
+from largemargin.losses.weighted import Summand, Weighted
 from largemargin.ops import similarity_logits
 from largemargin.ops.moving import followed
 from largemargin.prototypes.form import HeadForm
 
 
-class Objective(nn.Module):
+class Objective(Summand, nn.Module):
     """A weighted sum of named losses: the paper's L = L_S + alpha L_compact + ...
 
     Example:
@@ -20,6 +22,10 @@ class Objective(nn.Module):
         >>> value = objective(torch.eye(2), torch.eye(2), torch.tensor([0, 1]))
         >>> sorted(value.terms)
         ['margin', 'softmax']
+
+    A sum is one, with the names of ``LOSSES``:
+        >>> sorted((CrossEntropy() + 0.5 * SampleMargin()).terms)
+        ['sample_margin', 'softmax']
 
     Every loss takes what it needs from the call: features, prototypes and labels always; ``noisy``
     features, ``inputs`` or ``layers`` when a term asks for them. ``logits`` are made from features
@@ -157,3 +163,39 @@ def _logits(features: Tensor, prototypes: Tensor | nn.Module, bias: Tensor | Non
         return similarity_logits(features, prototypes, bias=bias)
     made: Tensor = prototypes(features)
     return made
+
+
+def added(*summands: Summand) -> Objective:
+    """The objective of ``loss + 0.5 * loss``; terms are named as in ``LOSSES``."""
+    terms: dict[str, Loss | Weighted] = {}
+    for summand in summands:
+        for name, term in _named(summand).items():
+            if name in terms:
+                raise LargeMarginError(
+                    f"the sum has two terms that would be called {name!r}. Give them names of "
+                    "their own: Objective(first=..., second=...)."
+                )
+            terms[name] = term
+    return Objective(**terms)
+
+
+def _named(summand: Summand) -> dict[str, Loss | Weighted]:
+    if isinstance(summand, Objective):
+        weights = summand.weights
+        parts = {name: loss for name, loss in summand.terms.items() if isinstance(loss, Loss)}
+        return {
+            name: loss if weights[name] == 1.0 else weights[name] * loss
+            for name, loss in parts.items()
+        }
+    assert isinstance(summand, Loss | Weighted)
+    loss = summand.loss if isinstance(summand, Weighted) else summand
+    return {_name_of(type(loss)): summand}
+
+
+def _name_of(kind: type[Loss]) -> str:
+    from largemargin.losses import LOSSES, CrossEntropy
+
+    if kind is CrossEntropy:
+        return "softmax"
+    known = {each: name for name, each in LOSSES.items()}
+    return known.get(kind) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind.__name__).lower()

@@ -1,4 +1,4 @@
-"""``weight * loss``, as an ``Objective`` takes it."""
+"""``weight * loss`` and ``loss + loss``: what an ``Objective`` is made of."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -8,9 +8,22 @@ from largemargin.errors import check_number
 
 if TYPE_CHECKING:
     from largemargin.losses.loss import Loss
+    from largemargin.losses.objective import Objective
 
 
-class Weighted(nn.Module):
+class Summand:
+    """What can be added up: losses, weighted ones and objectives."""
+
+    def __add__(self, other: "Summand") -> "Objective":
+        from largemargin.losses.objective import added
+
+        return added(self, other) if isinstance(other, Summand) else NotImplemented
+
+    def __radd__(self, other: object) -> Any:
+        return self if other == 0 else NotImplemented  # what sum() begins with
+
+
+class Weighted(Summand, nn.Module):
     """``weight * loss``, as an ``Objective`` takes it."""
 
     def __init__(self, loss: "Loss", weight: float) -> None:
