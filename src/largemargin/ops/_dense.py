@@ -90,7 +90,8 @@ def _every_class_in_turn(logits: Tensor, want: tuple[str, ...], relative: bool) 
     most 1/2, where log(1 - p) and division by 1 - p are well conditioned.
     """
     num_classes = logits.shape[1]
-    given, shift = logits, logits.detach().amax(dim=1, keepdim=True)
+    given = logits
+    shift = logits.detach().amax(dim=1, keepdim=True)
     logits = logits - shift
     target = (logits if relative else given) if "target" in want else None
     top, top_index = logits.max(dim=1, keepdim=True)
