@@ -172,3 +172,17 @@ def test_the_origin_of_distances_stays_where_it_is_unless_class_vectors_are_far_
         assert not common_origin(torch.tensor([[100.0, bad], [101.0, 1.0]])).any()
     far = torch.tensor([[2e38, 3e38], [-2e38, 3e38]])
     assert common_origin(far).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "middle"),
+    [
+        (6.0, 8.0, 7.0),  # half as wide as they are apart: in steps of 1
+        (6.5, 8.5, 8.0),  # which 7.5 is not
+        (5.9, 8.1, 8.0),  # in steps of 2
+        (1 + 2**-20, 1 + 2**-20, 1.0),  # equal ones: in steps of 2^-19 of their size
+    ],
+)
+def test_the_point_distances_are_taken_from_is_a_round_number(low, high, middle):
+    columns = torch.tensor([[low, 0.0], [high, 0.0]], dtype=torch.float64)
+    assert common_origin(columns).tolist() == [middle, 0.0]

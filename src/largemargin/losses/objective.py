@@ -181,12 +181,8 @@ def added(*summands: Summand) -> Objective:
 
 def _named(summand: Summand) -> dict[str, Loss | Weighted]:
     if isinstance(summand, Objective):
-        weights = summand.weights
         parts = {name: loss for name, loss in summand.terms.items() if isinstance(loss, Loss)}
-        return {
-            name: loss if weights[name] == 1.0 else weights[name] * loss
-            for name, loss in parts.items()
-        }
+        return {name: summand.weights[name] * loss for name, loss in parts.items()}
     assert isinstance(summand, Loss | Weighted)
     loss = summand.loss if isinstance(summand, Weighted) else summand
     return {_name_of(type(loss)): summand}

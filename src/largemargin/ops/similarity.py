@@ -85,7 +85,7 @@ def common_origin(columns: Tensor) -> Tensor:
     widest = torch.maximum((high - low).amax() / 2, middle.abs().amax() * 2**-20)
     step = torch.exp2(torch.ceil(torch.log2(widest)))
     # Of vectors that are not finite, or all 0, it is 0.
-    return torch.nan_to_num(torch.round(middle / step) * step, 0.0, 0.0, 0.0)
+    return torch.nan_to_num(torch.round(middle / step) * step)
 
 
 def dense_logits(form: AffineForm) -> Logits:
