@@ -211,6 +211,15 @@ def test_losses_add_up():
     assert sum([lm.CosFace(), lm.SampleMargin()]).terms.keys() == {"cosface", "sample_margin"}
 
 
+def test_a_sum_is_worth_what_its_terms_are():
+    problem = random_problem(SIZES, seed=103)
+    given = problem.features, problem.prototypes, problem.labels
+    smooth, margin, cosine = lm.LabelSmoothing(), lm.SampleMargin(), lm.CosFace(scale=6.0)
+    value = (3.0 * smooth + 0.5 * margin + cosine)(*given).total
+    wanted = 3.0 * smooth(*given) + 0.5 * margin(*given) + cosine(*given)
+    assert_close(value, wanted, 1e-12, "value")
+
+
 def test_a_class_of_ones_own_is_called_as_it_is_written():
     class MyOwnLoss(lm.CrossEntropy):
         pass

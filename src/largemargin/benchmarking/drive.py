@@ -138,9 +138,7 @@ class _Session:
 
     def is_over(self) -> bool:
         """Whether no run is left, not even one under way."""
-        return (
-            all(key in self.records for key in self.begun) and next(self._waiting(), None) is None
-        )
+        return self.begun <= self.records.keys() and next(self._waiting(), None) is None
 
     def _waiting(self) -> Iterator[Job]:
         yield from next_jobs(self.protocol, self.situation, self.records, everyone=self.everyone)

@@ -61,15 +61,9 @@ def target_and_rest(
     **how: Unpack[ComputeOptions],
 ) -> tuple[Tensor, Tensor]:
     """The two statistics that most margin losses are functions of."""
-    stats = class_stats(
-        features,
-        prototypes,
-        labels,
-        bias=bias,
-        similarity=similarity,
-        scale=scale,
-        want=("target", "rest"),
-        **how,
+    want: tuple[Statistic, ...] = ("target", "rest")
+    stats, _ = stats_of(
+        features, prototypes, labels, want, bias=bias, similarity=similarity, scale=scale, how=how
     )
     return need(stats.target), need(stats.rest)
 
