@@ -63,9 +63,11 @@ def assert_rows_close(found, expected, tolerance):
         assert bool((error <= tolerance * size + 1e-44).all()), (one, other)
 
 
+@pytest.mark.parametrize("looks", [True, False], ids=["as on the CPU", "as on a GPU"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("situation", SITUATIONS)
-def test_is_the_dense_definition(situation, dtype, monkeypatch):
+def test_is_the_dense_definition(situation, dtype, looks, monkeypatch):
+    monkeypatch.setattr(_fused, "_may_look", lambda _: looks)
     features, prototypes, labels = vectors(dtype)
     SITUATIONS[situation](features, prototypes)
     labels[2] = SHAPE[1]  # out of range: NaN without gradient
@@ -96,6 +98,57 @@ def test_it_is_what_runs(monkeypatch):
     LF.arcface(features, prototypes, labels)
     LF.normface(features, prototypes, labels)
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize("looks", [True, False], ids=["as on the CPU", "as on a GPU"])
+def test_labels_that_were_checked_need_no_guard(looks, monkeypatch):
+    monkeypatch.setattr(_fused, "_may_look", lambda _: looks)
+    features, prototypes, labels = vectors(torch.float64)
+    found = {}
+    for validate in (True, False):
+        x, w = features.clone().requires_grad_(), prototypes.clone().requires_grad_()
+        values = LF.cosface(x, w, labels, validate=validate)
+        found[validate] = values, *torch.autograd.grad(values.square().sum(), (x, w))
+    for one, other in zip(found[True], found[False], strict=True):
+        assert torch.equal(one, other)
+
+
+def test_many_gradients_at_once():
+    features, prototypes, labels = vectors(torch.float64)
+    features.requires_grad_()
+    values = LF.cosface(features, prototypes, labels)
+    directions = torch.eye(SHAPE[0], dtype=torch.float64)
+    (found,) = torch.autograd.grad(
+        values, features, directions, is_grads_batched=True, retain_graph=True
+    )
+    for direction, one in zip(directions, found, strict=True):
+        (expected,) = torch.autograd.grad(values, features, direction, retain_graph=True)
+        torch.testing.assert_close(one, expected)
+
+
+def test_a_device_whose_values_are_not_read():
+    features, prototypes, labels = (x.to("meta") for x in vectors(torch.float32))
+    features.requires_grad_()
+    LF.cosface(features, prototypes, labels).sum().backward()
+    assert features.grad.shape == features.shape
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["highest", "bf16"])
+def test_on_a_gpu(precision):
+    found = {}
+    for device in ("cpu", "cuda"):
+        x, w, labels = (each.to(device) for each in vectors(torch.float32))
+        x.requires_grad_()
+        w.requires_grad_()
+        values = LF.cosface(x, w, labels, margin=0.2, scale=8.0, precision=precision)
+        gradients = torch.autograd.grad(values.sum(), (x, w))
+        found[device] = [each.detach().cpu() for each in (values, *gradients)]
+    tolerance = (
+        {"rtol": 1e-5, "atol": 1e-5} if precision == "highest" else {"rtol": 0.05, "atol": 0.05}
+    )
+    for one, other in zip(found["cuda"], found["cpu"], strict=True):
+        torch.testing.assert_close(one, other, **tolerance)
 
 
 def test_backward_twice_over_one_graph():

@@ -12,7 +12,7 @@ from torch import Tensor
 from largemargin.losses import LDAM, ArcFace, CosFace, Loss, Objective, UnifiedMargin
 from largemargin.losses.stable_discriminative import StableDiscriminative
 from largemargin.ops.distributed import world_size
-from largemargin.ops.product import autocast_of
+from largemargin.ops.product import without_autocast
 from largemargin.ops.rows import plain_eager, promote
 from largemargin.prototypes.form import HeadView
 from largemargin.prototypes.packing import packing_bound
@@ -189,7 +189,7 @@ def _behind(objective: Objective, features: Tensor, labels: Tensor, head: HeadVi
         if isinstance(loss, Loss) and loss.ignore_index is not None and labels.dim() == 1:
             counts = counts & (index != loss.ignore_index)
     own = head.weight.detach().index_select(0, torch.where(counts, index, 0))
-    with torch.autocast(autocast_of(features), enabled=False):
+    with without_autocast(features):
         products = (promote(features) * promote(own)).sum(1)
     return torch.stack([((products < 0) & counts).sum(), counts.sum()])
 

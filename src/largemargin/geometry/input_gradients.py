@@ -15,7 +15,7 @@ from largemargin.errors import (
     check_same_device,
 )
 from largemargin.geometry.pairs import blocks
-from largemargin.ops.product import autocast_of
+from largemargin.ops.product import without_autocast
 from largemargin.ops.rows import promote
 from largemargin.shapes import Labels
 
@@ -62,7 +62,7 @@ def evaluation(model: Model, inputs: Tensor, precision: str = "highest") -> Iter
         with (
             torch.inference_mode(False),
             torch.enable_grad(),
-            torch.autocast(autocast_of(inputs), enabled=False),
+            without_autocast(inputs),
             _products(inputs.device, precision),
         ):
             yield

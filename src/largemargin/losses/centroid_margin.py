@@ -13,7 +13,7 @@ from largemargin.losses.terms import check_setting, matrix_of
 from largemargin.ops import safe_norm
 from largemargin.ops.boundary import DEGENERATE, paired_boundary_distance
 from largemargin.ops.moving import live
-from largemargin.ops.product import autocast_of
+from largemargin.ops.product import without_autocast
 from largemargin.ops.rivals import for_search, nearest_two
 from largemargin.ops.rows import promote
 from largemargin.ops.shards import refuse_sharded
@@ -87,7 +87,7 @@ def centroid_margin(
     check_inputs(
         centroids, prototypes, classes, bias=bias, soft=False, reason=NO_SOFT, validate=validate
     )
-    with torch.autocast(autocast_of(centroids), enabled=False):
+    with without_autocast(centroids):
         points, weight = promote(centroids), promote(prototypes)
         bias = None if bias is None else promote(bias)
         own = classes.long().clamp(0, weight.shape[0] - 1)

@@ -18,6 +18,7 @@ from largemargin.errors import (
     check_number,
     check_same_device,
     refuse_script,
+    value_range,
 )
 from largemargin.losses.finite import watch
 from largemargin.losses.margins import ldam_margins
@@ -266,9 +267,11 @@ class Loss(Summand, nn.Module):
         """Zero the ignored rows, so that not even a NaN in them reaches a gradient."""
         if self.ignore_index is None or labels.dim() != 1:
             return inputs, labels, None
+        if labels.device.type == "cpu" and plain_eager():
+            low, high = value_range(labels)
+            if not low <= self.ignore_index <= high:
+                return inputs, labels, None
         keep = labels != self.ignore_index
-        if labels.device.type == "cpu" and plain_eager() and bool(keep.all()):
-            return inputs, labels, None
         kept = torch.where(keep[:, None], inputs[0], 0)
         return (kept, *inputs[1:]), torch.where(keep, labels, 0), keep
 
@@ -306,7 +309,7 @@ class Loss(Summand, nn.Module):
             share = weights if share is None else share * weights
         if keep is not None:
             values = torch.where(keep, values, 0)
-            share = keep.to(values.dtype) if share is None else torch.where(keep, share, 0)
+            share = keep if share is None else torch.where(keep, share, 0)
         if self.reduction == "none":
             return values
         total = values.sum()
@@ -315,15 +318,12 @@ class Loss(Summand, nn.Module):
             total = all_reduce_sum(total)
         if self.reduction == "sum":
             return total
-        if share is not None:
-            count = share.sum()
-        elif not synced:
+        if share is None and not synced:
             return total / max(values.shape[0], 1)
-        else:
-            count = total.new_tensor(float(values.shape[0]))
+        count = total.new_tensor(float(values.shape[0])) if share is None else share.sum()
         if synced:
-            count = all_reduce_sum(count)
-        return total / torch.where(count == 0, 1, count)
+            count = all_reduce_sum(count.to(total.dtype))
+        return total / (count.clamp_min(1) if share is keep else torch.where(count == 0, 1, count))
 
     def _keep(self, name: str, value: float | Tensor | None) -> None:
         """Store a hyper-parameter; a tensor becomes a buffer, so that it moves and is saved."""

@@ -10,7 +10,7 @@ from largemargin.losses.loss import Loss, LossOptions
 from largemargin.losses.terms import matrix_of
 from largemargin.ops import normalize as normalize_rows
 from largemargin.ops import safe_norm
-from largemargin.ops.product import autocast_of
+from largemargin.ops.product import without_autocast
 from largemargin.ops.rows import SQUARABLE, promote
 from largemargin.ops.shards import refuse_sharded
 from largemargin.shapes import Prototypes
@@ -75,7 +75,7 @@ def super_symmetry(prototypes: Prototypes) -> Tensor:
     largest = rows.detach().abs().amax()
     far = (largest > SQUARABLE[1]) | ((largest < SQUARABLE[0]) & (largest > 0))
     rows = rows / torch.where(far, largest, 1)
-    with torch.autocast(autocast_of(rows), enabled=False):
+    with without_autocast(rows):
         gram = rows @ rows.T
     size = torch.diagonal(gram).mean()
     wanted = torch.eye(num_classes, dtype=rows.dtype, device=rows.device) * num_classes - 1

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from largemargin.errors import LargeMarginError
 from largemargin.ops._dense import Stats, hidden
-from largemargin.ops.product import autocast_of, multiply
+from largemargin.ops.product import multiply, without_autocast
 from largemargin.ops.rows import batched_gradient, unit_rows
 from largemargin.ops.similarity import AffineForm
 
@@ -155,7 +155,7 @@ class _ChunkedStats(torch.autograd.Function):
             )
         saved = ctx.saved_tensors  # read once: activation checkpointing allows no more
         # The caller's autocast would reach the products here: the engine runs in its thread.
-        with torch.no_grad(), torch.autocast(autocast_of(saved[0]), enabled=False):
+        with torch.no_grad(), without_autocast(saved[0]):
             results = _backward(ctx, saved, grads)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             anchors = [grad for grad in grads if grad is not None and grad.requires_grad]

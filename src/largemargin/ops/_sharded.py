@@ -15,7 +15,7 @@ from torch import Tensor
 
 from largemargin.errors import LargeMarginError
 from largemargin.ops._dense import hidden
-from largemargin.ops.product import autocast_of, resolve_precision
+from largemargin.ops.product import resolve_precision, without_autocast
 from largemargin.ops.shards import (
     ClassSample,
     Joined,
@@ -132,7 +132,7 @@ def _of_few(
             nothing = nothing + form["scale"].expand(0).sum()
         one = torch.full_like(features[:, 0], -torch.inf) + nothing
     else:
-        with torch.autocast(autocast_of(features), enabled=False):
+        with without_autocast(features):
             one = similarity_logits(features, columns, bias=bias, **form)[:, 0]
     # A bias of minus infinity is a rival all the same, of a mass that sums with others.
     rival = one.clamp_min(hidden(one.dtype)) if columns.shape[0] else one

@@ -11,13 +11,14 @@ from largemargin.errors import (
     check_inputs,
     check_logits,
     plain_eager,
+    values_are_checked,
 )
 from largemargin.ops._chunked import chunked_stats
 from largemargin.ops._dense import dense_stats
 from largemargin.ops._fused import fusable, fused_stats
 from largemargin.ops._sharded import sharded_stats
 from largemargin.ops._tile_ops import missing, tile_stats
-from largemargin.ops.product import Precision, autocast_of, resolve_precision
+from largemargin.ops.product import Precision, resolve_precision, without_autocast
 from largemargin.ops.rows import promote
 from largemargin.ops.shards import is_shared
 from largemargin.ops.similarity import SIMILARITIES, affine_form, check_scale, dense_logits
@@ -150,11 +151,18 @@ def class_stats(
         impl = _choose(features, prototypes, soft, resolved)
     elif impl == "triton":
         _check_triton(features, prototypes)
-    with torch.autocast(autocast_of(features), enabled=False):
+    with without_autocast(features):
         fused = impl == "dense" and fusable(labels, bias, similarity, want)
         if fused and not isinstance(scale, Tensor):
             return ClassStats(
-                *fused_stats(features, prototypes, labels, scale=scale, precision=resolved)
+                *fused_stats(
+                    features,
+                    prototypes,
+                    labels,
+                    scale=scale,
+                    precision=resolved,
+                    checked=values_are_checked(labels, validate),
+                )
             )
         form = affine_form(
             features,
@@ -230,7 +238,7 @@ def stats_from_logits(
     _check_want(want)
     check_scale(scale)
     check_logits(logits, labels, validate=validate, check_finite=check_finite)
-    with torch.autocast(autocast_of(logits), enabled=False):
+    with without_autocast(logits):
         scaled = promote(logits)
         if not (isinstance(scale, (float, int)) and scale == 1):
             scaled = scaled * scale

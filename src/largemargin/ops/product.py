@@ -5,12 +5,14 @@
 bfloat16 and accumulates in float32. Sums, exponentials and statistics are never below float32.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from largemargin.errors import check_choice
+from largemargin.ops.rows import known
 
 Precision: TypeAlias = Literal["highest", "tf32", "bf16"]
 PRECISIONS: tuple[str, ...] = ("highest", "tf32", "bf16")
@@ -20,6 +22,14 @@ def autocast_of(tensor: Tensor) -> str:
     """The kind of device whose autocast reaches a tensor; "meta" has none, so any other will do."""
     kind = tensor.device.type
     return "cpu" if kind == "meta" else kind
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
+    """Where autocast does not reach operations on a tensor; free where there is none."""
+    kind = autocast_of(tensor)
+    if not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    return torch.autocast(kind, enabled=False)
 
 
 def resolve_precision(precision: str | None, *tensors: Tensor) -> str | None:
@@ -99,6 +109,7 @@ class _Product(torch.autograd.Function):
     """
 
     @staticmethod
+    @known
     def forward(a: Tensor, b: Tensor, precision: str) -> Tensor:
         if precision == "bf16" and torch.compiler.is_compiling():
             dtype = torch.promote_types(a.dtype, torch.float32)
@@ -115,7 +126,7 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         a, b = ctx.saved_tensors
         # The caller's autocast would reach the products here: the engine runs in its thread.
-        with torch.autocast(autocast_of(grad), enabled=False):
+        with without_autocast(grad):
             return matmul(grad, b.T, ctx.precision), matmul(a.T, grad, ctx.precision), None
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_choice, check_matrix, check_number
-from largemargin.ops.product import autocast_of, matmul, resolve_precision
+from largemargin.ops.product import matmul, resolve_precision, without_autocast
 from largemargin.ops.rows import normalize, promote
 from largemargin.shapes import Features, Logits, Prototypes
 
@@ -156,7 +156,7 @@ def similarity_logits(
             "row per class, like nn.Linear.weight."
         )
     precision = resolve_precision(precision, features, prototypes)
-    with torch.autocast(autocast_of(features), enabled=False):
+    with without_autocast(features):
         return dense_logits(
             affine_form(
                 features,
