@@ -327,6 +327,8 @@ def test_groups_without_a_correlation():
         (lambda m, x, y: g.low_curvature_mask(x), "curvature must be"),
         (lambda m, x, y: g.low_curvature_mask(x[0], 1.5), "share must be"),
         (lambda m, x, y: g.low_curvature_accuracy(x[0], y, [0.5]), "correct must have shape"),
+        (lambda m, x, y: g.low_curvature_accuracy(x[0], x[0], 0.5), "shares must be a list"),
+        (lambda m, x, y: g.low_curvature_accuracy(x[0], x[0], x[0, 0]), "shares must be a list"),
         (lambda m, x, y: g.curvature_by_robustness(x[0], y), "correct_counts must have shape"),
         (lambda m, x, y: g.curvature_by_robustness(x[:, 0], y + 10), "at most num_draws"),
         (lambda m, x, y: g.curvature_by_robustness(x[:, 0], y - 2), "integers >= 0"),

@@ -123,6 +123,11 @@ def low_curvature_accuracy(
     """
     _check_curvature(curvature)
     check_length("correct", correct, len(curvature), "one entry per curvature")
+    if isinstance(shares, int | float) or (isinstance(shares, Tensor) and shares.dim() != 1):
+        raise LargeMarginError(
+            f"shares must be a list or a tensor of shape (P,), but {shares} was given. Put a "
+            "single share into a list."
+        )
     dtype = promote(curvature).dtype
     hits = correct.to(dtype)
     rounding = _rounding(shares)
