@@ -158,6 +158,7 @@ def test_steps_may_change_params_and_inputs(tmp_path, run):
         case["params"]["strategy"] = "both"
         for step in case["steps"]:
             step["strategy"] = "none"
+            step["inputs"] = step["params"] = None
             step["b"] = case["inputs"]["b"]
         del case["inputs"]["b"]
         content["cases"] = [case]
@@ -182,6 +183,28 @@ def norms(content):
     content["cases"] = [case]
 
 
+def radius(content):
+    """The bound of the ball, whose formula has no radius."""
+    case = next(case for case in content["cases"] if "Lambda" in case["params"])
+    for name in ("r", "Gamma"):
+        del case["params"][name]
+    case["expected"] = {"bound_5_3": case["expected"]["bound_5_3"]}
+    content["cases"] = [case]
+
+
+def lines(content):
+    """One number for all samples: as a param, as an array of one, and as a list."""
+    (case,) = [case for case in content["cases"] if case["name"] == "is_cosface"]
+    names = ("alpha1", "beta1", "alpha2", "beta2")
+    held = {name: case["inputs"].pop(name)["data"] for name in names}
+    single = {name: encoded(data[:1]) for name, data in held.items()}
+    content["cases"] = [
+        {**case, "params": case["params"] | {name: data[0] for name, data in held.items()}},
+        {**case, "name": "arrays of one", "inputs": case["inputs"] | single},
+        {**case, "name": "lists", "params": case["params"] | held},
+    ]
+
+
 def powers(content):
     """Options that a loss shares with the one it is made of, at their defaults."""
     case = content["cases"][0]
@@ -191,11 +214,25 @@ def powers(content):
 
 @pytest.mark.parametrize(
     ("item", "change"),
-    [("NGR-PERT", pixels), ("NGY-5", norms), ("NGR-12", powers), ("NGR-13", powers)],
+    [
+        *(("NGR-PERT", pixels), ("NGY-5", norms), ("NGY-5", radius), ("ZHO-GM", lines)),
+        *(("NGR-12", powers), ("NGR-13", powers)),
+    ],
 )
 def test_params_may_be_left_out_or_said(tmp_path, run, item, change):
     edit(tmp_path, item, change)
-    assert run(tmp_path)[1][-1] == "items 1/1, cases 1/1"
+    assert run(tmp_path)[1][-1].startswith("items 1/1")
+
+
+def test_plain_lists_are_read_in_double_precision(folder, run):
+    def plain(content):
+        for case in content["cases"]:
+            rows, columns = case["inputs"]["f"]["shape"]
+            data = case["inputs"]["f"]["data"]
+            case["inputs"]["f"] = [data[columns * n : columns * (n + 1)] for n in range(rows)]
+
+    edit(folder, "KOB-11", plain)
+    assert run(folder)[1][-1] == "items 2/2, cases 8/8"
 
 
 REJECTIONS = {
@@ -246,6 +283,11 @@ def test_every_rejection_of_the_grammar_is_known(tmp_path, run):
         {"target": "any loss", "reduction": "median"},
         {"target": "any loss with class weights", "C": 4, "len_class_weight": 3},
         {"target": "any loss with sample weights", "N": 3, "len_sample_weight": 4},
+        # And items that the tables do not name.
+        *({"target": item, "C": 3, "label": 3} for item in ("KOB-8", "KOB-15", "BAS-LGM")),
+        *({"target": item, "N_q": 4, "N_y": 3} for item in ("OPS-STATS", "ODN-G", "BAS-CENTER")),
+        {"target": "BAS-ELSAYED", "agg": "median"},
+        {"target": "ODN-G", "r": 0.5, "theta": 0.7},
     ]
 
     def replace(content):
@@ -316,6 +358,12 @@ def test_integers_are_compared_exactly():
     conformance.compare(torch.tensor([10**12]), want, 1e-3)
     with pytest.raises(conformance.Mismatch):
         conformance.compare(torch.tensor([10**12 + 1]), want, 1e-3)
+
+
+def test_a_whole_number_may_be_expected_of_a_real_one():
+    conformance.compare(torch.tensor(1e-12), 0, 1e-9)
+    with pytest.raises(conformance.Mismatch):
+        conformance.compare(torch.tensor(1e-6), 0, 1e-9)
 
 
 def test_tolerances_are_those_of_the_golden_readme():

@@ -248,16 +248,29 @@ def check_inputs(
     check_finite: bool = False,
 ) -> None:
     """Check the arguments of a ``(features, prototypes, labels)`` function against each other."""
-    check_matrix("features", features, "(N, D)")
+    check_classifier(features, prototypes, bias)
+    check_num_classes(prototypes.shape[0])
+    check_same_device(features=features, prototypes=prototypes, labels=labels, bias=bias)
+    check_labels(
+        labels, features.shape[0], prototypes.shape[0], soft=soft, reason=reason, validate=validate
+    )
+    if check_finite:
+        check_all_finite(features=features, prototypes=prototypes, bias=bias)
+
+
+def check_classifier(
+    features: Tensor, prototypes: Tensor, bias: Tensor | None, *, name: str = "features"
+) -> None:
+    """Check points, prototypes and bias against each other; ``name`` is that of the points."""
+    check_matrix(name, features, "(N, D)")
     check_matrix("prototypes", prototypes, "(C, D)")
     if features.shape[1] != prototypes.shape[1]:
         raise LargeMarginError(
-            f"features and prototypes must share their second dimension D, but features have "
+            f"{name} and prototypes must share their second dimension D, but {name} have "
             f"shape {tuple(features.shape)} and prototypes {tuple(prototypes.shape)}. Prototypes "
             "are (C, D), one row per class, like nn.Linear.weight; transpose them if they are "
             "(D, C)."
         )
-    check_num_classes(prototypes.shape[0])
     if bias is not None and not isinstance(bias, Tensor):
         raise LargeMarginError(
             f"bias must be a tensor of shape (C,), but {type(bias).__name__} was given. Convert it "
@@ -268,12 +281,6 @@ def check_inputs(
             f"bias must have shape (C,) = ({prototypes.shape[0]},), but its shape is "
             f"{tuple(bias.shape)}."
         )
-    check_same_device(features=features, prototypes=prototypes, labels=labels, bias=bias)
-    check_labels(
-        labels, features.shape[0], prototypes.shape[0], soft=soft, reason=reason, validate=validate
-    )
-    if check_finite:
-        check_all_finite(features=features, prototypes=prototypes, bias=bias)
 
 
 def check_logits(

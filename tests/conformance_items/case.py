@@ -56,10 +56,12 @@ class Case:
 
     def _cast(self, entry: Any) -> Tensor:
         value = decode(entry)
-        tensor = torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
+        tensor = torch.as_tensor(value)
         if not tensor.is_floating_point():
             return tensor
-        return tensor.to(self.dtype).requires_grad_()
+        # Once more: torch reads plain numbers and lists of them in its default dtype.
+        exact = torch.as_tensor(value, dtype=torch.float64)
+        return exact.to(self.dtype).requires_grad_()
 
     def get(self, name: str) -> Tensor | None:
         """An input, or None where the case has no such input."""

@@ -22,7 +22,7 @@ class LossItem(NamedTuple):
     function: Callable[..., Tensor]
     params: Mapping[str, str] = {}
     tensors: Mapping[str, str] = {}
-    """Inputs that are keyword arguments."""
+    """Inputs that are keyword arguments; numbers and lists may also be params."""
     data: tuple[str, ...] = ("q", "W")
     """Names of features and prototypes, or of the logits alone."""
     bias: str | None = None
@@ -47,10 +47,17 @@ class LossItem(NamedTuple):
 
     def keywords(self, case: Case, way: str) -> dict[str, Any]:
         """Hyper-parameters of the module or the function."""
-        tensors = {ours: case.get(name) for name, ours in self.tensors.items()}
+        tensors = {ours: self.tensor(case, name) for name, ours in self.tensors.items()}
         given = {ours: tensor for ours, tensor in tensors.items() if tensor is not None}
         impl = "auto" if way == "logits" else way
         return {"impl": impl, **case.options(self.params), **given}
+
+    def tensor(self, case: Case, name: str) -> Tensor | None:
+        """An input or param of numbers; a single one holds for all samples."""
+        value = case.get(name)
+        if value is None and case.has(name):
+            value = torch.as_tensor(case.param(name), dtype=case.dtype)
+        return value.reshape(()) if value is not None and value.numel() == 1 else value
 
     def build(self, case: Case, way: str, **options: Any) -> lm.Loss:
         # Modules ignore label -100 by default, the specification no row unless told so.

@@ -10,9 +10,10 @@ import largemargin.functional as LF
 from largemargin import geometry
 
 from .case import CannotRun, Case, Item, Outputs
-from .centroids import BANK, CENTROID_MARGIN, COMPACTNESS, DISCRIMINATIVE, ROBUST
-from .losses import HINGE, LOGITS, LOSSES, OPTIONS, SOFTPLUS, LossItem
+from .centroids import BANK, CENTER, CENTROID_MARGIN, COMPACTNESS, DISCRIMINATIVE, ROBUST
+from .losses import BIASED, DIVERGENCE, HINGE, LOGITS, LOSSES, OPTIONS, SOFTPLUS, LossItem
 from .measures import DISTRIBUTION
+from .networks import LAYERS
 
 BATCH = ("N", "C", "d", "N_q", "N_y", "d_q", "d_W", "label", "labels")
 WEIGHTS = ("len_class_weight", "len_sample_weight")
@@ -138,7 +139,23 @@ def class_stats(batch: Batch, hyper: dict[str, Any]) -> Any:
 
 
 def similarity_logits(batch: Batch, hyper: dict[str, Any]) -> Any:
-    return LF.similarity_logits(batch.q, batch.W, **hyper)
+    return lm.class_stats_from_logits(LF.similarity_logits(batch.q, batch.W, **hyper), batch.y)
+
+
+def center(batch: Batch, hyper: dict[str, Any]) -> Any:
+    options = {"ignore_index": None, **hyper, **batch.options}
+    loss = lm.CenterLoss(batch.classes, batch.W.shape[1], **options).to(batch.dtype)
+    return loss(batch.q, batch.y)
+
+
+def mixture(batch: Batch, hyper: dict[str, Any]) -> Any:
+    return LF.gaussian_mixture(batch.q, batch.W, batch.y, **hyper)
+
+
+def layer_margin(batch: Batch, hyper: dict[str, Any]) -> Any:
+    inputs = batch.f.requires_grad_()
+    loss = lm.LayerMargin(ignore_index=None, **hyper, **batch.options)
+    return loss(2 * inputs, batch.y, [inputs])
 
 
 def ramp_loss(batch: Batch, hyper: dict[str, Any]) -> Any:
@@ -161,7 +178,8 @@ def distribution(batch: Batch, hyper: dict[str, Any]) -> Any:
 
 def distribution_module(batch: Batch, hyper: dict[str, Any]) -> Any:
     inputs = batch.f.requires_grad_()
-    return lm.MarginDistribution(**hyper)(2 * inputs, batch.y, inputs)
+    loss = lm.MarginDistribution(ignore_index=None, **hyper, **batch.options)
+    return loss(2 * inputs, batch.y, inputs)
 
 
 def simplex(batch: Batch, hyper: dict[str, Any]) -> Any:
@@ -171,6 +189,14 @@ def simplex(batch: Batch, hyper: dict[str, Any]) -> Any:
 TARGETS = {
     **{name: loss_target(loss) for name, loss in LOSSES.items()},
     "KOB-1": loss_target(HINGE, SOFTPLUS),
+    "KOB-8": loss_target(DIVERGENCE),
+    "KOB-15": loss_target(BIASED),
+    "BAS-CENTER": Target({"module": center}, CENTER, (*BATCH, *OPTIONS)),
+    "BAS-LGM": Target({"function": mixture}, {"alpha": "alpha", "lam": "likelihood_weight"}, BATCH),
+    "BAS-ELSAYED": Target({"module": layer_margin}, LAYERS, (*BATCH, *OPTIONS)),
+    "ODN-G": Target(
+        {"module": distribution_module}, {**DISTRIBUTION, "eps": "eps"}, (*BATCH, *OPTIONS)
+    ),
     "NGY-4.3": Target(
         {"module": discriminative}, DISCRIMINATIVE, (*BATCH, *OPTIONS, "len_class_weight")
     ),

@@ -298,3 +298,26 @@ def test_numpy_labels_and_scalars_are_told_apart():
     margin = np.float64(0.3)
     value = LF.cosface(problem.features, problem.prototypes, problem.labels, margin=margin)
     assert bool(torch.isfinite(value).all())
+
+
+@pytest.mark.parametrize("function", [LF.signed_boundary_distance, LF.similarity_logits])
+@pytest.mark.parametrize(
+    ("sizes", "parts"),
+    [
+        ({"dim": 5}, ("share their second dimension D", "(6, 3)", "(4, 5)")),
+        ({"offsets": 5}, ("bias must have shape (C,) = (4,)", "(5,)")),
+        ({"offsets": 1}, ("bias must have shape (C,) = (4,)", "(1,)")),
+    ],
+)
+def test_functions_of_a_classifier_alone(function, sizes, parts):
+    """A single offset would be broadcast to all classes, without a word."""
+    prototypes = torch.rand(4, sizes.get("dim", 3))
+    bias = torch.rand(sizes.get("offsets", 4))
+    message = message_of(function, torch.rand(6, 3), prototypes, bias=bias)
+    for part in parts:
+        assert part in message
+
+
+def test_a_boundary_needs_two_classes():
+    message = message_of(LF.signed_boundary_distance, torch.rand(6, 3), torch.rand(1, 3))
+    assert "at least 2 classes are needed, but 1 was given" in message

@@ -280,6 +280,20 @@ def test_low_curvature_accuracy_is_the_definition():
     assert int(g.low_curvature_mask(curvature).sum()) == 45
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_shares_of_a_narrow_dtype_are_those_of_a_list(dtype):
+    """0.9 of 11 samples is the tenth of them, although 0.9 in float32 is less."""
+    curvature, correct = torch.arange(11.0), torch.arange(11) % 2 == 0
+    shares = [0.1, 0.3, 0.5, 0.7, 0.9, 1.0]
+    want = g.low_curvature_accuracy(curvature, correct, shares)
+    found = g.low_curvature_accuracy(curvature, correct, torch.tensor(shares, dtype=dtype))
+    assert want.size_weak.tolist() == [2, 4, 6, 8, 10, 11]
+    for field in want._fields:
+        assert getattr(found, field).tolist() == getattr(want, field).tolist()
+    between = g.low_curvature_accuracy(curvature, correct, torch.tensor([0.88], dtype=dtype))
+    assert int(between.size_strict) == 9
+
+
 def test_groups_without_a_correlation():
     one_group = g.curvature_by_robustness(torch.rand(4), torch.full((4,), 3))
     assert one_group.size.tolist() == [0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0]
@@ -313,6 +327,8 @@ def test_groups_without_a_correlation():
         (lambda m, x, y: g.low_curvature_mask(x), "curvature must be"),
         (lambda m, x, y: g.low_curvature_mask(x[0], 1.5), "share must be"),
         (lambda m, x, y: g.low_curvature_accuracy(x[0], y, [0.5]), "correct must have shape"),
+        (lambda m, x, y: g.low_curvature_accuracy(x[0], x[0], 0.5), "shares must be a list"),
+        (lambda m, x, y: g.low_curvature_accuracy(x[0], x[0], x[0, 0]), "shares must be a list"),
         (lambda m, x, y: g.curvature_by_robustness(x[0], y), "correct_counts must have shape"),
         (lambda m, x, y: g.curvature_by_robustness(x[:, 0], y + 10), "at most num_draws"),
         (lambda m, x, y: g.curvature_by_robustness(x[:, 0], y - 2), "integers >= 0"),

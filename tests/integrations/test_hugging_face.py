@@ -30,6 +30,11 @@ from largemargin.integrations.hugging_face import (  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
 
 CLASSES = 4
+CHECKPOINTING = (  # its name up to transformers 5.22
+    "activation_checkpointing"
+    if hasattr(transformers.TrainingArguments, "activation_checkpointing")
+    else "gradient_checkpointing"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -202,7 +207,7 @@ def test_the_trainer_accumulates_exactly(objective: Any, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("objective", "option"),
-    [(lm.CrossEntropy(), "bf16"), (lm.CosFace(scale=8.0), "gradient_checkpointing")],
+    [(lm.CrossEntropy(), "bf16"), (lm.CosFace(scale=8.0), CHECKPOINTING)],
 )
 def test_options_of_the_trainer(objective: lm.Loss, option: str, tmp_path: Path) -> None:
     losses = []

@@ -141,6 +141,15 @@ def test_factor_one_changes_nothing_and_a_constant_stays():
         torch.testing.assert_close(down_up(torch.ones(2, 7, 5), mode=mode), torch.ones(2, 7, 5))
 
 
+@pytest.mark.parametrize(("height", "factor"), [(74, 3), (106, 4), (82, 5), (32, 3)])
+def test_nearest_pixels_are_counted_in_whole_numbers(height, factor):
+    """In float32 i * (74 / 24) can fall below the whole number that i * 74 / 24 is."""
+    small = height // factor
+    rows = [(i * small // height) * height // small for i in range(height)]
+    image = torch.arange(height, dtype=torch.float64)[None, :, None].expand(1, height, factor)
+    assert down_up(image, factor=factor, mode="nearest")[0, :, 0].tolist() == rows
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_images_stay_half(dtype):
     images = torch.rand(2, 3, 32, 32).to(dtype)

@@ -11,6 +11,9 @@ from largemargin.geometry.pairs import widen
 from largemargin.ops.rows import promote
 from largemargin.shapes import PerSample
 
+NARROW = (torch.float32, torch.float16, torch.bfloat16)
+"""Dtypes in which a share like 0.9 is visibly another number."""
+
 
 class LowCurvatureAccuracy(NamedTuple):
     """Accuracy on low-curvature subsets: see :func:`low_curvature_accuracy`."""
@@ -39,11 +42,17 @@ def _check_curvature(curvature: PerSample) -> None:
         )
 
 
-def _threshold(curvature: Tensor, share: float) -> Tensor:
-    """Linear interpolation quantile; equal neighbours give exactly their value."""
+def _threshold(curvature: Tensor, share: float, rounding: float = 0.0) -> Tensor:
+    """Linear interpolation quantile; equal neighbours give exactly their value.
+
+    ``rounding`` is the relative error that a narrow dtype left in the share: a position that is a
+    sample's up to that error is that sample's.
+    """
     check_number("share", share, at_least=0, at_most=1)
     ordered = widen(curvature).sort().values
     position = share * (len(ordered) - 1)
+    if abs(position - round(position)) <= rounding * position:
+        position = round(position)
     low = min(int(position), len(ordered) - 1)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (position - low) * (ordered[high] - ordered[low])
@@ -70,8 +79,19 @@ def low_curvature_mask(
         tensor([False,  True,  True])
     """
     _check_curvature(curvature)
-    values, limit = widen(curvature), _threshold(curvature, share)
+    return _below(curvature, _threshold(curvature, share), inclusive)
+
+
+def _below(curvature: PerSample, limit: Tensor, inclusive: bool) -> Tensor:
+    values = widen(curvature)
     return values <= limit if inclusive else values < limit
+
+
+def _rounding(shares: Sequence[float] | Tensor) -> float:
+    """How far numbers of the shares' dtype are from the decimal ones meant; 0 for plain numbers."""
+    if not isinstance(shares, Tensor) or shares.dtype not in NARROW:
+        return 0.0
+    return torch.finfo(shares.dtype).eps
 
 
 def low_curvature_accuracy(
@@ -89,7 +109,8 @@ def low_curvature_accuracy(
         curvature: (N,) of the clean samples.
         correct: (N,) booleans: prediction under noise was right. Numbers in [0, 1] (shares of
             right predictions) are averaged as well.
-        shares: p values in [0, 1], P of them.
+        shares: p values in [0, 1], P of them. A tensor of float32 means the same p as a list: 0.9
+            of 11 samples ends at the tenth, although float32 has no 0.9.
 
     Returns:
         ``strict`` and ``weak`` accuracies (P,), NaN for an empty subset, with the subset sizes
@@ -102,12 +123,19 @@ def low_curvature_accuracy(
     """
     _check_curvature(curvature)
     check_length("correct", correct, len(curvature), "one entry per curvature")
+    if isinstance(shares, int | float) or (isinstance(shares, Tensor) and shares.dim() != 1):
+        raise LargeMarginError(
+            f"shares must be a list or a tensor of shape (P,), but {shares} was given. Put a "
+            "single share into a list."
+        )
     dtype = promote(curvature).dtype
     hits = correct.to(dtype)
+    rounding = _rounding(shares)
+    limits = [_threshold(curvature, float(p), rounding) for p in shares]
     accuracies: list[Tensor] = []
     sizes: list[Tensor] = []
     for inclusive in (False, True):
-        masks = [low_curvature_mask(curvature, float(p), inclusive=inclusive) for p in shares]
+        masks = [_below(curvature, limit, inclusive) for limit in limits]
         subsets = torch.stack(masks) if masks else hits.new_empty((0, len(hits)), dtype=torch.bool)
         sizes.append(subsets.sum(1))
         accuracies.append((subsets * hits).sum(1) / sizes[-1])

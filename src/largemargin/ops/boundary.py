@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from largemargin.errors import check_matrix
+from largemargin.errors import check_classifier, check_num_classes
 from largemargin.ops.rows import promote, safe_norm
 
 DEGENERATE = 1e-12
@@ -55,8 +55,8 @@ def signed_boundary_distance(
         >>> signed_boundary_distance(torch.tensor([[1.0, 0.0]]), torch.eye(2))[0, 0, 1]
         tensor(-0.7071)
     """
-    check_matrix("points", points, "(N, D)")
-    check_matrix("prototypes", prototypes, "(C, D)")
+    check_classifier(points, prototypes, bias, name="points")
+    check_num_classes(prototypes.shape[0])
     points, prototypes = promote(points), promote(prototypes)
     difference = None if bias is None else bias[None, :] - bias[:, None]
     return paired_boundary_distance(

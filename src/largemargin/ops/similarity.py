@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_choice, check_matrix, check_number
+from largemargin.errors import LargeMarginError, check_choice, check_classifier, check_number
 from largemargin.ops.product import matmul, resolve_precision, without_autocast
 from largemargin.ops.rows import normalize, promote
 from largemargin.shapes import Features, Logits, Prototypes
@@ -147,14 +147,7 @@ def similarity_logits(
     """
     check_choice("similarity", similarity, SIMILARITIES)
     check_scale(scale)
-    check_matrix("features", features, "(N, D)")
-    check_matrix("prototypes", prototypes, "(C, D)")
-    if features.shape[1] != prototypes.shape[1]:
-        raise LargeMarginError(
-            f"features and prototypes must share their second dimension D, but their shapes are "
-            f"{tuple(features.shape)} and {tuple(prototypes.shape)}. Prototypes are (C, D), one "
-            "row per class, like nn.Linear.weight."
-        )
+    check_classifier(features, prototypes, bias)
     precision = resolve_precision(precision, features, prototypes)
     with without_autocast(features):
         return dense_logits(

@@ -8,6 +8,7 @@ Images are (C, H, W) or batches (N, C, H, W). They keep their dtype, half precis
 into a half precision model must stay so.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -178,8 +179,19 @@ def down_up(images: Tensor, *, factor: int = 3, mode: str = "bilinear") -> Tenso
     batch = images if images.dim() == 4 else images[None]
     size = images.shape[-2:]
     small = (size[0] // factor, size[1] // factor)
-    batch = F.interpolate(F.interpolate(batch, small, mode=mode), size, mode=mode)
+    batch = _resize(_resize(batch, small, mode), size, mode)
     return batch if images.dim() == 4 else batch[0]
+
+
+def _resize(batch: Tensor, size: Sequence[int], mode: str) -> Tensor:
+    if mode != "nearest":
+        return F.interpolate(batch, tuple(size), mode=mode)
+    # Whole numbers: i * (H / h) in float32, as interpolate has it, may fall below i * H / h.
+    rows, columns = (
+        torch.arange(to, device=batch.device) * given // to
+        for to, given in zip(size, batch.shape[-2:], strict=True)
+    )
+    return batch[..., rows[:, None], columns]
 
 
 class DownUp(NamedTuple):
