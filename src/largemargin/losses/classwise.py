@@ -35,6 +35,10 @@ class ClassBatch(NamedTuple):
     """Those of the centroids. (A field: torch 2.9 compiles no property of a tuple.)"""
     valid: Tensor
     guard: Tensor
+    weights: Tensor
+    """What each slot counts in a mean over classes: 0 where its class is absent."""
+    share: Tensor
+    """The sum of the weights, 1 where there are none."""
     num_classes: int
     complete: bool
     """Every row is known to count, so nothing has to be masked."""
@@ -112,7 +116,12 @@ class ClassWise(Loss):
                     f"{num_classes}. Build both with the same number of classes."
                 )
             centroids = self.bank(features, kept, valid, complete=complete)
-        return ClassBatch(centroids, centroids.slots, valid, guard, num_classes, complete)
+        weights = self._class_weights(centroids.slots)
+        total = weights.sum()
+        share = torch.where(total == 0, 1, total)
+        return ClassBatch(
+            centroids, centroids.slots, valid, guard, weights, share, num_classes, complete
+        )
 
     @property
     def _synced(self) -> bool:
@@ -121,8 +130,7 @@ class ClassWise(Loss):
     def mean_over_samples(self, values: Tensor, batch: ClassBatch) -> Tensor:
         """Reduce (N,) values: mean inside each class, then (weighted) mean over classes."""
         slots = batch.slots
-        weight = torch.where(slots.present, self._class_weight(slots), 0)
-        values = torch.where(batch.valid, values * weight[slots.of_sample], 0) + batch.guard
+        values = torch.where(batch.valid, values * batch.weights[slots.of_sample], 0) + batch.guard
         if self.reduction == "none":
             return values
         total = (values / slots.counts.clamp_min(1)[slots.of_sample]).sum()
@@ -133,7 +141,7 @@ class ClassWise(Loss):
     def mean_over_classes(self, values: Tensor, batch: ClassBatch) -> Tensor:
         """Reduce (K,) values, one per slot, to their (weighted) mean over the classes present."""
         slots = batch.slots
-        values = torch.where(slots.present, values, 0) * self._class_weight(slots) + batch.guard
+        values = torch.where(slots.present, values, 0) * batch.weights + batch.guard
         if self.reduction == "none":
             return values.new_zeros(batch.num_classes).index_add(0, slots.classes, values)
         return self._over_classes(values.sum(), batch)
@@ -141,11 +149,10 @@ class ClassWise(Loss):
     def _over_classes(self, total: Tensor, batch: ClassBatch) -> Tensor:
         if self.reduction == "sum":
             return total
-        slots = batch.slots
-        count = torch.where(slots.present, self._class_weight(slots), 0).sum()
-        return total / torch.where(count == 0, 1, count)
+        return total / batch.share
 
-    def _class_weight(self, slots: Slots) -> Tensor:
+    def _class_weights(self, slots: Slots) -> Tensor:
         if self.weight is None:
-            return torch.ones_like(slots.counts)
-        return self.weight.to(slots.counts.dtype)[slots.classes]
+            return slots.present.to(slots.counts.dtype)
+        weight = self.weight.to(slots.counts.dtype)[slots.classes]
+        return torch.where(slots.present, weight, 0)

@@ -134,7 +134,8 @@ class _SafeNorm(torch.autograd.Function):
     @known
     def forward(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         norm = _norm(x, dim, keepdim=True)
-        return norm, norm.reciprocal().masked_fill(~(norm > 0), 0.0)
+        # Of 0 and of numbers whose reciprocal is none it is 0, as the derivative there.
+        return norm, norm.reciprocal().nan_to_num(nan=0.0, posinf=0.0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
