@@ -177,6 +177,8 @@ def test_noisy_second_half() -> None:
         criterion(model(x[:3]), LABELS[:1], noisy="second half")
     with pytest.raises(lm.LargeMarginError, match="'first half' was given"):
         criterion(model(x), LABELS[:3], noisy="first half")
+    with pytest.raises(lm.LargeMarginError, match="of the first half, 3, but 6 were given"):
+        criterion(model(x), LABELS, noisy="second half")
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["once", "checkpointed"])

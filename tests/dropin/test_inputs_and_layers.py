@@ -104,6 +104,18 @@ def test_hidden_layers(layers: list[str]) -> None:
     compare(model, value, hand, lm.LayerMargin(gamma=2.0)(logits, LABELS, held))
 
 
+def test_one_hidden_layer_needs_no_list() -> None:
+    model = ConvNet()
+    values = []
+    for layers in ("stem", ["stem"]):
+        criterion = lm.attach(model, lm.LayerMargin(gamma=2.0), layers=layers)
+        values.append(criterion(model(images()), LABELS))
+        criterion.undo()
+    torch.testing.assert_close(*values)
+    with pytest.raises(lm.LargeMarginError, match=r"has no layer 'stam'\. Closest: 'stem'"):
+        lm.attach(model, lm.LayerMargin(), layers="stam")
+
+
 def test_hidden_layers_have_to_be_named_and_run() -> None:
     with pytest.raises(lm.LargeMarginError, match="'layer_margin' works on hidden layers"):
         lm.attach(ConvNet(), lm.LayerMargin())
