@@ -192,6 +192,9 @@ def test_bad_attacks() -> None:
             attacked_accuracy(model, samples, wrong)
     with pytest.raises(LargeMarginError, match="data is empty"):
         attacked_accuracy(model, [], [Attack()])
+    chosen = Samples(torch.tensor([-100, 0, -100, 0]), list("abcd"), torch.rand(4, 1, 3, 3))
+    with pytest.raises(LargeMarginError, match="every sample that was chosen is labelled -100"):
+        attacked_accuracy(model, chosen, [Attack()], samples=2)
     with pytest.raises(LargeMarginError, match="does not say how many"):
         attacked_accuracy(model, iter([]), [Attack()], samples=5)
     rows: Any = [(torch.rand(3, 1), torch.zeros(3).long())]

@@ -185,6 +185,17 @@ def test_nan_logits_are_counted_and_told() -> None:
     assert Evaluation.from_json(got.to_json()) == got
 
 
+def test_features_that_are_no_numbers_leave_out_the_search_alone() -> None:
+    samples = data()
+    assert samples.pixels is not None
+    samples.pixels[3] = math.nan
+    got = evaluate(
+        net(), samples, config=dataclasses.replace(QUICK, gaussian=(), perturbations="none")
+    )
+    assert (got.clean.broken, got.retrieval) == (1, None)
+    assert "the features of 1 samples are not finite: retrieval left out" in got.notes
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

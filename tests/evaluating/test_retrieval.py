@@ -238,6 +238,7 @@ def test_bad_retrieval() -> None:
         ("identities of queries must be positive", lambda: cross_camera(x, y * 0, y, x, y, y)),
         ("seen by another camera", lambda: cross_camera(x, y, y, x, y, y)),
         ("cameras of gallery must be one number", lambda: cross_camera(x, y, y, x, y, y[:2])),
+        ("cameras of queries must be a tensor, but list", lambda: cross_camera(x, y, [1], x, y, y)),  # type: ignore[arg-type]
         ("precision must be one of", lambda: cross_camera(x, y, y, x, y, y, precision="area")),
     ]
     for message, call in wrong:

@@ -120,6 +120,7 @@ def test_probabilities_mean_what_they_say() -> None:
         ([[2.0, 0.0], [0.0, 1.0]], [1, 0], "not above the mean of all"),
         ([[1.0, 1.0], [3.0, 3.0]], [1, 0], "predicted right|not above the mean"),
         ([[math.nan, 0.0], [0.0, 1.0]], [1, 0], "1 rows hold NaN"),
+        ([[math.inf, 0.0], [0.0, 1.0], [1.0, 0.0]], [0, 1, 1], "1 rows hold infinity"),
         ([[2.0, 0.0], [0.0, 1.0]], [0, 2], r"labels must lie in \[0, 2\)"),
     ],
 )

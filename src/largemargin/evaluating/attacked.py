@@ -140,7 +140,8 @@ class AttackedCounts:
         samples = sum(int(part["samples"]) for part in parts)
         if samples == 0:
             raise LargeMarginError(
-                f"nothing was attacked: the data is empty, or all of it is labelled {IGNORED}."
+                "nothing was attacked: the data is empty, or every sample that was chosen is "
+                f"labelled {IGNORED}."
             )
         totals = torch.stack([part["right"] for part in parts]).sum(0).tolist()
         return tuple(

@@ -127,6 +127,11 @@ def _check_cameras(
         ("gallery", gallery, gallery_cameras),
     )
     for name, features, given in pairs:
+        if not isinstance(given, Tensor):
+            raise LargeMarginError(
+                f"the cameras of {name} must be a tensor, but {type(given).__name__} was given. "
+                "Convert numbers with torch.as_tensor."
+            )
         if given.dim() != 1 or len(given) != len(features):
             raise LargeMarginError(
                 f"the cameras of {name} must be one number for each of its {len(features)} rows, "

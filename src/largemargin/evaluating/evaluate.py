@@ -299,6 +299,10 @@ def _retrieval(
     every = [each for part in parts for each in part["features"]]
     features, labels = (torch.cat(column) for column in zip(*every, strict=True))
     known = labels != IGNORED
+    broken = int((~features[known].isfinite().all(1)).sum())
+    if broken:
+        notes.append(f"the features of {broken} samples are not finite: retrieval left out")
+        return None
     if int(torch.bincount(labels[known]).max()) < 2:
         notes.append("no class has two samples: retrieval left out")
         return None
