@@ -37,6 +37,8 @@ def test_rule_of_closeness(values: tuple[float, ...], reported: float | None, te
         ((90.0, 90.2), (89.9, 90.1), "direction is within noise"),
         ((90.0, 90.2), (88.9, 89.1), "direction holds"),
         ((90.0, 90.0), (90.0, 90.0), "direction is within noise"),
+        ((90.0, 90.2), (89.0,), "direction holds in one run"),
+        ((90.0, 90.02), (89.7, 89.72), "direction holds"),  # less than the tolerance, but known
         ((90.0,), (), ""),
     ],
 )
