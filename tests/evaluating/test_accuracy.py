@@ -12,6 +12,7 @@ from sklearn.metrics import balanced_accuracy_score, confusion_matrix, log_loss,
 from torch import Tensor, nn
 
 import largemargin as lm
+from largemargin.data import Samples
 from largemargin.errors import LargeMarginError
 from largemargin.evaluating import (
     Accuracy,
@@ -299,6 +300,26 @@ def test_labels_that_are_no_classes_are_refused_everywhere(strange: int) -> None
     for each in asked:
         with pytest.raises(LargeMarginError, match=f"holds {strange}.*label them -100"):
             each()
+
+
+def test_one_batch_is_no_data() -> None:
+    """Its images, or its images and labels, would be taken for the batches."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    images, labels = torch.rand(40, 1, 2, 2), torch.arange(40) % 3
+    given: Any
+    for given in (images, (images, labels)):
+        with pytest.raises(LargeMarginError, match=r"one batch was given.*\[\(inputs, labels\)\]"):
+            accuracy_of(model, given)
+    given = None  # as the validation part of data that has none
+    with pytest.raises(LargeMarginError, match="but there is none: it is None"):
+        accuracy_of(model, given)
+    assert accuracy_of(model, ((images, labels), (images, labels))).samples == 80
+
+
+def test_batches_have_at_least_one_sample() -> None:
+    split = Samples(torch.arange(3), list("abc"), torch.rand(3, 1, 2, 2))
+    with pytest.raises(LargeMarginError, match="batch_size must be a finite number >= 1, but 0"):
+        accuracy_of(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), split, batch_size=0)
 
 
 def test_nothing_but_labels_to_skip() -> None:

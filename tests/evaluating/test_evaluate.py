@@ -227,6 +227,9 @@ def test_bad_data() -> None:
         evaluate(net(), samples, config=QUICK, ood=[])
     with pytest.raises(LargeMarginError, match="logits of 2 classes"):
         evaluate(net(), samples, classes=["a", "b"], config=QUICK)
+    wrong: Any = {"draws": 2}
+    with pytest.raises(LargeMarginError, match=r"must be an EvaluationConfig, .* but dict was"):
+        evaluate(net(), samples, config=wrong)
 
 
 def test_progress_shows_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:

@@ -169,6 +169,12 @@ def test_samples_without_a_label_are_skipped() -> None:
     assert found.value == pytest.approx(short.value)
 
 
+def test_logits_without_a_label_are_skipped() -> None:
+    logits, labels = drawn(4, 5.0)
+    marked = torch.where(torch.arange(len(labels)) < 100, -100, labels)
+    assert temperature_of(logits, marked) == temperature_of(logits[100:], labels[100:])
+
+
 def test_a_tempered_model_trains_saves_and_reads_other_outputs(tmp_path: Path) -> None:
     class Both(nn.Linear):
         def forward(self, x: Tensor) -> Any:

@@ -1,5 +1,7 @@
 """How numbers of a table are written."""
 
+import math
+
 import pytest
 
 from largemargin.recipes.table import Line, Table, summary, text_of
@@ -22,6 +24,7 @@ def test_small_numbers_beside_nothing_are_not_rounded_away(
 ) -> None:
     line = Line({}, "value", "", reported, None, Sample((value,)), None, "")
     assert text_of(value, None, line) == text
+    assert text_of(value, math.nan, line) == text  # of one run
 
 
 def line(method: str, values: tuple[float, ...], verdict: str, draws: float | None = None) -> Line:

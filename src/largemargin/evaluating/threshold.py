@@ -127,7 +127,8 @@ def threshold_of(
         4.0
     """
     check_choice("rule", rule, RULES)
-    margins, right = margins.double().cpu(), right.cpu()
+    check_number("target", target, above=0, at_most=1)
+    margins, right = margins.double().cpu(), right.bool().cpu()  # numbers would be indices
     if bool(margins.isnan().any()):
         raise LargeMarginError("margins must be numbers, but some are NaN: has the model diverged?")
     if rule == "keep":
