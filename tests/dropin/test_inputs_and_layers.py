@@ -86,6 +86,12 @@ def test_input_losses_that_cannot_work() -> None:
     criterion = lm.attach(model, lm.Objective(a=lm.MarginHinge(), b=lm.Stability()))
     with pytest.raises(lm.LargeMarginError, match="second half"):
         criterion(model(images()), LABELS[:3], noisy="second half")
+    criterion.undo()
+    hidden = lm.Objective(a=lm.LayerMargin(), b=lm.Stability())
+    criterion = lm.attach(model, hidden, layers=["stem"])
+    with pytest.raises(lm.LargeMarginError, match="second half"):
+        criterion(model(images()), LABELS[:3], noisy="second half")
+    criterion.undo()
     criterion = lm.attach(model, lm.MarginHinge())
     with torch.no_grad(), pytest.raises(lm.LargeMarginError, match=r"torch\.no_grad"):
         criterion(model(images()), LABELS)
