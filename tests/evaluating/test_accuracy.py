@@ -284,6 +284,18 @@ def test_strange_labels_on_the_device_are_told_at_the_end() -> None:
         accuracy_of(model.cuda(), [(x.cuda(), y.cuda())])
 
 
+@pytest.mark.parametrize("strange", [-1, C, C + 1])
+def test_strange_labels_count_nowhere(strange: int) -> None:
+    """On a device they are found when all is counted, not before."""
+    counts = Counts(C)
+    logits, labels = torch.randn(5, C), torch.zeros(5).long()
+    labels[2] = strange
+    counts._count(logits.double(), labels, labels != -100)
+    assert int(counts.sums()["class_size"][:C].sum()) == 4
+    with pytest.raises(LargeMarginError, match=r"but 1 of them do not\."):
+        counts.result()
+
+
 @pytest.mark.parametrize("strange", [-1, 3])
 def test_labels_that_are_no_classes_are_refused_everywhere(strange: int) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))

@@ -166,6 +166,34 @@ def test_search_across_cameras() -> None:
         evaluate(model, data(), config=QUICK, search=Search(data(5), gallery))
 
 
+def test_uniform_noise_alone() -> None:
+    config = dataclasses.replace(QUICK, gaussian=(), uniform=(0.1,), perturbations="none")
+    got = evaluate(net(), data(), config=config)
+    assert list(got.perturbed) == ["uniform 0.1"]
+    suite = perturbation_suite("none", (SIZE, SIZE), uniform=[0.1])
+    assert got.perturbed == perturbed_accuracy(net(), data(), suite, draws=2)
+
+
+class Sum(nn.Module):
+    """A model of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        logits: Tensor = self.head(one + other)
+        return logits
+
+
+def test_inputs_that_are_no_images_are_told() -> None:
+    labels = torch.arange(12) % 3
+    one, other = torch.rand(12, 4), torch.rand(12, 4)
+    got = evaluate(Sum(), [((one, other), labels)], config=QUICK)
+    assert (got.clean.samples, got.perturbed) == (12, {})
+    assert got.notes == ("the inputs are no images: perturbations and attacks left out",)
+
+
 class Broken(nn.Module):
     """NaN for dark images."""
 
