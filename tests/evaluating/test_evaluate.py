@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,36 @@ def test_search_across_cameras() -> None:
     assert "rank 1, rank 5" in str(got)
     with pytest.raises(LargeMarginError, match="query images have no cameras"):
         evaluate(model, data(), config=QUICK, search=Search(data(5), gallery))
+
+
+def test_the_table_by_hand() -> None:
+    """Two cats taken for dogs, an eel for a cat; what is right is not among the confused."""
+    model = nn.Linear(3, 3, bias=False)
+    nn.init.eye_(model.weight)
+    said = torch.tensor([0, 0, 0, 1, 1, 1, 1, 0, 2])
+    true = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, 2])
+    config = EvaluationConfig(perturbations="none", gaussian=(), uniform=(), attacks=())
+    got = evaluate(
+        model,
+        [(2 * torch.eye(3)[said], true)],
+        classes=CLASSES,
+        config=dataclasses.replace(config, recall_at=(2,)),
+        ood=[torch.ones(5, 3)],
+    )
+    rows = [re.split(r"\s{2,}", row.strip(), maxsplit=1) for row in str(got).splitlines()]
+    found = {row[0]: row[1] for row in rows if len(row) == 2}
+    assert found["most confused"] == "cat as dog (2x), eel as cat (1x)"
+    assert found["accuracy"].startswith("66.67 %   (95 % interval: 35.42 to 87.94 %)")
+    assert found["worst class"] == "50.00 %   eel"
+    assert [found[name] for name in CLASSES] == [
+        "60.00 %   of 5",
+        "100.00 %   of 2",
+        "50.00 %   of 2",
+    ]
+    assert found["by margin (distance)"] == "1.0000   (0.00 %)"
+    assert found["by max logit"] == "1.0000   (0.00 %)"
+    # Cats find cats; others have two cats before them: equal ones come in their order.
+    assert found["recall at 2"] == "55.56 %"
 
 
 def test_uniform_noise_alone() -> None:
