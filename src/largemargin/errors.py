@@ -328,3 +328,15 @@ def check_length(name: str, tensor: Tensor | Sequence[float], length: int, meani
     shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else (len(tensor),)
     if shape != (length,):
         raise LargeMarginError(f"{name} must have shape ({length},), {meaning}, but got {shape}.")
+
+
+def check_sample_weight(weight: Tensor | None, samples: int) -> None:
+    """Check weights of samples, where there are any: one for each."""
+    if weight is None:
+        return
+    if not isinstance(weight, Tensor):
+        raise LargeMarginError(
+            f"sample_weight must be a tensor of shape ({samples},), one per sample, but "
+            f"{type(weight).__name__} was given. Convert it with torch.as_tensor."
+        )
+    check_length("sample_weight", weight, samples, "one per sample")

@@ -66,6 +66,7 @@ def made(protocol: Protocol, *, everyone: bool = False) -> dict[str, Any]:
 def test_who_is_dominated() -> None:
     runs = {name: [dict(zip(ACCURACIES, values, strict=True))] * 2 for name, values in MADE.items()}
     runs["diverged"] = [dict.fromkeys(ACCURACIES)]
+    runs["not run"] = []
     found = front(runs)
     assert {name: each["dominated_by"] for name, each in found.items()} == {
         "softmax": [],

@@ -207,6 +207,7 @@ def test_probabilities_that_say_less() -> None:
     assert "of cosface are less to be trusted" in said
     assert "expected calibration error 25.0 %, softmax 4.0 %" in said
     assert doubts(situation(methods={"softmax": {}, "cosface": {"ece": 0.25}})) == []
+    assert doubts(situation(methods={"softmax": {"ece": 0.04}, "cosface": {}})) == []
 
 
 def test_runs_are_asked_for_in_their_order(tmp_path: Path) -> None:

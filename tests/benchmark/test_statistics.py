@@ -48,9 +48,24 @@ def test_with_many_pairs_it_is_that_of_the_normal_distribution() -> None:
     assert detectable_effect(1.0, 400, level=0.05, power=0.8) == pytest.approx(by_hand, rel=0.01)
 
 
-def test_one_pair_detects_nothing() -> None:
-    with pytest.raises(LargeMarginError, match="pairs"):
-        detectable_effect(1.0, 1, level=0.05, power=0.8)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pairs": 1},
+        {"std": -0.1},
+        {"level": 0.0},
+        {"level": 1.0},
+        {"power": 0.04},  # what a test of nothing has
+        {"power": 1.0},  # no effect is so large
+    ],
+)
+def test_what_no_test_can_be_asked(change: dict[str, float]) -> None:
+    given = {"std": 1.0, "pairs": 6, "level": 0.05, "power": 0.8, **change}
+    (name,) = change
+    with pytest.raises(LargeMarginError, match=name):
+        detectable_effect(
+            given["std"], int(given["pairs"]), level=given["level"], power=given["power"]
+        )
 
 
 def test_risk_coverage_by_hand() -> None:

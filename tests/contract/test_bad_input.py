@@ -184,6 +184,9 @@ def test_wrong_sample_weights(name):
         message = message_of(call, build(name, problem).eval(), problem, sample_weight=bad)
         for part in ("sample_weight", "(6,)", str(tuple(bad.shape)), "sample"):
             assert part in message
+    message = message_of(call, build(name, problem).eval(), problem, sample_weight=[1.0] * 6)
+    for part in ("sample_weight", "(6,)", "list", "torch.as_tensor"):
+        assert part in message
 
 
 @pytest.mark.parametrize(

@@ -251,6 +251,21 @@ def test_weights_of_functional_call_are_the_ones_that_train(loss: Callable[[], l
         torch.testing.assert_close(put[name].grad, each.grad)
 
 
+@pytest.mark.parametrize("name", ["weight", "bias"])
+@pytest.mark.parametrize("cast", [False, True])
+def test_one_parameter_of_functional_call_is_enough(name: str, cast: bool) -> None:
+    model = Mlp(lambda logits, features: logits.double() if cast else logits)
+    criterion = lm.attach(model, lm.Kobayashi())
+    own = getattr(model.fc, name)
+    other = (own + own.flip(0)).detach().requires_grad_()
+    got = criterion(torch.func.functional_call(model, {f"fc.{name}": other}, (vectors(),)), LABELS)
+    got.backward()
+    with torch.no_grad():
+        own.copy_(other)
+    torch.testing.assert_close(got, criterion(model(vectors()), LABELS))
+    assert other.grad is not None
+
+
 def test_hooks_of_the_layer_go_on() -> None:
     model = Mlp()
     seen: list[tuple[int, ...]] = []

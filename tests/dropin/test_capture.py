@@ -177,6 +177,30 @@ def test_noisy_second_half() -> None:
         criterion(model(x[:3]), LABELS[:1], noisy="second half")
     with pytest.raises(lm.LargeMarginError, match="'first half' was given"):
         criterion(model(x), LABELS[:3], noisy="first half")
+    with pytest.raises(lm.LargeMarginError, match="of the first half, 3, but 6 were given"):
+        criterion(model(x), LABELS, noisy="second half")
+
+
+def test_noisy_second_half_beside_a_loss_on_logits() -> None:
+    """Its logits are those of the first half, too."""
+    model = Mlp()
+    criterion = lm.attach(model, lm.Objective(softmax=lm.CrossEntropy(), b=lm.Stability()))
+    x, noisy = vectors(0), vectors(1)
+    loss = criterion(model(torch.cat([x, noisy])), LABELS, noisy="second half")
+    clean, other = model.body(x), model.body(noisy)
+    want = F.cross_entropy(model.fc(clean), LABELS) + lm.Stability()(clean, other)
+    torch.testing.assert_close(loss, want)
+
+
+@pytest.mark.parametrize("pass_first", [False, True])
+def test_a_head_that_was_replaced_by_hand_is_missed(pass_first: bool) -> None:
+    model = Mlp()
+    criterion = lm.attach(model, lm.CrossEntropy())
+    if pass_first:
+        criterion(model(vectors()), LABELS)
+    model.fc = nn.Linear(D, C)
+    with pytest.raises(lm.LargeMarginError, match=r"no longer in the model.* Call attach again"):
+        criterion(model(vectors(1)), LABELS)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["once", "checkpointed"])

@@ -3,6 +3,7 @@
 import functools
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import timm
@@ -253,6 +254,15 @@ def test_a_layer_that_is_not_the_head_is_noticed() -> None:
     refused("4 columns.*layer=", lambda: criterion(outputs, LABELS % 3))
     criterion.undo()
     assert lm.attach(model, lm.CrossEntropy(), layer="out")(model(vectors()), LABELS % 3) > 0
+
+
+def test_layers_have_names() -> None:
+    """Those of an nn.Sequential look like numbers."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, C))
+    loss = lm.CrossEntropy()
+    wrong: Any = 2
+    refused("by its name, as '2', but int", lambda: lm.attach(model, loss, layer=wrong))
+    assert lm.attach(model, loss, layer="2").layer is model[2]
 
 
 def test_counts_of_another_number_of_classes() -> None:

@@ -93,7 +93,9 @@ def test_similarity_may_be_chosen() -> None:
     two = lm.Objective(a=lm.CosFace(), b=lm.GaussianMixture(C, D))
     with pytest.raises(lm.LargeMarginError, match=r"different geometry.*similarity="):
         lm.attach(Mlp(), two)
-    lm.attach(Mlp(), two, similarity="cosine")
+    model = Mlp()
+    lm.attach(model, two, similarity="cosine")
+    assert (model.fc.similarity, model.fc.scale) == ("cosine", two.terms["a"].scale)
     with pytest.raises(lm.LargeMarginError, match="similarity"):
         lm.attach(Mlp(), lm.CrossEntropy(), similarity="cos")
 

@@ -86,6 +86,12 @@ def test_input_losses_that_cannot_work() -> None:
     criterion = lm.attach(model, lm.Objective(a=lm.MarginHinge(), b=lm.Stability()))
     with pytest.raises(lm.LargeMarginError, match="second half"):
         criterion(model(images()), LABELS[:3], noisy="second half")
+    criterion.undo()
+    hidden = lm.Objective(a=lm.LayerMargin(), b=lm.Stability())
+    criterion = lm.attach(model, hidden, layers=["stem"])
+    with pytest.raises(lm.LargeMarginError, match="second half"):
+        criterion(model(images()), LABELS[:3], noisy="second half")
+    criterion.undo()
     criterion = lm.attach(model, lm.MarginHinge())
     with torch.no_grad(), pytest.raises(lm.LargeMarginError, match=r"torch\.no_grad"):
         criterion(model(images()), LABELS)
@@ -102,6 +108,18 @@ def test_hidden_layers(layers: list[str]) -> None:
         hand.get_submodule(name).register_forward_hook(lambda m, a, out: held.append(out))
     logits = hand(images())
     compare(model, value, hand, lm.LayerMargin(gamma=2.0)(logits, LABELS, held))
+
+
+def test_one_hidden_layer_needs_no_list() -> None:
+    model = ConvNet()
+    values = []
+    for layers in ("stem", ["stem"]):
+        criterion = lm.attach(model, lm.LayerMargin(gamma=2.0), layers=layers)
+        values.append(criterion(model(images()), LABELS))
+        criterion.undo()
+    torch.testing.assert_close(*values)
+    with pytest.raises(lm.LargeMarginError, match=r"has no layer 'stam'\. Closest: 'stem'"):
+        lm.attach(model, lm.LayerMargin(), layers="stam")
 
 
 def test_hidden_layers_have_to_be_named_and_run() -> None:

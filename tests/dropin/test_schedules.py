@@ -4,6 +4,7 @@ import copy
 import io
 import math
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -241,6 +242,15 @@ class TestRefusals:
 
     def test_reweighting_without_ldam(self) -> None:
         assert "'cosface' (CosFace)" in self.refused(lm.CosFace(), DeferredReweighting(3))
+
+    def test_what_is_no_schedule(self) -> None:
+        wrong: Any = 3
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 10))
+        for given in (wrong, [wrong]):
+            with pytest.raises(lm.LargeMarginError, match="another Schedule, but int was given"):
+                lm.attach(model, lm.CosFace(), schedule=given)
+        alone = lm.attach(model, lm.CosFace(), schedule=Ramp("margin", 0.0, steps=3))
+        assert alone.schedules == [Ramp("margin", 0.0, steps=3)]
 
     @pytest.mark.parametrize(
         "arguments", [{"steps": 0}, {"steps": 5, "begin": -1}, {"steps": 5, "curve": "quadratic"}]

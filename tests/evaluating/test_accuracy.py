@@ -12,6 +12,7 @@ from sklearn.metrics import balanced_accuracy_score, confusion_matrix, log_loss,
 from torch import Tensor, nn
 
 import largemargin as lm
+from largemargin.data import Samples
 from largemargin.errors import LargeMarginError
 from largemargin.evaluating import (
     Accuracy,
@@ -283,6 +284,18 @@ def test_strange_labels_on_the_device_are_told_at_the_end() -> None:
         accuracy_of(model.cuda(), [(x.cuda(), y.cuda())])
 
 
+@pytest.mark.parametrize("strange", [-1, C, C + 1])
+def test_strange_labels_count_nowhere(strange: int) -> None:
+    """On a device they are found when all is counted, not before."""
+    counts = Counts(C)
+    logits, labels = torch.randn(5, C), torch.zeros(5).long()
+    labels[2] = strange
+    counts._count(logits.double(), labels, labels != -100)
+    assert int(counts.sums()["class_size"][:C].sum()) == 4
+    with pytest.raises(LargeMarginError, match=r"but 1 of them do not\."):
+        counts.result()
+
+
 @pytest.mark.parametrize("strange", [-1, 3])
 def test_labels_that_are_no_classes_are_refused_everywhere(strange: int) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
@@ -299,6 +312,26 @@ def test_labels_that_are_no_classes_are_refused_everywhere(strange: int) -> None
     for each in asked:
         with pytest.raises(LargeMarginError, match=f"holds {strange}.*label them -100"):
             each()
+
+
+def test_one_batch_is_no_data() -> None:
+    """Its images, or its images and labels, would be taken for the batches."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    images, labels = torch.rand(40, 1, 2, 2), torch.arange(40) % 3
+    given: Any
+    for given in (images, (images, labels)):
+        with pytest.raises(LargeMarginError, match=r"one batch was given.*\[\(inputs, labels\)\]"):
+            accuracy_of(model, given)
+    given = None  # as the validation part of data that has none
+    with pytest.raises(LargeMarginError, match="but there is none: it is None"):
+        accuracy_of(model, given)
+    assert accuracy_of(model, ((images, labels), (images, labels))).samples == 80
+
+
+def test_batches_have_at_least_one_sample() -> None:
+    split = Samples(torch.arange(3), list("abc"), torch.rand(3, 1, 2, 2))
+    with pytest.raises(LargeMarginError, match="batch_size must be a finite number >= 1, but 0"):
+        accuracy_of(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), split, batch_size=0)
 
 
 def test_nothing_but_labels_to_skip() -> None:

@@ -174,6 +174,9 @@ def test_inside_an_evaluation() -> None:
         "pgd-4 l2 0.205",
     ]
     assert got.attacked[0].accuracy == got.clean.accuracy
+    assert attacks_of("pgd", linf=[0.1], l2=[], steps=2) == attacks_of(
+        ["pgd"], linf=[0.1], l2=[], steps=2
+    )
     assert "  pgd-4 l2 0.205 " in str(got)
     assert Evaluation.from_json(got.to_json()) == got
 
@@ -192,6 +195,9 @@ def test_bad_attacks() -> None:
             attacked_accuracy(model, samples, wrong)
     with pytest.raises(LargeMarginError, match="data is empty"):
         attacked_accuracy(model, [], [Attack()])
+    chosen = Samples(torch.tensor([-100, 0, -100, 0]), list("abcd"), torch.rand(4, 1, 3, 3))
+    with pytest.raises(LargeMarginError, match="-100, or all that was chosen of it is"):
+        attacked_accuracy(model, chosen, [Attack()], samples=2)
     with pytest.raises(LargeMarginError, match="does not say how many"):
         attacked_accuracy(model, iter([]), [Attack()], samples=5)
     rows: Any = [(torch.rand(3, 1), torch.zeros(3).long())]

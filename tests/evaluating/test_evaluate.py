@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,64 @@ def test_search_across_cameras() -> None:
         evaluate(model, data(), config=QUICK, search=Search(data(5), gallery))
 
 
+def test_the_table_by_hand() -> None:
+    """Two cats taken for dogs, an eel for a cat; what is right is not among the confused."""
+    model = nn.Linear(3, 3, bias=False)
+    nn.init.eye_(model.weight)
+    said = torch.tensor([0, 0, 0, 1, 1, 1, 1, 0, 2])
+    true = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2, 2])
+    config = EvaluationConfig(perturbations="none", gaussian=(), uniform=(), attacks=())
+    got = evaluate(
+        model,
+        [(2 * torch.eye(3)[said], true)],
+        classes=CLASSES,
+        config=dataclasses.replace(config, recall_at=(2,)),
+        ood=[torch.ones(5, 3)],
+    )
+    rows = [re.split(r"\s{2,}", row.strip(), maxsplit=1) for row in str(got).splitlines()]
+    found = {row[0]: row[1] for row in rows if len(row) == 2}
+    assert found["most confused"] == "cat as dog (2x), eel as cat (1x)"
+    assert found["accuracy"].startswith("66.67 %   (95 % interval: 35.42 to 87.94 %)")
+    assert found["worst class"] == "50.00 %   eel"
+    assert [found[name] for name in CLASSES] == [
+        "60.00 %   of 5",
+        "100.00 %   of 2",
+        "50.00 %   of 2",
+    ]
+    assert found["by margin (distance)"] == "1.0000   (0.00 %)"
+    assert found["by max logit"] == "1.0000   (0.00 %)"
+    # Cats find cats; others have two cats before them: equal ones come in their order.
+    assert found["recall at 2"] == "55.56 %"
+
+
+def test_uniform_noise_alone() -> None:
+    config = dataclasses.replace(QUICK, gaussian=(), uniform=(0.1,), perturbations="none")
+    got = evaluate(net(), data(), config=config)
+    assert list(got.perturbed) == ["uniform 0.1"]
+    suite = perturbation_suite("none", (SIZE, SIZE), uniform=[0.1])
+    assert got.perturbed == perturbed_accuracy(net(), data(), suite, draws=2)
+
+
+class Sum(nn.Module):
+    """A model of two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        logits: Tensor = self.head(one + other)
+        return logits
+
+
+def test_inputs_that_are_no_images_are_told() -> None:
+    labels = torch.arange(12) % 3
+    one, other = torch.rand(12, 4), torch.rand(12, 4)
+    got = evaluate(Sum(), [((one, other), labels)], config=QUICK)
+    assert (got.clean.samples, got.perturbed) == (12, {})
+    assert got.notes == ("the inputs are no images: perturbations and attacks left out",)
+
+
 class Broken(nn.Module):
     """NaN for dark images."""
 
@@ -183,6 +242,17 @@ def test_nan_logits_are_counted_and_told() -> None:
     assert 0 < got.clean.broken < N
     assert got.notes == (f"{got.clean.broken} samples have NaN logits and count as wrong",)
     assert Evaluation.from_json(got.to_json()) == got
+
+
+def test_features_that_are_no_numbers_leave_out_the_search_alone() -> None:
+    samples = data()
+    assert samples.pixels is not None
+    samples.pixels[3] = math.nan
+    got = evaluate(
+        net(), samples, config=dataclasses.replace(QUICK, gaussian=(), perturbations="none")
+    )
+    assert (got.clean.broken, got.retrieval) == (1, None)
+    assert "the features of 1 samples are not finite: retrieval left out" in got.notes
 
 
 @pytest.mark.parametrize(
@@ -216,6 +286,9 @@ def test_bad_data() -> None:
         evaluate(net(), samples, config=QUICK, ood=[])
     with pytest.raises(LargeMarginError, match="logits of 2 classes"):
         evaluate(net(), samples, classes=["a", "b"], config=QUICK)
+    wrong: Any = {"draws": 2}
+    with pytest.raises(LargeMarginError, match=r"must be an EvaluationConfig, .* but dict was"):
+        evaluate(net(), samples, config=wrong)
 
 
 def test_progress_shows_the_time_left(capsys: pytest.CaptureFixture[str]) -> None:

@@ -174,13 +174,17 @@ def test_bad_perturbations() -> None:
         perturbation_suite("none", (8, 8), gaussian=[-0.1])
     with pytest.raises(LargeMarginError, match=r"16 was given\. Pixels are in .* 8 / 255"):
         perturbation_suite("none", (8, 8), gaussian=[16])
-    for wrong in (Perturbation(sigma=0.1), ["gaussian"]):
+    for levels, said in ((0.1, "a list of levels, but 0.1"), (["8"], "every level of gaussian")):
+        with pytest.raises(LargeMarginError, match=said):
+            perturbation_suite("none", (8, 8), gaussian=levels)  # type: ignore[arg-type]
+    for wrong in (Perturbation(sigma=0.1), ["gaussian"], {"noise": 0.1}):
         with pytest.raises(LargeMarginError, match=r"dict of perturbations by name.* was given"):
             perturbed_accuracy(model, samples, wrong)  # type: ignore[arg-type]
     with pytest.raises(LargeMarginError, match="at least 3 x 3"):
         perturbation_suite("auto", (2, 8))
-    with pytest.raises(LargeMarginError, match="draws must be"):
-        perturbed_accuracy(model, samples, noise, draws=0)
+    for draws in (0, 2.5):
+        with pytest.raises(LargeMarginError, match="draws must be"):
+            perturbed_accuracy(model, samples, noise, draws=draws)  # type: ignore[arg-type]
     with pytest.raises(LargeMarginError, match=r"images of shape \(N, C, H, W\)"):
         perturbed_accuracy(model, [(torch.zeros(2, 162), torch.zeros(2).long())], noise)
     with pytest.raises(LargeMarginError, match="data is empty"):

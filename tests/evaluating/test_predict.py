@@ -6,6 +6,7 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,6 +203,12 @@ def test_bad_requests(folder: Path, tmp_path: Path) -> None:
         predict(model, [folder], channels=4)
     with pytest.raises(LargeMarginError, match="batch_size"):
         predict(model, [folder], batch_size=0)
+    wrong: Any = 32
+    with pytest.raises(LargeMarginError, match=r"size must be \(height, width\), but 32"):
+        predict(model, [folder], size=wrong)
+    wrong = "0.2 or so"
+    with pytest.raises(LargeMarginError, match=r"a number or a Threshold, but '0\.2 or so' was"):
+        predict(model, [folder], threshold=wrong)
     assert image_files(str(folder / "a.png")) == [str(folder / "a.png")]
 
 

@@ -233,11 +233,13 @@ def test_bad_retrieval() -> None:
         ("at least one row", lambda: retrieval_of(x[:0], y[:0])),
         ("queries must be finite", lambda: retrieval_of(x * math.nan, y)),
         ("every k of recall", lambda: retrieval_of(x, y, at=[0])),
+        ("every k of recall at k must be a whole", lambda: retrieval_of(x, y, at=[1.5])),  # type: ignore[list-item]
         ("list of the k of recall at k, but 1 was", lambda: retrieval_of(x, y, at=1)),  # type: ignore[arg-type]
         ("must be a tensor of integers, but list", lambda: retrieval_of(x, ["a"] * 6)),  # type: ignore[arg-type]
         ("identities of queries must be positive", lambda: cross_camera(x, y * 0, y, x, y, y)),
         ("seen by another camera", lambda: cross_camera(x, y, y, x, y, y)),
         ("cameras of gallery must be one number", lambda: cross_camera(x, y, y, x, y, y[:2])),
+        ("cameras of queries must be a tensor, but list", lambda: cross_camera(x, y, [1], x, y, y)),  # type: ignore[arg-type]
         ("precision must be one of", lambda: cross_camera(x, y, y, x, y, y, precision="area")),
     ]
     for message, call in wrong:

@@ -120,6 +120,7 @@ def test_probabilities_mean_what_they_say() -> None:
         ([[2.0, 0.0], [0.0, 1.0]], [1, 0], "not above the mean of all"),
         ([[1.0, 1.0], [3.0, 3.0]], [1, 0], "predicted right|not above the mean"),
         ([[math.nan, 0.0], [0.0, 1.0]], [1, 0], "1 rows hold NaN"),
+        ([[math.inf, 0.0], [0.0, 1.0], [1.0, 0.0]], [0, 1, 1], "1 rows hold infinity"),
         ([[2.0, 0.0], [0.0, 1.0]], [0, 2], r"labels must lie in \[0, 2\)"),
     ],
 )
@@ -166,6 +167,12 @@ def test_samples_without_a_label_are_skipped() -> None:
     assert found.samples == 150
     short = calibrate_temperature(model, [(samples.pixels[:150], labels[:150])])
     assert found.value == pytest.approx(short.value)
+
+
+def test_logits_without_a_label_are_skipped() -> None:
+    logits, labels = drawn(4, 5.0)
+    marked = torch.where(torch.arange(len(labels)) < 100, -100, labels)
+    assert temperature_of(logits, marked) == temperature_of(logits[100:], labels[100:])
 
 
 def test_a_tempered_model_trains_saves_and_reads_other_outputs(tmp_path: Path) -> None:

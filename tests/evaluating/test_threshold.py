@@ -1,6 +1,7 @@
 """Thresholds that keep a share of right predictions, or reach an accuracy; intervals."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -153,9 +154,27 @@ def test_paired_intervals_know_what_the_two_have_in_common(
 
 
 def test_paired_intervals_refuse() -> None:
-    for counts in ((0, 0, 0, 0), (3, -1, 0, 0)):
+    wrong: Any
+    for wrong in ((0, 0, 0, 0), (3, -1, 0, 0), (3, 0.5, 0, 0)):
         with pytest.raises(LargeMarginError):
-            paired_interval(*counts)
+            paired_interval(*wrong)
+
+
+def test_counts_of_numpy_are_counts() -> None:
+    counts = (90_000, 60_000, 50_000, 80_000)
+    assert wilson(*np.array([9, 10])) == wilson(9, 10)
+    assert paired_interval(*np.array(counts)) == paired_interval(*counts)
+
+
+@pytest.mark.parametrize("rule", ["keep", "accuracy"])
+def test_right_predictions_as_numbers(rule: str) -> None:
+    """As indices they would choose the first two margins again and again."""
+    margins, right = torch.arange(40.0), torch.arange(40) > 3
+    found = threshold_of(margins, right.long(), rule=rule, target=0.9)
+    assert found == threshold_of(margins, right, rule=rule, target=0.9)
+    for wrong in (0.0, 1.5):
+        with pytest.raises(LargeMarginError, match="target must be a finite number > 0 and <= 1"):
+            threshold_of(margins, right, rule=rule, target=wrong)
 
 
 def test_without_wrong_predictions_no_share_of_them_is_told() -> None:

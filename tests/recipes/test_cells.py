@@ -34,6 +34,8 @@ def test_settings_merge_group_by_group() -> None:
     }
     merge(settings, nested({"objective.name": "b"}))
     assert settings["objective"] == {"name": "b"}
+    merge(settings, {"data": "digits"})  # no group: whoever reads the settings says so
+    assert settings["data"] == "digits"
 
 
 def test_options_belong_to_the_network_they_were_given_for() -> None:

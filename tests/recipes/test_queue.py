@@ -74,6 +74,14 @@ def test_a_run_that_tables_share_is_made_once(queue: Path) -> None:
         tasks_of(queue, ["third"])
 
 
+def test_a_shared_run_is_measured_on_one_split(queue: Path) -> None:
+    recipe = queue.parent / "paper" / "table2.yaml"
+    recipe.write_text(recipe.read_text() + "split: validation\n")
+    message = r"softmax is measured on validation images, .* on test images by first\. Put them"
+    with pytest.raises(LargeMarginError, match=message):
+        tasks_of(queue)
+
+
 def test_the_plan_counts_images(queue: Path) -> None:
     queue.write_text(
         "entries:\n  - {recipe: lmd/table3.yaml, only: ['dataset=CIFAR10,train_percent=20']}\n"

@@ -1,5 +1,7 @@
 """The rule by which a measured number is called reproduced."""
 
+import math
+
 import pytest
 
 from largemargin.recipes.schema import Measure
@@ -34,6 +36,9 @@ def test_rule_of_closeness(values: tuple[float, ...], reported: float | None, te
         ((90.0,), (89.4, 89.4), "direction holds in one run"),
         ((90.0, 90.2), (89.9, 90.1), "direction is within noise"),
         ((90.0, 90.2), (88.9, 89.1), "direction holds"),
+        ((90.0, 90.0), (90.0, 90.0), "direction is within noise"),
+        ((90.0, 90.2), (89.0,), "direction holds in one run"),
+        ((90.0, 90.02), (89.7, 89.72), "direction holds"),  # less than the tolerance, but known
         ((90.0,), (), ""),
     ],
 )
@@ -51,6 +56,32 @@ def test_draws_of_one_run_are_its_noise() -> None:
     assert verdict(HIGHER, 90.0, Sample((90.6,), draws=0.5)) == "better than reported"
 
 
+def test_a_direction_needs_two_reported_numbers() -> None:
+    measured, base = Sample((90.0,)), Sample((80.0,))
+    assert verdict(HIGHER, None, measured, baseline=(88.0, base)) == "nothing reported"
+    assert verdict(HIGHER, 90.0, measured, baseline=(None, base)) == "reproduced"
+    assert verdict(HIGHER, 90.0, measured, baseline=(90.0, base)) == "reproduced"
+
+
+def test_one_run_has_no_deviation() -> None:
+    one = Sample((90.0,))
+    assert (one.mean, one.error, math.isnan(one.std)) == (90.0, 0.0, True)
+
+
 def test_differs_where_neither_is_better() -> None:
     neither = Measure("plane_variance", better="neither", tolerance=1.0)
     assert verdict(neither, 5.0, Sample((9.0,))) == "differs"
+
+
+@pytest.mark.parametrize("better", ["higher", "lower"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_no_number_is_neither_better_nor_worse(better: str, value: float) -> None:
+    """Of a model that diverged: a comparison with NaN is False, which is no verdict."""
+    measure = Measure("error", better=better, tolerance=0.5)  # type: ignore[arg-type]
+    broken, sound = Sample((90.0, value)), Sample((90.0, 90.1))
+    assert math.isnan(broken.std)
+    for reported in (80.0, None):
+        said = verdict(measure, reported, broken, baseline=(88.0, sound))
+        assert said == "failed: what was measured is no number"
+    assert verdict(measure, 90.0, sound, baseline=(88.0, broken)) == "reproduced"
+    assert verdict(measure, 90.0, sound, baseline=(95.0, broken)) == "reproduced"

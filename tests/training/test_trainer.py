@@ -9,6 +9,7 @@ import pytest
 import torch
 from faults.small_runs import STEPS, config, digits
 
+from largemargin.errors import LargeMarginError
 from largemargin.losses.schedules import DeferredReweighting
 from largemargin.training import NoiseConfig, ObjectiveConfig, OptimizerConfig, RunConfig
 from largemargin.training.journal import Journal
@@ -101,6 +102,53 @@ def test_rates_are_set_before_every_step(tmp_path: Path) -> None:
     seen = [made.optimizer.param_groups[0]["lr"] for _ in made.steps()]
     assert seen == [made.rate.at(step) for step in range(2 * STEPS)]
     assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize(
+    ("objective", "noise", "said"),
+    [
+        ("stability", "none", "'stability' needs pairs .* but noise.use is none"),
+        ("cosface", "pair", "'cosface' does not look at pairs .* but noise.use is pair"),
+    ],
+)
+def test_pairs_are_for_losses_that_look_at_them(
+    tmp_path: Path, objective: str, noise: Any, said: str
+) -> None:
+    with pytest.raises(LargeMarginError, match=said):
+        trainer(tmp_path, objective=ObjectiveConfig(objective), noise=NoiseConfig(noise))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, ""),
+        ({"_world": 2}, "several processes"),
+        ({"precision": "fp16"}, "fp16"),
+        ({"pixels": None}, "not held in device memory"),
+        ({"objective": ObjectiveConfig("cosface", schedule="preset")}, "schedules"),
+        ({"batch_size": len(digits().train) + 1}, "no full batch"),
+        ({"batch_size": len(digits().train)}, ""),
+    ],
+)
+def test_what_speaks_against_a_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], reason: str
+) -> None:
+    """As on a GPU, which nothing here is made on."""
+    made = trainer(tmp_path, noise=NoiseConfig())
+    assert made._uses_graph() is False  # without one
+    made.device = torch.device("cuda")
+    monkeypatch.setattr(Trainer, "_world", change.pop("_world", 1))
+    made.batches.pixels = change.pop("pixels", torch.zeros(1))
+    made.config = replace(made.config, **change)
+    assert made._uses_graph() is not bool(reason)
+    made.config = replace(made.config, graph="off")
+    assert made._uses_graph() is False
+    made.config = replace(made.config, graph="on")
+    if reason:
+        with pytest.raises(LargeMarginError, match=f"graph is on, but .*{reason}"):
+            made._uses_graph()
+    else:
+        assert made._uses_graph() is True
 
 
 def test_every_epoch_is_trained_in_training_mode(tmp_path: Path) -> None:

@@ -162,7 +162,15 @@ def _named(groups: Mapping[str, Any], kind: type[Any], place: str) -> dict[str, 
 
 
 def _check(protocol: Protocol) -> None:
+    # All that conclude would stumble over, when days of training are over.
     check_number("trials", protocol.trials, at_least=1)
+    if len({*protocol.seeds}) < max(2, len(protocol.seeds)):
+        raise LargeMarginError(
+            "seeds must be two different numbers or more, for tests of pairs, but they are "
+            f"{list(protocol.seeds)}."
+        )
+    check_number("level", protocol.level, above=0, below=1)
+    check_number("power", protocol.power, above=protocol.level, below=1)
     keeps = [rung.keep for rung in protocol.rungs]
     if not keeps or keeps[0] != protocol.trials or keeps[-1] != 1 or keeps != sorted(keeps)[::-1]:
         raise LargeMarginError(
@@ -198,6 +206,16 @@ def _check_situation(protocol: Protocol, situation: Situation) -> None:
             raise LargeMarginError(f"{situation.name} must have {name} among its methods.")
         if protocol.methods[name].margin:
             raise LargeMarginError(f"{name} cannot be its own baseline in {situation.name}.")
+    if situation.beside == situation.baseline:
+        raise LargeMarginError(
+            f"{situation.beside} is the baseline of {situation.name} already: beside must be "
+            "another method."
+        )
+    if not any(protocol.methods[name].margin for name in situation.methods):
+        raise LargeMarginError(
+            f"{situation.name} has no method to choose: one of {', '.join(situation.methods)} must "
+            "be a margin method (margin: true)."
+        )
     if situation.data.get("name") != "omniglot":
         settings_from(situation.data, DataConfig, f"situations.{situation.name}.data")
     for name in situation.methods:

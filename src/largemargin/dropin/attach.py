@@ -1,7 +1,7 @@
 """``attach``: a loss on a model that exists already, in two lines."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -49,7 +49,7 @@ def attach(
     *,
     layer: str | None = None,
     features: str | Mapping[str, str] | None = None,
-    layers: Sequence[str] = (),
+    layers: str | Sequence[str] = (),
     similarity: str | None = None,
     schedule: Schedule | Sequence[Schedule] | Literal["preset"] | None = None,
     total_steps: int | None = None,
@@ -78,7 +78,8 @@ def attach(
         layer: name of the head where it is not the last linear layer, as ``"head.fc"``.
         features: name of a module whose output are the features instead of the head's input, or
             such a name for single terms: ``{"center": "layer3"}``.
-        layers: names of modules whose outputs go to a loss on hidden layers (``LayerMargin``).
+        layers: names of modules (or one) whose outputs go to a loss on hidden layers
+            (``LayerMargin``).
         similarity: of the head; default what the objective asks for, otherwise as it is.
         schedule: schedules of hyper-parameters (:mod:`largemargin.losses.schedules`), or "preset":
             the usual ones for these losses over ``total_steps``. Default none, but for an
@@ -118,6 +119,7 @@ def attach(
     num_classes, dim = _size(path, head)
     objective = _objective(objective, num_classes, dim)
     named = _named_features(bare, features, objective)
+    layers = [layers] if isinstance(layers, str) else layers
     hidden = tuple(find_module(bare, name) for name in layers)
     _check_needs(objective, bool(layers))
     _check_sizes(objective, num_classes, dim, {*named} if features else set())
@@ -390,4 +392,4 @@ def _schedules(
                 "steps_per_epoch, or schedule=() to go without it."
             )
         return preset_schedule(objective, total_steps)
-    return [given] if isinstance(given, Schedule) else list(given)
+    return list(given) if isinstance(given, Iterable) else [given]

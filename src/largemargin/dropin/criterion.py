@@ -106,8 +106,8 @@ class Criterion(nn.Module):
             self._check_replayed()
         given = self._arguments(seen, noisy)
         features = given["features"]
-        labels = flat_beside(labels, seen.features) if isinstance(labels, Tensor) else labels
-        check_rows(features, labels)
+        labels = flat_beside(labels, seen.features)
+        check_rows(features, labels, half=isinstance(noisy, str))
         if sample_weight is not None:
             sample_weight = flat_beside(sample_weight, seen.features)
         head = self.head if seen.swapped is None else self._view(*seen.swapped)

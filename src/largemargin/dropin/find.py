@@ -75,6 +75,11 @@ def find_layer(model: nn.Module, name: str | None) -> tuple[str, nn.Module]:
 
 def find_module(model: nn.Module, name: str) -> nn.Module:
     """A module by its dotted name."""
+    if not isinstance(name, str):
+        raise LargeMarginError(
+            f"a layer must be given by its name, as {str(name)!r}, but {type(name).__name__} was "
+            "given. Names are those of model.named_modules()."
+        )
     try:
         return model.get_submodule(name)
     except AttributeError:

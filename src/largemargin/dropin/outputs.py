@@ -50,18 +50,26 @@ def named_rows(tensor: Tensor, like: Tensor) -> Tensor:
 
 def flat_beside(labels: Tensor, features: Tensor) -> Tensor:
     """Labels or weights of a sequence head, (N, T), in the order of its flattened features."""
+    if not isinstance(labels, Tensor):
+        return labels  # refused where their kind is looked at
     if features.dim() > 2 and labels.shape[: features.dim() - 1] == features.shape[:-1]:
         return labels.flatten(0, features.dim() - 2)
     return labels
 
 
-def check_rows(features: Tensor, labels: Tensor) -> None:
+def check_rows(features: Tensor, labels: Tensor, *, half: bool) -> None:
+    """One label for each of the features; ``half``: of those, whose second half was cut off."""
     if not isinstance(labels, Tensor):
         raise LargeMarginError(
             f"labels must be a tensor, but {type(labels).__name__} was given. Convert them with "
             "torch.as_tensor; names are numbered first. The order is criterion(outputs, labels)."
         )
     if labels.dim() > 0 and labels.shape[0] != features.shape[0]:
+        if half:
+            raise LargeMarginError(
+                f'with noisy="second half" the labels are those of the first half, '
+                f"{features.shape[0]}, but {labels.shape[0]} were given."
+            )
         raise LargeMarginError(
             f"{features.shape[0]} samples went through the head but {labels.shape[0]} labels were "
             "given. Pass the labels of the batch that made these outputs; for "

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.data.randomness import seed_for
-from largemargin.errors import LargeMarginError, check_choice, check_number
+from largemargin.errors import LargeMarginError, check_choice, check_count
 from largemargin.evaluating.correct import is_right
 from largemargin.evaluating.interval import wilson
 from largemargin.evaluating.logits import LogitModel
@@ -58,9 +58,9 @@ def attacks_of(
         >>> [each.epsilon for each in attacks_of(["pgd"], linf=[0.01, 0.02], l2=[], steps=3)]
         [0.01, 0.02]
     """
-    check_number("attack_steps", steps, at_least=1)
+    check_count("attack_steps", steps, at_least=1)
     made = []
-    for name in names:
+    for name in [names] if isinstance(names, str) else names:
         check_choice("every attack", name, NAMES)
         kind, _, norm = name.partition("_")
         for epsilon in l2 if norm else linf:
@@ -140,7 +140,8 @@ class AttackedCounts:
         samples = sum(int(part["samples"]) for part in parts)
         if samples == 0:
             raise LargeMarginError(
-                f"nothing was attacked: the data is empty, or all of it is labelled {IGNORED}."
+                f"nothing was attacked: the data is empty, or all of it is labelled {IGNORED}, or "
+                "all that was chosen of it is."
             )
         totals = torch.stack([part["right"] for part in parts]).sum(0).tolist()
         return tuple(
@@ -163,7 +164,7 @@ def stride_for(source: Source, at_most: int | None, *, name: str, every: str) ->
     """
     if at_most is None:
         return 1
-    check_number(name, at_most, at_least=1)
+    check_count(name, at_most, at_least=1)
     count = count_samples(source)
     if count == float("inf"):
         raise LargeMarginError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_choice, check_number
+from largemargin.errors import LargeMarginError, check_choice, check_count
 from largemargin.evaluating.retrieval import check_search, ranked
 from largemargin.measuring.records import Record
 
@@ -75,7 +75,7 @@ def cross_camera(
         (0.0, 1.0, 0.5)
     """
     check_choice("precision", precision, PRECISIONS)
-    check_number("ranks", ranks, at_least=1)
+    check_count("ranks", ranks, at_least=1)
     check_search(queries, identities, gallery, gallery_identities)
     _check_cameras(queries, cameras, gallery, gallery_cameras)
     if bool((identities <= DISTRACTOR).any()):
@@ -127,6 +127,11 @@ def _check_cameras(
         ("gallery", gallery, gallery_cameras),
     )
     for name, features, given in pairs:
+        if not isinstance(given, Tensor):
+            raise LargeMarginError(
+                f"the cameras of {name} must be a tensor, but {type(given).__name__} was given. "
+                "Convert numbers with torch.as_tensor."
+            )
         if given.dim() != 1 or len(given) != len(features):
             raise LargeMarginError(
                 f"the cameras of {name} must be one number for each of its {len(features)} rows, "

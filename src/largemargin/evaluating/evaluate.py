@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.data.samples import Samples
-from largemargin.errors import LargeMarginError, check_number
+from largemargin.errors import LargeMarginError, check_count
 from largemargin.evaluating.attacked import AttackedCounts, attacks_of, stride_for
 from largemargin.evaluating.config import EvaluationConfig
 from largemargin.evaluating.correct import Rights
@@ -89,8 +89,13 @@ def evaluate(
         (6, 2)
     """
     started = time.perf_counter()
-    config = config or EvaluationConfig()
-    check_number("batch_size", config.batch_size, at_least=1)
+    config = EvaluationConfig() if config is None else config
+    if not isinstance(config, EvaluationConfig):
+        raise LargeMarginError(
+            "config must be an EvaluationConfig, as EvaluationConfig(draws=3), but "
+            f"{type(config).__name__} was given."
+        )
+    check_count("batch_size", config.batch_size, at_least=1)
     reader = LogitModel(model, num_classes=None if classes is None else len(classes))
     names = tuple(str(each) for each in classes or range(reader.num_classes))
     where = reader.device if device is None else torch.device(device)
@@ -299,6 +304,10 @@ def _retrieval(
     every = [each for part in parts for each in part["features"]]
     features, labels = (torch.cat(column) for column in zip(*every, strict=True))
     known = labels != IGNORED
+    broken = int((~features[known].isfinite().all(1)).sum())
+    if broken:
+        notes.append(f"the features of {broken} samples are not finite: retrieval left out")
+        return None
     if int(torch.bincount(labels[known]).max()) < 2:
         notes.append("no class has two samples: retrieval left out")
         return None

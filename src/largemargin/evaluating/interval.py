@@ -3,7 +3,7 @@
 import math
 from statistics import NormalDist
 
-from largemargin.errors import check_number
+from largemargin.errors import check_count, check_number
 
 
 def wilson(right: int, samples: int, *, confidence: float = 0.95) -> tuple[float, float]:
@@ -20,8 +20,8 @@ def wilson(right: int, samples: int, *, confidence: float = 0.95) -> tuple[float
         >>> round(low, 3), round(high, 3)
         (0.596, 0.982)
     """
-    check_number("samples", samples, at_least=1)
-    check_number("right", right, at_least=0, at_most=samples)
+    check_count("samples", samples, at_least=1)
+    check_count("right", right, at_least=0, at_most=samples)
     check_number("confidence", confidence, above=0, below=1)
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     share, spread = right / samples, z * z / samples
@@ -62,9 +62,11 @@ def paired_interval(
     """
     counts = {"both": both, "first": first, "second": second, "neither": neither}
     for name, count in counts.items():
-        check_number(name, count, at_least=0)
-    samples = sum(counts.values())
-    check_number("the number of samples", samples, at_least=1)
+        check_count(name, count, at_least=0)
+    # Numbers of Python: a product of four may be too large for those of NumPy.
+    both, first, second, neither = (int(count) for count in counts.values())
+    samples = both + first + second + neither
+    check_count("the number of samples", samples, at_least=1)
     shares = (both + first) / samples, (both + second) / samples
     (low, high), (other_low, other_high) = (
         wilson(both + each, samples, confidence=confidence) for each in (first, second)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.data.randomness import seed_for
-from largemargin.errors import LargeMarginError, check_choice, check_number
+from largemargin.errors import LargeMarginError, check_choice, check_count, check_number
 from largemargin.evaluating.correct import is_right
 from largemargin.evaluating.logits import LogitModel
 from largemargin.evaluating.pieces import (
@@ -75,12 +75,14 @@ def perturbation_suite(
         True
     """
     check_choice("perturbations", kind, SUITES)
-    suite = {f"gaussian {level(each)}": Perturbation(sigma=each) for each in gaussian}
-    suite |= {f"uniform {level(each)}": Perturbation(amplitude=each) for each in uniform}
     for name, values in (("gaussian", gaussian), ("uniform", uniform)):
+        if isinstance(values, str) or not isinstance(values, Sequence):
+            raise LargeMarginError(f"{name} must be a list of levels, but {values!r} was given.")
         for each in values:
             what = f"every level of {name} noise"
             check_number(what, each, at_least=0, at_most=1, hint=LEVELS)
+    suite = {f"gaussian {level(each)}": Perturbation(sigma=each) for each in gaussian}
+    suite |= {f"uniform {level(each)}": Perturbation(amplitude=each) for each in uniform}
     if kind == "none":
         return suite
     if kind == "auto":
@@ -170,11 +172,13 @@ class PerturbedCounts:
         seed: int,
         device: torch.device,
     ) -> None:
-        check_number("draws", draws, at_least=1)
-        if not isinstance(perturbations, Mapping):
+        check_count("draws", draws, at_least=1)
+        if not isinstance(perturbations, Mapping) or not all(
+            isinstance(each, Perturbation) for each in perturbations.values()
+        ):
             raise LargeMarginError(
                 "perturbations must be a dict of perturbations by name, as {'noise': "
-                f"Perturbation(sigma=0.1)}}, but {type(perturbations).__name__} was given. "
+                f"Perturbation(sigma=0.1)}}, but {perturbations!r} was given. "
                 "perturbation_suite makes the usual ones."
             )
         self.reader, self.perturbations = reader, dict(perturbations)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from largemargin.data.batches import Batch, Batches
 from largemargin.data.samples import Samples
-from largemargin.errors import LargeMarginError, check_labels
+from largemargin.errors import LargeMarginError, check_count, check_labels
 from largemargin.measuring.batches import IGNORED, SKIP, batches, dataset_size
 from largemargin.measuring.reading import chosen
 from largemargin.ops.distributed import world_size
@@ -48,6 +48,7 @@ def pieces(
         workers: processes that read image files of a split.
         shared: False takes the whole split, for calls on one process of several.
     """
+    _check_source(source)
     if isinstance(source, Samples):
         yield from _of_split(source, batch_size, device, workers, shared)
     elif isinstance(source, Batches):
@@ -59,10 +60,23 @@ def pieces(
 
 def count_pieces(source: Source, batch_size: int, *, shared: bool = True) -> int | None:
     """How many pieces :func:`pieces` yields; None where there is no telling."""
+    check_count("batch_size", batch_size, at_least=1)
     if isinstance(source, Samples):
         first, last = _share(len(source), shared)
         return -(-(last - first) // batch_size)
     return len(source) if isinstance(source, Sized) else None
+
+
+def _check_source(source: Any) -> None:
+    """Refuse no data, and one batch, which would be taken apart as if its rows were batches."""
+    pair = isinstance(source, tuple) and len(source) == 2 and isinstance(source[1], Tensor)
+    if isinstance(source, Tensor) or (pair and source[1].dim() == 1):
+        raise LargeMarginError(
+            "data must be a split, or a loader that yields batches, but one batch was given. Put "
+            "it into a list: [(inputs, labels)]."
+        )
+    if source is None:
+        raise LargeMarginError("data must be a split or a loader, but there is none: it is None.")
 
 
 def count_samples(source: Source) -> float:

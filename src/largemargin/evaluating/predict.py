@@ -81,6 +81,8 @@ def predict(
     scorer = Scorer(reader, temperature=1.0 if temperature is None else number_of(temperature))
     limit = _limit(threshold, scorer.margin)
     where = reader.device if device is None else torch.device(device)
+    if not isinstance(size, Sequence) or len(size) != 2:
+        raise LargeMarginError(f"size must be (height, width), but {size!r} was given.")
     if isinstance(images, Samples):
         total, parts = len(images), _of_split(images, batch_size)
     else:
@@ -135,9 +137,15 @@ def _limit(threshold: Threshold | float | None, margin: str) -> float | None:
     if threshold is None:
         return None
     if not isinstance(threshold, Threshold):
+        try:
+            limit = float(threshold)
+        except (TypeError, ValueError):
+            raise LargeMarginError(
+                f"threshold must be a number or a Threshold, but {threshold!r} was given."
+            ) from None
         # Not even infinity: a file of predictions should say which margin they were held against.
-        check_number("threshold", float(threshold))
-        return float(threshold)
+        check_number("threshold", limit)
+        return limit
     if threshold.margin != margin:
         raise LargeMarginError(
             f"the threshold is one of {threshold.margin} margins, but this model's margins are "

@@ -11,8 +11,8 @@ from largemargin.errors import (
     LargeMarginError,
     check_all_finite,
     check_choice,
+    check_count,
     check_matrix,
-    check_number,
 )
 from largemargin.geometry.pairs import blocks, squared_distances, widen
 from largemargin.measuring.records import Record
@@ -91,7 +91,7 @@ def retrieval_of(
     if not isinstance(at, Iterable):
         raise LargeMarginError(f"at must be a list of the k of recall at k, but {at!r} was given.")
     for k in at:
-        check_number("every k of recall at k", k, at_least=1)
+        check_count("every k of recall at k", k, at_least=1)
     theirs = gallery_labels.to(queries.device)
 
     def matches(rows: slice) -> tuple[Tensor, Tensor | None]:

@@ -12,6 +12,7 @@ from largemargin.evaluating.logits import LogitModel
 from largemargin.evaluating.pieces import Source
 from largemargin.evaluating.validation import columns_of
 from largemargin.geometry.pairs import blocks
+from largemargin.measuring.batches import IGNORED
 from largemargin.measuring.records import Record
 
 MOST = 2**29
@@ -161,6 +162,14 @@ def temperature_of(logits: Tensor, labels: Tensor, *, bins: int = 15) -> Tempera
         raise LargeMarginError(
             f"logits must be numbers, but {found.broken} rows hold NaN: has the model diverged?"
         )
+    endless = int((logits == torch.inf).any(1).sum())
+    if endless:
+        raise LargeMarginError(
+            f"logits must be finite (or -inf, for a class that is ruled out), but {endless} rows "
+            "hold infinity. In half precision they overflow: use bfloat16 or float32."
+        )
+    known = labels != IGNORED
+    logits, labels = logits[known], labels[known]
     value = 1 / _sharpness(logits, labels)
     after = Counts(logits.shape[1], bins=bins)
     for part in blocks(len(logits), max(1, AT_ONCE // logits.shape[1])):

@@ -34,7 +34,7 @@ class Threshold(Record):
     accepted: float
     """Share of them that is not flagged."""
     accepted_accuracy: float
-    """Accuracy on those; NaN where all are flagged."""
+    """Accuracy on those."""
     errors_found: float
     """Share of the wrong predictions that is flagged; NaN where there are none."""
     format: int = 1
@@ -127,14 +127,15 @@ def threshold_of(
         4.0
     """
     check_choice("rule", rule, RULES)
-    margins, right = margins.double().cpu(), right.cpu()
+    check_number("target", target, above=0, at_most=1)
+    margins, right = margins.double().cpu(), right.bool().cpu()  # numbers would be indices
     if bool(margins.isnan().any()):
         raise LargeMarginError("margins must be numbers, but some are NaN: has the model diverged?")
     if rule == "keep":
         value = _keeping(margins[right], target)
     else:
         value = _reaching(margins, right, target)
-    kept = margins >= value
+    kept = margins >= value  # never nothing: the value is one of the margins
     wrong = int((~right).sum())
     return Threshold(
         value=value,
@@ -142,9 +143,9 @@ def threshold_of(
         rule=rule,
         target=target,
         samples=len(margins),
-        accuracy=float(right.double().mean()) if len(margins) else math.nan,
-        accepted=float(kept.double().mean()) if len(margins) else math.nan,
-        accepted_accuracy=float(right[kept].double().mean()) if bool(kept.any()) else math.nan,
+        accuracy=float(right.double().mean()),
+        accepted=float(kept.double().mean()),
+        accepted_accuracy=float(right[kept].double().mean()),
         errors_found=int((~kept & ~right).sum()) / wrong if wrong else math.nan,
     )
 

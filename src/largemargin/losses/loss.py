@@ -17,6 +17,7 @@ from largemargin.errors import (
     check_num_classes,
     check_number,
     check_same_device,
+    check_sample_weight,
     refuse_script,
     value_range,
 )
@@ -225,9 +226,8 @@ class Loss(Summand, nn.Module):
             check_matrix(first, inputs[0], "(N, C)" if first == "logits" else "(N, D)")
             check_num_classes(num_classes)
             check_labels(labels, inputs[0].shape[0], num_classes, of=first, validate=False)
-        if sample_weight is not None:
-            self._refuse("sample_weight", True)
-            check_length("sample_weight", sample_weight, inputs[0].shape[0], "one per sample")
+        self._refuse("sample_weight", sample_weight is not None)
+        check_sample_weight(sample_weight, inputs[0].shape[0])
 
     def _named(self, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
         """The inputs under the names that messages call them by."""

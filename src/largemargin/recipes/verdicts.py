@@ -12,7 +12,7 @@ two of them was judged as if it had no noise.
   the tolerance is **too close to call in one run**, a larger one holds, or not, **in one run**.
 * A run with fewer epochs or other settings than the paper's is never called reproduced or not:
   only its direction is judged. The precision, which no paper prints, counts as printed.
-* **not measured**: nothing was run. **failed**: a run broke off.
+* **not measured**: nothing was run. **failed**: a run broke off, or what it gave is no number.
 """
 
 import math
@@ -41,8 +41,10 @@ class Sample:
 
     @property
     def std(self) -> float:
-        """Sample standard deviation; NaN for fewer than two runs."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
+        """Sample standard deviation; NaN for fewer than two runs, or where one gave no number."""
+        # statistics.stdev raises AttributeError for NaN in Python 3.11.
+        known = self.n > 1 and math.isfinite(self.mean)
+        return statistics.stdev(self.values) if known else math.nan
 
     @property
     def error(self) -> float:
@@ -83,6 +85,8 @@ def verdict(
         return f"failed: {failure}"
     if not measured.n:
         return "not measured"
+    if not math.isfinite(measured.mean):
+        return "failed: what was measured is no number"
     parts = []
     if reported is None:
         parts.append("nothing reported")
@@ -112,7 +116,8 @@ def _closeness(measure: Measure, reported: float, measured: Sample) -> str:
 def _direction(
     measure: Measure, reported: float, measured: Sample, base_reported: float | None, base: Sample
 ) -> Sequence[str]:
-    if base_reported is None or not base.n or reported == base_reported:
+    # Without runs the mean of the baseline is NaN, as it is where one of them gave no number.
+    if base_reported is None or not math.isfinite(base.mean) or reported == base_reported:
         return []
     gain, noise = measured.mean - base.mean, 2 * math.hypot(measured.noise, base.noise)
     if abs(gain) <= noise:
@@ -120,5 +125,5 @@ def _direction(
     single = measured.unsure or base.unsure
     if single and abs(gain) <= measure.tolerance + 1e-9:
         return ["direction too close to call in one run"]
-    holds = (gain > 0) == (reported > base_reported) and gain != 0
+    holds = (gain > 0) == (reported > base_reported)
     return [f"direction {'holds' if holds else 'does not hold'}{' in one run' if single else ''}"]
