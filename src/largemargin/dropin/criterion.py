@@ -106,7 +106,7 @@ class Criterion(nn.Module):
             self._check_replayed()
         given = self._arguments(seen, noisy)
         features = given["features"]
-        labels = flat_beside(labels, seen.features) if isinstance(labels, Tensor) else labels
+        labels = flat_beside(labels, seen.features)
         check_rows(features, labels)
         if sample_weight is not None:
             sample_weight = flat_beside(sample_weight, seen.features)

@@ -50,6 +50,8 @@ def named_rows(tensor: Tensor, like: Tensor) -> Tensor:
 
 def flat_beside(labels: Tensor, features: Tensor) -> Tensor:
     """Labels or weights of a sequence head, (N, T), in the order of its flattened features."""
+    if not isinstance(labels, Tensor):
+        return labels  # what it is not, the loss says
     if features.dim() > 2 and labels.shape[: features.dim() - 1] == features.shape[:-1]:
         return labels.flatten(0, features.dim() - 2)
     return labels

@@ -4,13 +4,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
-from inspect import Parameter, signature
+from inspect import Parameter
 from typing import Any, NamedTuple
 
 from torch import nn
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
+from largemargin.losses.arguments import arguments_of, wrong_arguments
 
 PENALTIES = frozenset(
     {
@@ -169,12 +170,9 @@ def build_loss(
     class_counts: Sequence[int] | None,
 ) -> lm.Loss:
     """``kind(**settings)`` with the number of classes, the dimension and counts filled in."""
-    known = _parameters(kind)
-    unknown = sorted(set(settings) - known.keys())
-    if unknown:
-        raise LargeMarginError(
-            f"{kind.__name__} has no setting {unknown[0]!r}. It has: {', '.join(known)}."
-        )
+    known = arguments_of(kind)
+    if not settings.keys() <= known.keys():
+        raise wrong_arguments(kind, settings)
     filled = dict(settings)
     for name, value in (("num_classes", num_classes), ("dim", dim)):
         if name in known:
@@ -190,15 +188,6 @@ def build_loss(
                 )
             filled["class_counts"] = list(class_counts)
     return kind(**filled)
-
-
-def _parameters(kind: type[lm.Loss]) -> dict[str, Parameter]:
-    found: dict[str, Parameter] = {}
-    for cls in (kind, lm.Loss):
-        for name, parameter in signature(cls).parameters.items():
-            if parameter.kind is not Parameter.VAR_KEYWORD:
-                found.setdefault(name, parameter)
-    return found
 
 
 def loss_named(name: str) -> type[lm.Loss]:

@@ -7,10 +7,10 @@ from torch import Tensor
 from largemargin.errors import (
     LargeMarginError,
     check_all_finite,
-    check_length,
     check_matrix,
     check_number,
     check_same_device,
+    check_sample_weight,
 )
 from largemargin.losses.loss import Loss, LossOptions
 from largemargin.ops import safe_norm
@@ -80,6 +80,6 @@ class Stability(Loss):
         if self.check_finite:
             check_all_finite(features=features, noisy=noisy)
         if sample_weight is not None:
-            check_length("sample_weight", sample_weight, values.shape[0], "one per sample")
+            check_sample_weight(sample_weight, values.shape[0])
         everyone = values.new_zeros(values.shape[0]).long()
         return self._reduce(values, everyone, 1, None, sample_weight)

@@ -140,7 +140,8 @@ def matrix_of(prototypes: Tensor | nn.Module) -> Tensor:
     if not isinstance(matrix, Tensor):
         raise LargeMarginError(
             "prototypes must be a (C, D) tensor or a module whose `weight` is one (nn.Linear, "
-            f"ClassHead), but {type(prototypes).__name__} was given."
+            f"ClassHead), but {type(prototypes).__name__} was given. Of a model pass that layer, "
+            "of an array torch.as_tensor(array)."
         )
     return matrix
 
@@ -157,7 +158,8 @@ def class_vector(name: str, values: Tensor | Sequence[float]) -> Tensor:
         vector = torch.as_tensor(values)
     except (TypeError, ValueError):
         raise LargeMarginError(
-            f"{name} must be numbers, one per class, but {values!r} was given."
+            f"{name} must be numbers, one per class, but {values!r} was given. Those of counts are "
+            "lm.functional.balanced_weights(counts)."
         ) from None
     vector = vector.detach().clone() if vector.is_floating_point() else vector.float()
     if vector.dim() != 1:

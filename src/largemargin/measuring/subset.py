@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_labels, check_number
-from largemargin.measuring.batches import IGNORED, SKIP, batches
+from largemargin.measuring.batches import IGNORED, SKIP, batches, given_labels
 from largemargin.measuring.draws import SampleDraws
 
 
@@ -104,11 +104,7 @@ def draw_from(
     """The samples of a loader that the quotas take; they stay on the CPU."""
     arrived = 0
     for inputs, labels, index in batches(loader, torch.device("cpu"), progress):
-        if labels is None:
-            raise LargeMarginError(
-                "the loader yields inputs without labels. Yield (inputs, labels), or dicts with "
-                '"labels".'
-            )
+        labels = given_labels(labels)
         if labels.dim() != 1:
             raise LargeMarginError(
                 "embeddings need one label per sample, but the labels' shape is "

@@ -1,0 +1,26 @@
+"""The options that every loss has."""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, TypedDict
+
+from torch import Tensor
+
+from largemargin.ops.class_stats import Impl
+from largemargin.ops.product import Precision
+
+Reduction: TypeAlias = Literal["mean", "sum", "none"]
+REDUCTIONS: tuple[Reduction, ...] = ("mean", "sum", "none")
+
+
+class LossOptions(TypedDict, total=False):
+    """Keyword options of every loss; :class:`largemargin.Loss` says what they mean."""
+
+    weight: Tensor | Sequence[float] | None
+    ignore_index: int | None
+    label_smoothing: float
+    reduction: Reduction
+    sync: bool
+    impl: Impl
+    precision: Precision | None
+    validate: bool | None
+    check_finite: bool
