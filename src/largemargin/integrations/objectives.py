@@ -71,7 +71,9 @@ def objective_for(
             )
         return deepcopy(given)
     if callable(given) and not settings:
-        return given  # as it is: a preset also tells attach about its schedule
+        # As it is: a preset also tells attach about its schedule. It may want the counts.
+        counted = getattr(given, "with_counts", None)
+        return given if counted is None or class_counts is None else counted(class_counts)
     if callable(given):
         return lambda num_classes, dim: given(num_classes, dim, **settings)
     raise LargeMarginError(
@@ -184,7 +186,8 @@ def build_loss(
             if asked != "auto" or class_counts is None:
                 raise LargeMarginError(
                     f"class_counts of {kind.__name__} must be the number of training samples of "
-                    f"each class, but {asked!r} was given."
+                    f"each class, but {asked!r} was given and there are no labels to count. Pass "
+                    "them: class_counts=torch.bincount(labels).tolist()."
                 )
             filled["class_counts"] = list(class_counts)
     return kind(**filled)
