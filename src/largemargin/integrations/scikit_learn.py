@@ -60,7 +60,7 @@ class LargeMarginClassifier(
 
     Args:
         objective: a name of ``lm.LOSSES`` or a sum as "cosface + 0.5*sample_margin", a loss or its
-            class, an ``lm.Objective``, an ``lm.preset`` (its class counts are those of y) or another
+            class, an ``lm.Objective``, an ``lm.preset`` (class counts are those of y) or another
             function ``(num_classes, dim)``. Modules are copied for each fit. By name, losses on
             cosines have ``scale="auto"``, and penalties a cross entropy. Losses on inputs measure
             in standard deviations.
