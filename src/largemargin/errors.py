@@ -135,7 +135,7 @@ def check_matrix(name: str, tensor: Tensor, axes: str) -> None:
     if not isinstance(tensor, Tensor):
         raise LargeMarginError(
             f"{name} must be a tensor of shape {axes}, but {type(tensor).__name__} was given. "
-            "Convert arrays with torch.as_tensor."
+            "Convert arrays with torch.as_tensor; of a layer pass its weight."
         )
     if tensor.dim() != 2:
         raise LargeMarginError(

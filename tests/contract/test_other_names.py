@@ -117,6 +117,8 @@ CALLS = [
     (lambda: lm.CosFace()(F, W[:1], Y), ["a head of two outputs"]),
     (lambda: lm.CosFace(weight="balanced"), ["lm.functional.balanced_weights(counts)"]),
     (lambda: lm.ArcFace(margin=28.6), ["radians", "28.6"]),
+    (lambda: lm.CosFace(margin="auto"), ["margin must be numbers, one per class, but 'auto'"]),
+    (lambda: lm.geometry.class_margin(nn.Linear(3, 2)), ["Linear was given", "pass its weight"]),
 ]
 
 
@@ -150,7 +152,16 @@ def test_margins_by_class_may_be_a_list_or_an_array(kind, as_given):
     torch.testing.assert_close(value, kind(margin=torch.tensor(margins))(F, W, Y))
 
 
+def test_a_sum_of_losses_has_a_backward_pass():
+    features = F.clone().requires_grad_()
+    (lm.CosFace() + 0.5 * lm.SampleMargin())(features, W, Y).backward()
+    assert features.grad is not None
+    assert features.grad.abs().sum() > 0
+
+
 def test_names_of_losses_elsewhere():
+    with pytest.raises(AttributeError, match=r"It is lm\.functional\.balanced_weights$"):
+        _ = lm.balanced_weights
     with pytest.raises(AttributeError, match=r"'ArcFaceLoss'\. Did you mean ArcFace\?"):
         _ = lm.ArcFaceLoss
     with pytest.raises(AttributeError, match=r"'banana'$"):

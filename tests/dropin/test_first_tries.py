@@ -15,6 +15,7 @@ import largemargin as lm
         ("cosface + 0.5*sample_margin", r"lm\.CosFace\(\.\.\.\) \+ lm\.SampleMargin\(\.\.\.\)"),
         ("banana", r"'banana' was given\.$"),
         (nn.CrossEntropyLoss(), r"CrossEntropyLoss was given.*is lm\.CrossEntropy\("),
+        (nn.CrossEntropyLoss, r"the class CrossEntropyLoss was given.*is lm\.CrossEntropy\("),
         (nn.MSELoss(), r"MSELoss was given.*criterion\(outputs, labels\) \+"),
         ([lm.CosFace(), lm.SampleMargin()], r"list was given.*lm\.CosFace\(\) \+ 0\.5 \*"),
         ({"face": lm.CosFace()}, r"dict was given.*lm\.CosFace\(\) \+ 0\.5 \*"),
@@ -41,3 +42,20 @@ def test_sample_weights_as_a_list(shape: tuple[int, ...]) -> None:
     outputs = model(torch.randn(*shape, D))
     with pytest.raises(lm.LargeMarginError, match=r"sample_weight must be a tensor.*list"):
         criterion(outputs, torch.zeros(shape, dtype=torch.long), sample_weight=[1.0] * 4)
+
+
+@pytest.mark.parametrize("how", ["layer", "features", "layers"])
+def test_a_layer_in_place_of_its_name(how: str) -> None:
+    model = ConvNet()
+    given = {how: [model.fc] if how == "layers" else model.fc}
+    with pytest.raises(lm.LargeMarginError, match=r"but Linear was given\. Its name is 'fc'\.$"):
+        lm.attach(model, lm.CosFace(), **given)  # type: ignore[arg-type]
+    with pytest.raises(lm.LargeMarginError, match=r"but int was given\.$"):
+        lm.measure(model, [], layer=-1)  # type: ignore[arg-type]
+
+
+def test_a_model_that_returns_features() -> None:
+    model = nn.Sequential(nn.Linear(4, D), nn.ReLU())
+    criterion = lm.attach(model, lm.CosFace())
+    with pytest.raises(lm.LargeMarginError, match=r"nn\.Sequential\(model, lm\.ClassHead\(dim"):
+        criterion(model(torch.randn(3, 4)), torch.tensor([0, 1, 2]))

@@ -186,7 +186,8 @@ def _named_features(
     """The modules whose outputs are features, by the term they are for."""
     if given is None:
         return {}
-    names = dict.fromkeys(objective.terms, given) if isinstance(given, str) else dict(given)
+    each = given if isinstance(given, Mapping) else dict.fromkeys(objective.terms, given)
+    names = dict(each)
     for term in names:
         if term not in objective.terms:
             raise LargeMarginError(

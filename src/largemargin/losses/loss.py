@@ -1,7 +1,7 @@
 """``Loss``: the module around a pure per-sample function, with the options all losses share."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Never
+from typing import Any, ClassVar, Never
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from largemargin.losses.finite import watch
 from largemargin.losses.margins import ldam_margins
 from largemargin.losses.options import REDUCTIONS, Reduction
 from largemargin.losses.options import LossOptions as LossOptions
+from largemargin.losses.options import LossValue as LossValue
 from largemargin.losses.rebuild import rebuilding_repr
 from largemargin.losses.scale import auto_scale
 from largemargin.losses.terms import class_vector, drawn_matrix, need
@@ -38,13 +39,6 @@ from largemargin.ops.product import PRECISIONS, Precision
 from largemargin.ops.rows import plain_eager, promote
 from largemargin.prototypes.centroids import exact_buffers
 from largemargin.prototypes.form import HeadForm
-
-
-class LossValue(NamedTuple):
-    """A loss and the named terms it is the weighted sum of."""
-
-    total: Tensor
-    terms: dict[str, Tensor]
 
 
 class Loss(Summand, nn.Module):
@@ -321,7 +315,7 @@ class Loss(Summand, nn.Module):
 
     def _keep(self, name: str, value: float | Tensor | Sequence[float] | None) -> None:
         """Store a hyper-parameter; a tensor becomes a buffer, so that it moves and is saved."""
-        if not isinstance(value, Tensor | int | float | str | None):
+        if not isinstance(value, Tensor | int | float | None):
             # A list or an array, one number per class.
             value = class_vector(name, value).to(torch.get_default_dtype())
         if isinstance(value, Tensor):

@@ -1,7 +1,7 @@
-"""The options that every loss has."""
+"""The options that every loss has, and what a sum of losses returns."""
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias, TypedDict
+from typing import Literal, NamedTuple, TypeAlias, TypedDict
 
 from torch import Tensor
 
@@ -24,3 +24,14 @@ class LossOptions(TypedDict, total=False):
     precision: Precision | None
     validate: bool | None
     check_finite: bool
+
+
+class LossValue(NamedTuple):
+    """A loss and the named terms it is the weighted sum of."""
+
+    total: Tensor
+    terms: dict[str, Tensor]
+
+    def backward(self) -> None:
+        """Of the total, for loops that call it on whatever a loss returns."""
+        self.total.backward()  # type: ignore[no-untyped-call]

@@ -158,8 +158,8 @@ def class_vector(name: str, values: Tensor | Sequence[float]) -> Tensor:
         vector = torch.as_tensor(values)
     except (TypeError, ValueError):
         raise LargeMarginError(
-            f"{name} must be numbers, one per class, but {values!r} was given. Those of counts are "
-            "lm.functional.balanced_weights(counts)."
+            f"{name} must be numbers, one per class, but {values!r} was given."
+            + (" Make them: lm.functional.balanced_weights(counts)." if name == "weight" else "")
         ) from None
     vector = vector.detach().clone() if vector.is_floating_point() else vector.float()
     if vector.dim() != 1:
