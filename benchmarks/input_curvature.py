@@ -144,14 +144,14 @@ class Problem:
         **how: str,
     ) -> Tensor:
         """Curvatures of the first ``count`` images, ``batch`` of them at a time."""
-        settings = CurvatureSettings(directions=DIRECTIONS, noise={}, **how)
+        settings = CurvatureSettings(num_directions=DIRECTIONS, noise={}, **how)
         pieces = zip(self.x[:count].split(batch), self.y[:count].split(batch), strict=True)
         found = measure_curvature(model or self.model, list(pieces), settings, batch_size=rows)
         return torch.tensor(found.values, dtype=torch.float64)
 
     def in_double(self, count: int) -> Tensor:
         """The same with the same directions, in float64."""
-        settings = CurvatureSettings(directions=DIRECTIONS, noise={})
+        settings = CurvatureSettings(num_directions=DIRECTIONS, noise={})
         model = copy.deepcopy(self.model).double()
         data = [(self.x[:count].double(), self.y[:count])]
         return torch.tensor(measure_curvature(model, data, settings).values)

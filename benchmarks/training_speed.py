@@ -252,7 +252,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps", type=int, default=None, help="per round")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--side-by-side", type=int, nargs="*", default=[3, 4])
+    parser.add_argument("--side_by_side", type=int, nargs="*", default=[3, 4])
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     device = torch.device(options.device)

@@ -73,7 +73,7 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     run.add_argument("--anyway", action="store_true", help="begin it, to be continued next time")
     run.add_argument("--path", nargs="*", action="extend", default=[], metavar="DATA=PATH")
     run.add_argument("--folder", type=Path, default=Path("runs/queue"), help="of runs under way")
-    run.add_argument("--side-by-side", type=int, default=4, help="runs that share the GPU")
+    run.add_argument("--side_by_side", type=int, default=4, help="runs that share the GPU")
     run.add_argument("--device", default="auto")
     run.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
     run.add_argument("--commit", help="of the code, where there is no git to ask")

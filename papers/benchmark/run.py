@@ -92,7 +92,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--situation", nargs="*", default=[], help="names; default all in order")
     parser.add_argument("--minutes", type=float, help="begin no run that would end later")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--side-by-side", type=int, default=5)
+    parser.add_argument("--side_by_side", type=int, default=5)
     parser.add_argument("--out", type=Path, default=MEASURED, help="folder of the new lines")
     parser.add_argument(
         "--data", nargs="*", default=[], type=named_path, metavar="NAME=PATH", help="data sets"

@@ -107,7 +107,17 @@ def __getattr__(name: str) -> object:
     for room, names in LATER.items():
         if name in names:
             return getattr(import_module(f"largemargin.{room}"), name)
-    raise AttributeError(f"module 'largemargin' has no attribute {name!r}")
+    raise AttributeError(f"module 'largemargin' has no attribute {name!r}{_meant(name)}")
+
+
+def _meant(name: str) -> str:
+    """``ArcFaceLoss`` of another library is ``ArcFace`` here."""
+    from difflib import get_close_matches
+
+    if name in import_module("largemargin.functional").__all__:
+        return f". It is lm.functional.{name}"
+    close = get_close_matches(name.removesuffix("Loss"), __all__, n=1, cutoff=0.75)
+    return f". Did you mean {close[0]}?" if close and name[0] != "_" else ""
 
 
 def __dir__() -> list[str]:

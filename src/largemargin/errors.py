@@ -117,17 +117,31 @@ def check_count(
     check_number(name, int(value), at_least=at_least, at_most=at_most, hint=hint)
 
 
+def whole_number(name: str, value: int | Tensor | None) -> int | None:
+    """A label as a plain number, of whatever kind of whole number; None is none."""
+    if value is None:
+        return None
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_floating_point():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise LargeMarginError(
+            f"{name} must be one whole number or None, but {value!r} was given. Give all samples "
+            f"to skip the same label: labels[skip] = -100."
+        )
+    return int(value)
+
+
 def check_matrix(name: str, tensor: Tensor, axes: str) -> None:
     """Check that ``tensor`` is a floating point matrix; ``axes`` says of what, as "(N, D)"."""
     if not isinstance(tensor, Tensor):
         raise LargeMarginError(
             f"{name} must be a tensor of shape {axes}, but {type(tensor).__name__} was given. "
-            "Convert arrays with torch.as_tensor."
+            "Convert arrays with torch.as_tensor; of a layer pass its weight."
         )
     if tensor.dim() != 2:
         raise LargeMarginError(
             f"{name} must have shape {axes}, but its shape is {tuple(tensor.shape)}. "
-            + _to_matrix(name, tensor.dim())
+            + _to_matrix(name, tensor)
         )
     if not tensor.is_floating_point():
         raise LargeMarginError(
@@ -135,14 +149,17 @@ def check_matrix(name: str, tensor: Tensor, axes: str) -> None:
         )
 
 
-def _to_matrix(name: str, dims: int) -> str:
-    if dims > 2:
+def _to_matrix(name: str, tensor: Tensor) -> str:
+    if tensor.dim() > 2:
         return (
             "Flatten every extra dimension into the first one; of feature maps (N, D, H, W), with "
             "one label each, pool or .flatten(1) to one row per sample."
         )
     if name == "prototypes":
         return "The order is features, prototypes, labels."
+    if not tensor.is_floating_point():
+        rest = "labels" if name == "logits" else "prototypes, labels"
+        return f"These look like labels; the order is {name}, {rest}."
     return "One sample is a batch of one: x[None]."
 
 
@@ -201,6 +218,7 @@ def check_labels(
         raise LargeMarginError(
             f"labels must have one entry per row of {of}, but {of} have {num_samples} rows and "
             f"{labels.shape[0]} labels were given."
+            + (" The order is features, prototypes, labels." if of == "features" else "")
         )
     if values_are_checked(labels, validate):
         index = labels.long()
@@ -269,7 +287,7 @@ def check_classifier(
             f"{name} and prototypes must share their second dimension D, but {name} have "
             f"shape {tuple(features.shape)} and prototypes {tuple(prototypes.shape)}. Prototypes "
             "are (C, D), one row per class, like nn.Linear.weight; transpose them if they are "
-            "(D, C)."
+            "(D, C); of logits, head(features), pass the head itself."
         )
     if bias is not None and not isinstance(bias, Tensor):
         raise LargeMarginError(
@@ -303,7 +321,7 @@ def check_num_classes(num_classes: int) -> None:
     if num_classes < 2:
         raise LargeMarginError(
             f"at least 2 classes are needed, but {num_classes} was given: a margin is a distance "
-            "to another class."
+            "to another class. Two classes are a head of two outputs and labels 0 and 1."
         )
 
 

@@ -1,6 +1,7 @@
 """``undo`` gives the model back, with what was trained; attaching again and twice works."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from dropin.nets import LABELS, C, ConvNet, D, Mlp, images, vectors
 from torch import nn
 
 import largemargin as lm
+from largemargin.dropin.watch import MarginWarning
 
 
 def hooks(model: nn.Module) -> int:
@@ -88,6 +90,23 @@ def test_attach_after_undo_and_twice() -> None:
     plain.undo()
     again.undo()
     assert hooks(model) == 0
+
+
+def test_a_head_that_an_earlier_attach_has_shaped_is_warned_of() -> None:
+    model = ConvNet()
+    first = lm.attach(model, lm.CosFace(scale=8.0))
+    with pytest.warns(MarginWarning, match="scale=8.*CrossEntropy trains it as it is.*undo"):
+        lm.attach(model, lm.CrossEntropy()).undo()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lm.attach(model, lm.CrossEntropy(), warn=False).undo()
+        lm.attach(model, lm.ArcFace(scale=8.0)).undo()  # asks for that form itself
+        first.undo()
+        lm.attach(model, lm.CrossEntropy()).undo()
+        styled = nn.Sequential(lm.ClassHead(4, C, similarity="cosine"))  # as its owner made it
+        lm.attach(styled, lm.CrossEntropy()).undo()
+        lm.attach(styled, lm.CosFace(scale=8.0)).undo()
+        lm.attach(styled, lm.CrossEntropy()).undo()
 
 
 def test_undo_of_a_restyled_head() -> None:

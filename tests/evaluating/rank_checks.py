@@ -50,7 +50,7 @@ def differing(name: str, got: Accuracy, want: Accuracy) -> Iterator[str]:
 def check_accuracy() -> Iterator[str]:
     """Parts cut by hand, one of them empty, wrapped in DDP or not; a sampler that fills up."""
     x, y = data()
-    want = accuracy_of(net(), [(x, y)], reduce=False)
+    want = accuracy_of(net(), [(x, y)], sync=False)
     for cut in (20, 23, 0):
         mine = slice(0, cut) if dist.get_rank() == 0 else slice(cut, N)
         pairs = zip(x[mine].split(7), y[mine].split(7), strict=True)
@@ -80,7 +80,7 @@ def check_failure_of_one_rank() -> Iterator[str]:
 
 def check_one_rank_alone() -> Iterator[str]:
     x, y = data()
-    if dist.get_rank() == 0 and accuracy_of(net(), [(x, y)], reduce=False).samples != N:
+    if dist.get_rank() == 0 and accuracy_of(net(), [(x, y)], sync=False).samples != N:
         yield "did not evaluate its own part"
     dist.barrier()
 
@@ -106,21 +106,20 @@ def check_evaluation() -> Iterator[str]:
     )
     search = Search(images(20, seed=3), images(40, seed=4))
     alone, shared = (
-        evaluate(image_net(), samples, config=config, ood=others, search=search, reduce=reduce)
-        for reduce in (False, True)
+        evaluate(image_net(), samples, config=config, ood=others, search=search, sync=sync)
+        for sync in (False, True)
     )
     yield from differing("evaluate", shared.clean, alone.clean)
     for part in ("interval", "perturbed", "attacked", "strangers", "retrieval", "cross_camera"):
         if getattr(shared, part) != getattr(alone, part):
             yield f"{part} is {getattr(shared, part)}, not {getattr(alone, part)}"
     one, two = (
-        calibrate_threshold(image_net(), samples, target=0.5, reduce=reduce)
-        for reduce in (False, True)
+        calibrate_threshold(image_net(), samples, target=0.5, sync=sync) for sync in (False, True)
     )
     if one != two:
         yield f"threshold is {two}, not {one}"
     fitted, together = (
-        calibrate_temperature(image_net(), samples, reduce=reduce) for reduce in (False, True)
+        calibrate_temperature(image_net(), samples, sync=sync) for sync in (False, True)
     )
     if fitted.samples != together.samples or not math.isclose(fitted.value, together.value):
         yield f"temperature is {together}, not {fitted}"
@@ -130,7 +129,7 @@ def check_fewer_samples_than_ranks() -> Iterator[str]:
     """One rank has nothing to do, and must not miss what the other does."""
     config = EvaluationConfig(gaussian=(0.1,), draws=2, attacks=("fgsm",), retrieval=False)
     alone, shared = (
-        evaluate(image_net(), images(1), config=config, reduce=reduce) for reduce in (False, True)
+        evaluate(image_net(), images(1), config=config, sync=sync) for sync in (False, True)
     )
     if (shared.clean.samples, shared.perturbed) != (1, alone.perturbed):
         yield f"{shared.clean.samples} samples, {shared.perturbed}"
@@ -140,6 +139,6 @@ def check_batches_of_the_engine() -> Iterator[str]:
     """Batches that the engine divides between ranks count each of their samples once."""
     samples = images(140)
     mine = Batches(samples, 20, shuffle=False, rank=dist.get_rank(), world=2)
-    want = accuracy_of(image_net(), samples, reduce=False)
+    want = accuracy_of(image_net(), samples, sync=False)
     yield from differing("batches", accuracy_of(image_net(), mine), want)
     yield from differing("epoch", accuracy_of(image_net(), mine.epoch(0)), want)

@@ -80,7 +80,7 @@ def test_batches_do_not_matter(kind: str, monkeypatch: pytest.MonkeyPatch) -> No
     found = []
     for size in (40, 7, 16):
         starts.clear()
-        result = attacked_accuracy(model, samples, attacks, batch_size=size, samples=20)
+        result = attacked_accuracy(model, samples, attacks, batch_size=size, max_samples=20)
         found.append((result, torch.cat(starts)))
     for result, points in found[1:]:
         assert result == found[0][0]
@@ -99,11 +99,11 @@ def test_a_curve_falls() -> None:
 @pytest.mark.parametrize("at_most", [1, 10, 50, 101, 500])
 def test_fewer_samples_are_spread_over_the_data(at_most: int) -> None:
     (got,) = attacked_accuracy(
-        at_half(), line(), [Attack(epsilon=0.0)], samples=at_most, batch_size=7
+        at_half(), line(), [Attack(epsilon=0.0)], max_samples=at_most, batch_size=7
     )
     assert got.samples <= at_most
     assert got.samples >= min(at_most, N) / 2
-    assert stride_for(line(), None, name="samples", every="samples=None") == 1
+    assert stride_for(line(), None, name="max_samples", every="max_samples=None") == 1
 
 
 def test_a_loader_of_unknown_size_is_told_how_to_attack_all_of_it() -> None:
@@ -112,8 +112,8 @@ def test_a_loader_of_unknown_size_is_told_how_to_attack_all_of_it() -> None:
         LargeMarginError, match=r"Pass config=EvaluationConfig\(attack_samples=None"
     ):
         lm.evaluate(at_half(), loader, config=EvaluationConfig(perturbations="none"))
-    with pytest.raises(LargeMarginError, match=r"^samples needs .* Pass samples=None"):
-        attacked_accuracy(at_half(), loader, [Attack(epsilon=0.0)], samples=2)
+    with pytest.raises(LargeMarginError, match=r"^max_samples needs .* Pass max_samples=None"):
+        attacked_accuracy(at_half(), loader, [Attack(epsilon=0.0)], max_samples=2)
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -199,7 +199,7 @@ def test_bad_attacks() -> None:
     with pytest.raises(LargeMarginError, match="-100, or all that was chosen of it is"):
         attacked_accuracy(model, chosen, [Attack()], samples=2)
     with pytest.raises(LargeMarginError, match="does not say how many"):
-        attacked_accuracy(model, iter([]), [Attack()], samples=5)
+        attacked_accuracy(model, iter([]), [Attack()], max_samples=5)
     rows: Any = [(torch.rand(3, 1), torch.zeros(3).long())]
     with pytest.raises(LargeMarginError, match=r"an attack needs images of shape \(N, C, H, W\)"):
         attacked_accuracy(model, rows, [Attack()])

@@ -56,7 +56,7 @@ def net() -> nn.Sequential:
 
 def test_parts_are_what_their_functions_find() -> None:
     samples, others, model = data(), data(40, seed=1), net()
-    got = evaluate(model, samples, classes=CLASSES, config=QUICK, ood=others)
+    got = evaluate(model, samples, class_names=CLASSES, config=QUICK, ood=others)
     assert got.clean == accuracy_of(model, samples, batch_size=32)
     assert got.interval == wilson(round(got.clean.accuracy * N), N)
     suite = perturbation_suite("auto", (SIZE, SIZE), gaussian=[0.2])
@@ -91,7 +91,7 @@ def test_saved_and_read_back(tmp_path: Path) -> None:
 
 
 def test_the_table_says_it_all() -> None:
-    got = evaluate(net(), data(), classes=CLASSES, config=QUICK, ood=data(40, seed=1))
+    got = evaluate(net(), data(), class_names=CLASSES, config=QUICK, ood=data(40, seed=1))
     text, worst = str(got), CLASSES[got.clean.worst_class]
     for line in (
         f"accuracy                  {100 * got.clean.accuracy:.2f} %   (95 % interval:",
@@ -285,7 +285,7 @@ def test_bad_data() -> None:
     with pytest.raises(LargeMarginError, match="given as ood is empty"):
         evaluate(net(), samples, config=QUICK, ood=[])
     with pytest.raises(LargeMarginError, match="logits of 2 classes"):
-        evaluate(net(), samples, classes=["a", "b"], config=QUICK)
+        evaluate(net(), samples, class_names=["a", "b"], config=QUICK)
     wrong: Any = {"draws": 2}
     with pytest.raises(LargeMarginError, match=r"must be an EvaluationConfig, .* but dict was"):
         evaluate(net(), samples, config=wrong)

@@ -92,7 +92,7 @@ def test_nothing_to_compare_is_nan() -> None:
 
 def test_bad_strangers() -> None:
     model, known, _ = problem()
-    with pytest.raises(LargeMarginError, match="given as strangers is empty"):
+    with pytest.raises(LargeMarginError, match="given as ood is empty"):
         detect_strangers(model, [known], [])
     with pytest.raises(LargeMarginError, match="one row of logits per sample"):
         detect_strangers(model, [known[None]], [known])

@@ -57,7 +57,7 @@ def test_files_and_folders(folder: Path) -> None:
     found = predict(
         by_colour(),
         [folder, str(folder / "a.png"), folder / "missing.png"],
-        classes=["red", "green", "blue"],
+        class_names=["red", "green", "blue"],
         threshold=0.2,
         size=(SIDE, SIDE),
         batch_size=2,
@@ -193,7 +193,7 @@ def test_csv_without_a_file() -> None:
 def test_bad_requests(folder: Path, tmp_path: Path) -> None:
     model = by_colour()
     with pytest.raises(LargeMarginError, match="3 classes, but 2 was given"):
-        predict(model, [folder], classes=["a", "b"])
+        predict(model, [folder], class_names=["a", "b"])
     with pytest.raises(LargeMarginError, match="no image was given"):
         predict(model, [])
     (tmp_path / "empty").mkdir()

@@ -60,7 +60,7 @@ def test_settings_that_name_a_class_are_refused(
     path.write_text(text_of(place, mark))
     faults.attempt("a configuration that would run code", 2)
     words = ["train", "--config", str(path), "--epochs", "1", "--device", "cpu"]
-    for more in ([], ["--trust-config"]):
+    for more in ([], ["--trust_config"]):
         assert main([*words, *more]) == 2
         said = capsys.readouterr().err
         assert "error: " in said
@@ -119,11 +119,11 @@ def test_a_network_by_its_path_needs_trust(
     words += ["--out", str(tmp_path / "runs"), "--device", "cpu", "--measure", "false"]
     faults.attempt("a network by its Python path", 2)
     assert main(words) == 2
-    assert "importing it runs its code. Pass --trust-config" in capsys.readouterr().err
-    assert main([*words, "--trust-config"]) == 0
+    assert "importing it runs its code. Pass --trust_config" in capsys.readouterr().err
+    assert main([*words, "--trust_config"]) == 0
     (run,) = (tmp_path / "runs").iterdir()
     trust(False)
-    with pytest.raises(LargeMarginError, match="--trust-config"):
+    with pytest.raises(LargeMarginError, match="--trust_config"):
         Run.open(run).model()
     trust()
     try:

@@ -119,7 +119,7 @@ def test_a_projection_depends_on_its_seed_alone(faults: Faults) -> None:
     found = []
     for seed in (0, 0, 1):
         torch.manual_seed(seed + len(found))  # which must not matter
-        found.append(embed(model, batches, noise=0.1, samples=40, seed=seed).layers)
+        found.append(embed(model, batches, noise=0.1, max_samples=40, seed=seed).layers)
     faults.attempt("a seed repeated")
     assert found[0] == found[1]
     assert found[0] != found[2]

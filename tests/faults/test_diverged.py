@@ -190,5 +190,5 @@ def test_the_command_fails_and_the_report_opens(
     assert f"largemargin report {folder}" in said.out
     assert "largemargin predict" not in said.out
     assert main(["train", "--resume", str(folder)]) == 2
-    page = report(Run.open(folder), tmp_path / "report.html", features="pca", samples=40)
+    page = report(Run.open(folder), tmp_path / "report.html", features="pca", max_samples=40)
     assert "the run diverged: " in page.read_text(encoding="utf-8")

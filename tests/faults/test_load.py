@@ -152,7 +152,9 @@ def test_a_report_of_a_run_with_a_thousand_classes(tmp_path: Path, faults: Fault
     data = run.data()
     assert data.test is not None
     config = EvaluationConfig(draws=1, attack_samples=50)
-    found = evaluate(run.model(), data.test, classes=data.classes, config=config, progress=False)
+    found = evaluate(
+        run.model(), data.test, class_names=data.classes, config=config, progress=False
+    )
     found.save(run.folder / "evaluation.json")
     with watched() as took:
         path = report(run, tmp_path / "report.html")

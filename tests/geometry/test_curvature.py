@@ -120,7 +120,7 @@ def test_chunks_do_not_change_the_result(chunk_size):
                 sigma=0.3,
                 radius=0.2,
                 generator=torch.Generator().manual_seed(1),
-                num_draws=9,
+                draws=9,
                 **how,
             ).lower
         ),
@@ -231,7 +231,7 @@ def test_bounds_report_their_parts():
     body = nn.Sequential(nn.Linear(4, 5), nn.Tanh()).double()
     head = nn.Linear(5, 3).double()
     x, y = torch.randn(6, 4, dtype=torch.float64), torch.arange(6) % 3
-    how = {"bias": head.bias, "sigma": 0.4, "radius": 0.3, "num_draws": 50}
+    how = {"bias": head.bias, "sigma": 0.4, "radius": 0.3, "draws": 50}
     found = g.curvature_bounds(
         body, head.weight, x, y, generator=torch.Generator().manual_seed(0), **how
     )
@@ -298,7 +298,7 @@ def test_groups_without_a_correlation():
     one_group = g.curvature_by_robustness(torch.rand(4), torch.full((4,), 3))
     assert one_group.size.tolist() == [0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0]
     assert one_group.pearson.isnan()
-    level = g.curvature_by_robustness(torch.ones(3), torch.tensor([0, 1, 2]), num_draws=2)
+    level = g.curvature_by_robustness(torch.ones(3), torch.tensor([0, 1, 2]), draws=2)
     assert level.pearson.isnan()
 
 
@@ -330,7 +330,7 @@ def test_groups_without_a_correlation():
         (lambda m, x, y: g.low_curvature_accuracy(x[0], x[0], 0.5), "shares must be a list"),
         (lambda m, x, y: g.low_curvature_accuracy(x[0], x[0], x[0, 0]), "shares must be a list"),
         (lambda m, x, y: g.curvature_by_robustness(x[0], y), "correct_counts must have shape"),
-        (lambda m, x, y: g.curvature_by_robustness(x[:, 0], y + 10), "at most num_draws"),
+        (lambda m, x, y: g.curvature_by_robustness(x[:, 0], y + 10), "at most draws"),
         (lambda m, x, y: g.curvature_by_robustness(x[:, 0], y - 2), "integers >= 0"),
     ],
 )

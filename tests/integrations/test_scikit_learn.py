@@ -340,7 +340,7 @@ def test_pipelines_and_grid_search() -> None:
     [
         ({"objective": "cosfac"}, "Closest: cosface"),
         ({"objective": 3}, "must be a name of lm.LOSSES"),
-        ({"objective_params": {"radius": 1}}, "CosFace has no setting 'radius'"),
+        ({"objective_params": {"radius": 1}}, "CosFace has no argument 'radius'"),
         ({"objective": lm.CosFace(), "objective_params": {"margin": 1}}, "a CosFace already"),
         ({"objective": "stability"}, "noise=0.1"),
         ({"objective": "layer_margin"}, "layers="),

@@ -210,3 +210,37 @@ def test_a_missing_package_is_named_with_its_extra(
     monkeypatch.delitem(sys.modules, f"largemargin.integrations.{adapter}", raising=False)
     with pytest.raises(ImportError, match=rf"pip install 'largemargin\[{extra}\]'"):
         importlib.import_module(f"largemargin.integrations.{adapter}")
+
+
+def long_tail() -> tuple[np.ndarray, np.ndarray]:
+    X, y = iris()
+    kept = np.r_[0:50, 50:70, 100:108]
+    return X[kept], y[kept]
+
+
+def test_classes_are_counted_in_fit() -> None:
+    X, y = long_tail()
+    made = net(criterion=lm.LDAM, max_epochs=1).fit(X, y)
+    assert made.criterion_.objective.terms["ldam"].class_counts == [50, 20, 8]
+    made.set_params(criterion__scale=8.0)  # makes the criterion again
+    assert made.criterion_.objective.terms["ldam"].class_counts == [50, 20, 8]
+    begun = net(criterion="ldam", max_epochs=1).partial_fit(X, y).partial_fit(X[:60], y[:60])
+    assert begun.criterion_.objective.terms["ldam"].class_counts == [50, 20, 8]
+    given = net(criterion=lm.CosFace, criterion__class_counts="auto", max_epochs=1)
+    assert given.fit(X, torch.from_numpy(y)).criterion_.objective.terms["cosface"].class_counts
+    own = net(criterion=lm.LDAM, criterion__class_counts=[9, 9, 1], max_epochs=1).fit(X, y)
+    assert own.criterion_.objective.terms["ldam"].class_counts == [9, 9, 1]
+
+
+def test_a_preset_takes_the_counts_of_fit() -> None:
+    X, y = long_tail()
+    chosen = lm.preset("long_tail")
+    made = net(criterion=chosen, max_epochs=1, attach_params={"total_steps": 3}).fit(X, y)
+    assert made.criterion_.objective.terms["ldam"].class_counts == [50, 20, 8]
+    assert chosen.class_counts is None
+    with pytest.raises(lm.LargeMarginError, match=r'attach_params=\{"total_steps": max_epochs'):
+        net(criterion=chosen).fit(X, y)
+    with pytest.raises(lm.LargeMarginError, match=r"class_counts=torch\.bincount\(labels\)"):
+        net(criterion=chosen, attach_params={"schedule": ()}).initialize()
+    with pytest.raises(lm.LargeMarginError, match="no labels to count"):
+        net(criterion=lm.LDAM).initialize()

@@ -33,7 +33,7 @@ def data(n: int = N) -> tuple[Tensor, Tensor]:
 
 
 def alone(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> Geometry:
-    return measure(model, [(x, y)], merge=False, **options)
+    return measure(model, [(x, y)], sync=False, **options)
 
 
 def differing(name: str, got: Geometry, want: Geometry) -> Iterator[str]:
@@ -170,7 +170,7 @@ def check_failure_of_one_rank() -> Iterator[str]:
 def check_one_rank_alone() -> Iterator[str]:
     x, y = data()
     if dist.get_rank() == 0:
-        got = measure(net(), [(x[:9], y[:9])], merge=False)
+        got = measure(net(), [(x[:9], y[:9])], sync=False)
         if got.samples != 9:
             yield f"{got.samples} samples"
     dist.barrier()

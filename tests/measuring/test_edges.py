@@ -375,3 +375,8 @@ def test_directions_of_rounding_are_none_of_collapse() -> None:
     g = measure_arrays(same, torch.tensor([0, 0, 1, 1]), torch.eye(2, 3))
     assert math.isnan(g.collapse.variability)
     assert any("but for rounding" in note for note in g.notes)
+
+
+def test_a_batch_in_place_of_a_loader() -> None:
+    with pytest.raises(lm.LargeMarginError, match=r"a single batch is \[\(inputs, labels\)\]"):
+        lm.measure(nn.Linear(3, 2), (X, torch.zeros(len(X), dtype=torch.long)))

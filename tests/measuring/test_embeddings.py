@@ -47,18 +47,18 @@ def test_samples_are_of_all_classes_and_the_same_whatever_the_batches(
     digits: tuple[Tensor, Tensor],
 ) -> None:
     x, y = digits
-    made = embed(network(), batches(x, y), method="pca", samples=123)
+    made = embed(network(), batches(x, y), method="pca", max_samples=123)
     counts = Counter(made.labels)
     assert sorted(counts.values()) == [12] * 7 + [13] * 3
     assert list(made.index) == sorted(made.index)
     assert made.labels == tuple(y[list(made.index)].tolist())
-    again = embed(network(), batches(x, y, 37), method="pca", samples=123)
+    again = embed(network(), batches(x, y, 37), method="pca", max_samples=123)
     assert again.index == made.index
     # It is the samples' own chance: another model, an order of its own, another seed.
-    other = embed(network().apply(_shift), [(x, y)], method="pca", samples=123)
+    other = embed(network().apply(_shift), [(x, y)], method="pca", max_samples=123)
     assert other.index == made.index
-    assert embed(network(), [(x, y)], method="pca", samples=123, seed=1).index != made.index
-    few = embed(network(), [(x, y)], method="pca", samples=20, classes=[3, 7])
+    assert embed(network(), [(x, y)], method="pca", max_samples=123, seed=1).index != made.index
+    few = embed(network(), [(x, y)], method="pca", max_samples=20, classes=[3, 7])
     assert Counter(few.labels) == {3: 10, 7: 10}
     all_of_them = embed(network(), [(x, y)], method="pca")
     assert all_of_them.samples == 300
@@ -116,7 +116,7 @@ def test_clean_and_noisy_are_one_fit() -> None:
 @pytest.mark.parametrize("method", ["pca", "tsne"])
 def test_equal_seeds_give_equal_points(digits: tuple[Tensor, Tensor], method: str) -> None:
     x, y = digits
-    options: dict[str, Any] = {"method": method, "samples": 60, "noise": 0.1, "layers": ["1"]}
+    options: dict[str, Any] = {"method": method, "max_samples": 60, "noise": 0.1, "layers": ["1"]}
     made = embed(network(), batches(x, y), **options)
     assert embed(network(), batches(x, y), **options) == made
     assert Embeddings.from_json(made.to_json()) == made
@@ -155,7 +155,7 @@ def test_tsne_keeps_neighbours_together() -> None:
 def test_noise_is_added_before_normalisation(digits: tuple[Tensor, Tensor]) -> None:
     x, y = digits
     mean, std = 0.3, 0.25
-    plain = embed(network(), [(x, y)], method="pca", noise=0.2, samples=50)
+    plain = embed(network(), [(x, y)], method="pca", noise=0.2, max_samples=50)
 
     class Normalized(nn.Module):
         def __init__(self) -> None:
@@ -166,7 +166,7 @@ def test_noise_is_added_before_normalisation(digits: tuple[Tensor, Tensor]) -> N
             return self.inner(inputs * std + mean)
 
     made = embed(
-        Normalized(), [((x - mean) / std, y)], method="pca", noise=0.2, samples=50,
+        Normalized(), [((x - mean) / std, y)], method="pca", noise=0.2, max_samples=50,
         normalization=(mean, std),
     )  # fmt: skip
     torch.testing.assert_close(plane(made, 0, "noisy"), plane(plain, 0, "noisy"))
@@ -175,7 +175,7 @@ def test_noise_is_added_before_normalisation(digits: tuple[Tensor, Tensor]) -> N
 def test_perturbations_of_images(digits: tuple[Tensor, Tensor]) -> None:
     x, y = digits
     noise = Perturbation(occlusion=Patches(1, 8, 8))  # nothing is left of any image
-    made = embed(network(), batches(x, y), method="pca", noise=noise, samples=40)
+    made = embed(network(), batches(x, y), method="pca", noise=noise, max_samples=40)
     assert plane(made, 0, "noisy").std(0).max() < 1e-12 < plane(made).std(0).min()
     assert made.noise == "Perturbation(occlusion=Patches(number=1, height=8, width=8))"
     flat = nn.Sequential(nn.Linear(64, 12), nn.Linear(12, C)).double()
@@ -186,7 +186,7 @@ def test_perturbations_of_images(digits: tuple[Tensor, Tensor]) -> None:
 def test_arrays_of_several_layers() -> None:
     labels = torch.tensor([4, 4, 9, 9] * 5)
     rows = {"a": np.random.default_rng(0).normal(size=(20, 3)), "b": torch.randn(20, 7)}
-    made = embed_arrays(rows, labels, method="pca", logits=torch.randn(20, 10), samples=10)
+    made = embed_arrays(rows, labels, method="pca", logits=torch.randn(20, 10), max_samples=10)
     assert [(each.layer, each.dim) for each in made.layers] == [("a", 3), ("b", 7)]
     assert Counter(made.labels) == {4: 5, 9: 5}
     assert len(made.predictions["clean"]) == 10
@@ -229,7 +229,7 @@ NET = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
         ([(X, Y)], {"layers": ["2"]}, "has no layer '2'"),
         ([(X, Y)], {"layers": []}, "different names"),
         ([(X, Y)], {"layers": "0"}, r"Write \['0'\]"),
-        ([(X, Y)], {"samples": 1}, "at least 2, one for each class"),
+        ([(X, Y)], {"max_samples": 1}, "at least 2, one for each class"),
         ([(X, Y)], {"classes": [2]}, r"different class indices in \[0, 2\)"),
         ([(X, Y)], {"noise": -1.0}, "noise must be a finite number > 0"),
         ([(X, Y)], {"noise": "gaussian"}, "a standard deviation or a robust.Perturbation"),

@@ -40,12 +40,12 @@ def hessians(model, x, y):
 
 def directions(settings, n, like):
     draws = SampleDraws(settings.seed, "directions")
-    return draws.normal(torch.arange(n), settings.directions, like)
+    return draws.normal(torch.arange(n), settings.num_directions, like)
 
 
 def test_products_are_those_of_the_hessian():
     model, (x, y, loader) = network(), data()
-    settings = CurvatureSettings(method="products", directions=7, seed=3, **PLAIN)
+    settings = CurvatureSettings(method="products", num_directions=7, seed=3, **PLAIN)
     found = measure_curvature(model, loader, settings)
     vectors = directions(settings, len(x), x)
     want = torch.einsum("nij,nkj->nki", hessians(model, x, y), vectors).square().sum(2).mean(1)
@@ -58,7 +58,7 @@ def test_products_are_those_of_the_hessian():
 
 def test_differences_are_those_of_gradients():
     model, (x, y, loader) = network(), data()
-    settings = CurvatureSettings(step=0.3, directions=4, seed=1, **PLAIN)
+    settings = CurvatureSettings(step=0.3, num_directions=4, seed=1, **PLAIN)
     found = measure_curvature(model, loader, settings)
     model.eval()
 
@@ -77,7 +77,7 @@ def test_differences_are_those_of_gradients():
 def test_many_directions_estimate_the_sum_of_squared_eigenvalues():
     model, (x, y, loader) = network(), data()
     exact = hessians(model, x, y).square().sum((1, 2))
-    settings = CurvatureSettings(step=1e-4, directions=4000, **PLAIN)
+    settings = CurvatureSettings(step=1e-4, num_directions=4000, **PLAIN)
     found = measure_curvature(model, loader, settings, batch_size=20_000)
     assert found.values == pytest.approx(exact.tolist(), rel=0.12)
 
@@ -87,7 +87,7 @@ def test_the_seed_decides_and_batches_do_not(method):
     model, (x, y, loader) = network(), data()
     noise = {"gaussian": 1.0, "uniform": 2.0}
     settings = CurvatureSettings(
-        method=method, directions=3, noise=noise, sigma=0.3, radius=0.1, stability_draws=8
+        method=method, num_directions=3, noise=noise, sigma=0.3, radius=0.1, stability_draws=8
     )
     whole = measure_curvature(model, [(x, y)], settings)
     for how in ({"batch_size": 1}, {"batch_size": 2}, {"batch_size": 1000}, {}):
@@ -99,7 +99,7 @@ def test_the_seed_decides_and_batches_do_not(method):
         assert parts.stability.eta == whole.stability.eta
         assert parts.stability.upper.mean == pytest.approx(whole.stability.upper.mean, rel=1e-9)
     other = measure_curvature(
-        model, loader, CurvatureSettings(method=method, directions=3, seed=1, **PLAIN)
+        model, loader, CurvatureSettings(method=method, num_directions=3, seed=1, **PLAIN)
     )
     assert other.values != pytest.approx(whole.values, rel=1e-3)
     few = measure_curvature(model, loader, settings, max_samples=5)
@@ -127,7 +127,7 @@ def test_robustness_by_hand():
     model, (x, y, _) = network(), data(n=40)
     y = model.eval()(x).argmax(1)  # all right without noise
     settings = CurvatureSettings(
-        directions=3, noise={"gaussian": 1.5, "uniform": 2.5}, draws=6, shares=(0.25, 0.5, 1.0)
+        num_directions=3, noise={"gaussian": 1.5, "uniform": 2.5}, draws=6, shares=(0.25, 0.5, 1.0)
     )
     found = measure_curvature(model, [(x, y)], settings)
     curvatures = torch.tensor(found.values, dtype=torch.float64)
@@ -178,7 +178,7 @@ def test_theorem_six_one_by_hand(head):
         model[4] = lm.ClassHead(6, 3, similarity="cosine", scale=4.0).double()
     sigma, radius, draws = 0.4, 0.5, 30
     settings = CurvatureSettings(
-        directions=5, noise={}, sigma=sigma, radius=radius, stability_draws=draws, exact=True
+        num_directions=5, noise={}, sigma=sigma, radius=radius, stability_draws=draws, exact=True
     )
     got = measure_curvature(model, loader, settings, batch_size=7).stability
     model.eval()
@@ -233,7 +233,7 @@ def test_theorem_six_one_by_hand(head):
 def test_units_before_normalisation():
     """Curvature of x -> model((x - mean) / std) at the raw inputs."""
     model, (x, y, _) = network(), data()
-    settings = CurvatureSettings(method="products", directions=4, **PLAIN)
+    settings = CurvatureSettings(method="products", num_directions=4, **PLAIN)
     found = measure_curvature(model, [(x, y)], settings, normalization=(0.5, 0.25))
     assert found.units == "before normalisation"
     plain = measure_curvature(model, [(x, y)], settings)
@@ -303,7 +303,7 @@ def test_a_layer_with_two_names_keeps_its_precision():
         ({"method": "guess"}, "method"),
         ({"step": 0.0}, "step"),
         ({"precision": "low"}, "precision"),
-        ({"directions": 0}, "directions"),
+        ({"num_directions": 0}, "num_directions"),
         ({"noise": {"salt": 0.1}}, "noise"),
         ({"sigma": -1.0}, "sigma"),
         ({"draws": 0}, "draws"),

@@ -43,7 +43,7 @@ def test_precision_is_set_inside_and_restored():
 def test_seeds_and_batches():
     model = network().cuda()
     x, y = torch.rand(12, 3, 8, 8), torch.arange(12) % 4
-    settings = CurvatureSettings(directions=4, step=0.1)
+    settings = CurvatureSettings(num_directions=4, step=0.1)
     whole = measure_curvature(model, [(x, y)], settings)
     parts = measure_curvature(
         model, list(zip(x.split(5), y.split(5), strict=True)), settings, batch_size=7

@@ -17,7 +17,9 @@ from largemargin.measuring.bounds import BoundSettings
 from largemargin.measuring.curvature import CurvatureSettings, measure_curvature
 from largemargin.measuring.input_margins import measure_input_margins
 
-SETTINGS = CurvatureSettings(directions=3, noise={"gaussian": 1.0}, sigma=0.2, stability_draws=5)
+SETTINGS = CurvatureSettings(
+    num_directions=3, noise={"gaussian": 1.0}, sigma=0.2, stability_draws=5
+)
 EVERYTHING = {
     "input_margins": True,
     "layer_margins": ["1"],

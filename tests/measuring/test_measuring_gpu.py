@@ -55,7 +55,7 @@ def test_layers_on_the_gpu() -> None:
 
 def test_embeddings_on_the_gpu() -> None:
     net = network()
-    options: dict[str, Any] = {"layers": ["0"], "method": "pca", "noise": 0.1, "samples": 70}
+    options: dict[str, Any] = {"layers": ["0"], "method": "pca", "noise": 0.1, "max_samples": 70}
     want = embed(net, loader(), **options)
     got = embed(net.cuda(), loader(), **options)
     compare_parts(got.to_dict(), want.to_dict(), 1e-6)

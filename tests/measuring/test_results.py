@@ -41,20 +41,20 @@ def test_json_comes_back_equal(arrays: tuple[Tensor, ...], tmp_path: Path) -> No
 
 
 def test_a_result_says_what_it_is_of(arrays: tuple[Tensor, ...], tmp_path: Path) -> None:
-    g = measure_arrays(*arrays, data="flowers, test")
+    g = measure_arrays(*arrays, data_name="flowers, test")
     g.save(tmp_path / "geometry.json")
     assert Geometry.load(tmp_path / "geometry.json").data == "flowers, test"
     assert str(g).splitlines()[1] == "flowers, test"
     model, loader = nn.Linear(6, 4), [(arrays[0], arrays[1])]
-    assert measure(model, loader, data="flowers, train", bounds=True).data == "flowers, train"
-    other = measure(model, loader, data="flowers, train")
+    assert measure(model, loader, data_name="flowers, train", bounds=True).data == "flowers, train"
+    other = measure(model, loader, data_name="flowers, train")
     (note,) = (each for each in compare_geometry(g, other).notes if "different data" in each)
     assert note == "they are of different data: a of flowers, test, b of flowers, train"
     unsaid = measure(model, loader)
     assert unsaid.data is None
     assert not any("different data" in each for each in compare_geometry(g, unsaid).notes)
     with pytest.raises(LargeMarginError, match="in words"):
-        measure(model, loader, data=loader)
+        measure(model, loader, data_name=loader)
 
 
 def test_classes_are_called_by_their_names(arrays: tuple[Tensor, ...], tmp_path: Path) -> None:

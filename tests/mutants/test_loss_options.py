@@ -38,7 +38,7 @@ def test_ranks_are_asked_by_losses_on_centroids_unless_told_otherwise():
     ids=["no logits", "no tensor"],
 )
 def test_labels_may_be_left_out_beside_logits_alone(loss, prototypes):
-    with pytest.raises(LargeMarginError, match="labels were not given"):
+    with pytest.raises(LargeMarginError, match="two of them were given"):
         loss(FEATURES, prototypes)
 
 

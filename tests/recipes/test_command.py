@@ -50,7 +50,7 @@ def written(folder: Path) -> str:
 def test_a_table_is_run_printed_and_kept(
     recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["reproduce", recipe, "--epochs-fraction", "0.5", "--only", "method=ours"]
+    words = ["reproduce", recipe, "--epochs_fraction", "0.5", "--only", "method=ours"]
     assert main([*words, "--seeds", "1"]) == 0
     shown = capsys.readouterr().out
     assert "Digits in one epoch\nProtocol: 0.5 of the epochs." in shown
@@ -65,7 +65,7 @@ def test_a_table_is_run_printed_and_kept(
 
 def test_as_another_process(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="digits are scikit-learn's")
-    words = ("reproduce", written(tmp_path), "--epochs-fraction", "0.5", "--only", "softmax")
+    words = ("reproduce", written(tmp_path), "--epochs_fraction", "0.5", "--only", "softmax")
     done = largemargin(*words, folder=tmp_path)
     assert "Digits in one epoch" in done.stdout
     assert "reported" in done.stdout
@@ -77,7 +77,7 @@ def test_as_another_process(tmp_path: Path) -> None:
 
 
 def test_settings_and_paths(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["reproduce", recipe, "--no-train", "--set", "optimizer.lr=0.3", "epochs=1"]
+    words = ["reproduce", recipe, "--no_train", "--set", "optimizer.lr=0.3", "epochs=1"]
     assert main([*words, "--path", "mnist=there"]) == 0
     assert "Protocol: epochs 1, optimizer.lr 0.3." in capsys.readouterr().out
 
@@ -96,7 +96,7 @@ def test_listing(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (["missing.yaml"], "cannot read missing.yaml"),
-        (["table1.yaml", "--epochs-fraction", "2"], "epochs_fraction must be"),
+        (["table1.yaml", "--epochs_fraction", "2"], "epochs_fraction must be"),
         (["table1.yaml", "--set", "epochs"], "NAME=VALUE is expected"),
         (["table1.yaml", "--only", "none"], "no cell of the table matches"),
         (["table1.yaml", "--seeds", "0,one"], "--seeds must be a number or a list"),
@@ -115,14 +115,14 @@ def test_a_failed_run_is_exit_status_1(
     shutil.copy(recipe, "broken.yaml")
     path = tmp_path / "broken.yaml"
     path.write_text(path.read_text().replace("margin: 0.2", "margins: 0.2"))
-    assert main(["reproduce", "broken.yaml", "--epochs-fraction", "0.5"]) == 1
+    assert main(["reproduce", "broken.yaml", "--epochs_fraction", "0.5"]) == 1
     assert "ours failed: seed 0:" in capsys.readouterr().out
 
 
 def test_the_listing_is_of_what_was_asked_for(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["reproduce", recipe, "--list", "--epochs-fraction", "0.5", "--seeds", "3"]
+    words = ["reproduce", recipe, "--list", "--epochs_fraction", "0.5", "--seeds", "3"]
     assert main([*words, "--only", "method=ours", "--set", "objective.name=arcface"]) == 0
     shown = capsys.readouterr().out
     assert "Protocol: 0.5 of the epochs, objective.name arcface." in shown
@@ -137,21 +137,21 @@ def test_every_protocol_that_was_measured_is_shown(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["reproduce", recipe, "--only", "softmax"]
-    assert main([*words, "--epochs-fraction", "0.5"]) == 0
+    assert main([*words, "--epochs_fraction", "0.5"]) == 0
     assert "other settings" not in capsys.readouterr().out
     assert main([*words, "--set", "batch_size=256"]) == 0
     shown = capsys.readouterr().out
-    other = "Measured with other settings (--no-train alone shows them): 0.5 of the epochs."
+    other = "Measured with other settings (--no_train alone shows them): 0.5 of the epochs."
     assert shown.endswith(f"{other}\n")
     # Nothing was measured as printed: that table is no news.
-    assert main(["reproduce", recipe, "--no-train"]) == 0
+    assert main(["reproduce", recipe, "--no_train"]) == 0
     shown = capsys.readouterr().out
     assert "Protocol: 0.5 of the epochs." in shown
     assert "Protocol: batch_size 256." in shown
     assert "Protocol: as printed." not in shown
     assert "other settings" not in shown
     # A protocol that is asked for is shown alone.
-    assert main(["reproduce", recipe, "--no-train", "--epochs-fraction", "0.5"]) == 0
+    assert main(["reproduce", recipe, "--no_train", "--epochs_fraction", "0.5"]) == 0
     shown = capsys.readouterr().out
     assert "Protocol: 0.5 of the epochs." in shown
     assert "Protocol: batch_size 256." not in shown
@@ -160,5 +160,5 @@ def test_every_protocol_that_was_measured_is_shown(
 def test_without_measurements_the_table_is_shown_all_the_same(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["reproduce", recipe, "--no-train"]) == 0
+    assert main(["reproduce", recipe, "--no_train"]) == 0
     assert "Protocol: as printed." in capsys.readouterr().out

@@ -32,5 +32,5 @@ def hostile_page(hostile: Run, tmp_path_factory: pytest.TempPathFactory) -> Path
         {"<script>alert(9)</script>": hostile, "plain": hostile.folder},
         path,
         features="pca",
-        samples=40,
+        max_samples=40,
     )

@@ -58,7 +58,9 @@ def evaluated(run: Run) -> Run:
         attack_samples=20,
         retrieval=False,
     )
-    found = evaluate(run.model(), data.test, classes=data.classes, config=config, progress=False)
+    found = evaluate(
+        run.model(), data.test, class_names=data.classes, config=config, progress=False
+    )
     found.save(run.folder / "evaluation.json")
     return run
 

@@ -36,7 +36,7 @@ def diverged(softmax: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def test_a_diverged_run_has_a_page(diverged: Path, tmp_path: Path) -> None:
-    page = Page(report(diverged, tmp_path / "report.html", features="pca", samples=40))
+    page = Page(report(diverged, tmp_path / "report.html", features="pca", max_samples=40))
     assert page.payload["charts"]  # strict JSON, which a browser can read
     assert "the loss around a sample is not finite" in page.text
     assert "3 of 5 steps of training were left out" in page.text

@@ -95,7 +95,7 @@ def test_a_geometry_of_other_samples_has_no_pictures(copy: Path, tmp_path: Path)
     record = json.loads((copy / "geometry.json").read_text())
     record["samples"] = 10
     (copy / "geometry.json").write_text(json.dumps(record))
-    page = Page(report(copy, tmp_path / "report.html", features="pca", samples=20))
+    page = Page(report(copy, tmp_path / "report.html", features="pca", max_samples=20))
     assert "worst samples are shown without pictures" in page.text
 
 
@@ -159,7 +159,7 @@ def test_the_command_with_pictures(
 ) -> None:
     out, figures = tmp_path / "out.html", tmp_path / "figures"
     words = (str(softmax.folder), str(cosface.folder), "-o", str(out), "--png", str(figures))
-    assert run(parsed(*words, "--features", "pca", "--samples", "40")) == 0
+    assert run(parsed(*words, "--features", "pca", "--max_samples", "40")) == 0
     made = {path.stem for path in figures.glob("*.png")}
     drawn = set(Page(out).payload["charts"])
     assert made == drawn

@@ -24,14 +24,14 @@ def run(*words: str) -> None:
 
 def test_curvature_and_bounds_reach_the_report(softmax: Run, tmp_path: Path) -> None:
     place = Path(shutil.copytree(softmax.folder, tmp_path / "run"))
-    few = ("--directions", "2", "--draws", "4", "--max_samples", "24", "--noise", "0.3")
+    few = ("--num_directions", "2", "--draws", "4", "--max_samples", "24", "--noise", "0.3")
     asked = ("--curvature", "true", "--bounds", "true", "--sigma", "0.05", *few)
     run(str(place), *asked, "--out", str(place / "geometry.json"))
     found = Run(place).geometry()
     assert found is not None
     assert found.curvature is not None
     settings = found.curvature.settings
-    assert (settings.directions, settings.draws, settings.sigma) == (2, 4, 0.05)
+    assert (settings.num_directions, settings.draws, settings.sigma) == (2, 4, 0.05)
     assert settings.noise == {"gaussian": 0.3, "uniform": 0.3}
     assert found.curvature.samples == 24
     page = Page(report([place, softmax], tmp_path / "report.html", features="none"))
@@ -56,7 +56,7 @@ def test_three_features_make_a_sphere(tmp_path: Path) -> None:
     model = ModelConfig("mlp", feature_dim=3)
     place = trained(tmp_path / "run", "cosface", model=model).folder
     run(str(place), "--sphere", "true", "--out", str(place / "geometry.json"))
-    page = Page(report(place, tmp_path / "report.html", features="pca", samples=20))
+    page = Page(report(place, tmp_path / "report.html", features="pca", max_samples=20))
     (sphere,) = [v for k, v in page.payload["charts"].items() if k.startswith("sphere")]
     points = sphere["data"][0]
     assert len(points["meta"]["margins"]) == len(points["x"]) == 540

@@ -14,7 +14,7 @@ from largemargin.data import Samples
 from largemargin.report.observed import Look, Observed, observe, pictures
 from largemargin.training import Run
 
-LOOK = Look("pca", samples=40)
+LOOK = Look("pca", max_samples=40)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_large_images_become_small() -> None:
 
 @pytest.mark.gpu
 def test_the_same_on_a_gpu(seen: Observed, cosface: Run) -> None:
-    there = observe(cosface, cosface.geometry(), Look("pca", samples=40, device="cuda"))
+    there = observe(cosface, cosface.geometry(), Look("pca", max_samples=40, device="cuda"))
     assert seen.own_angle is not None
     assert there.own_angle is not None
     assert math.isclose(there.own_angle.mean, seen.own_angle.mean, abs_tol=0.01)

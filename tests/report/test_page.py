@@ -27,7 +27,7 @@ SECTIONS = (
 @pytest.fixture(scope="module")
 def page(softmax: Run, cosface: Run, tmp_path_factory: pytest.TempPathFactory) -> Page:
     path = tmp_path_factory.mktemp("report") / "report.html"
-    return Page(report([softmax, cosface], path, features="pca", samples=40))
+    return Page(report([softmax, cosface], path, features="pca", max_samples=40))
 
 
 def test_all_sections_say_how_to_read_them(page: Page) -> None:

@@ -40,7 +40,7 @@ def observed(seed: int) -> Observed:
             logits=logits,
             noisy_logits=logits,
             method="pca",
-            samples=count,
+            max_samples=count,
         ),
         own_angle=describe(90 * torch.rand(10_000, generator=generator)),
         rival_angle=describe(90 * torch.rand(10_000, generator=generator)),

@@ -311,7 +311,7 @@ def test_averaged_weights_are_the_ones_evaluated(tmp_path: Path, data: Data) -> 
         ({"device": "tpu9"}, "device must be auto, cpu, cuda"),
         ({"graph": "on"}, "graph is on, but there is no CUDA device"),
         ({"objective": ObjectiveConfig("cosfac")}, "Closest: cosface"),
-        ({"objective": ObjectiveConfig("cosface", {"margn": 1})}, "has no setting 'margn'"),
+        ({"objective": ObjectiveConfig("cosface", {"margn": 1})}, "has no argument 'margn'"),
         ({"optimizer": OptimizerConfig(schedule="steps")}, "milestones is empty"),
         ({"trackers": ("nonsense",)}, "accelerate refuses the trackers"),
     ],

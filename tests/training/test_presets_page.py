@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 
 import largemargin as lm
 from largemargin.integrations.scikit_learn import LargeMarginClassifier
@@ -51,3 +52,17 @@ def test_a_preset_brings_its_schedule_to_scikit_learn() -> None:
     assert model.criterion_.objective.terms["ldam"].weight is not None
     alone = LargeMarginClassifier(chosen, epochs=2, batch_size=44, schedule=()).fit(X, y)
     assert alone.criterion_.objective.terms["ldam"].weight is None
+
+
+def test_a_preset_takes_the_counts_of_fit() -> None:
+    y = np.repeat(["a", "b", "c"], [60, 20, 8])
+    X = np.random.default_rng(0).normal(size=(88, 4))
+    model = LargeMarginClassifier(lm.preset("long_tail"), epochs=1).fit(X, y)
+    assert model.criterion_.objective.terms["ldam"].class_counts == [60, 20, 8]
+    again = clone(model).fit(X[20:], y[20:])  # another fit counts again
+    assert again.criterion_.objective.terms["ldam"].class_counts == [40, 20, 8]
+    own = lm.preset("long_tail", class_counts=[5, 4, 3])
+    told = LargeMarginClassifier(own, epochs=1).fit(X, y).criterion_
+    assert told.objective.terms["ldam"].class_counts == [5, 4, 3]
+    with pytest.raises(lm.LargeMarginError, match=r"class_counts=torch\.bincount\(labels\)"):
+        lm.attach(torch.nn.Sequential(torch.nn.Linear(4, 3)), lm.preset("long_tail"), schedule=())

@@ -45,7 +45,7 @@ First steps:
 
   --version    version of this library
   --traceback  with any command: where an error comes from (also LARGEMARGIN_TRACEBACK=1)
-  --trust-config  let settings name a network by its Python path: model.name package.module.Net"""
+  --trust_config  let settings name a network by its Python path: model.name package.module.Net"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,7 +2,7 @@
 
 jsonargparse builds whatever ``class_path: os.system`` names, also inside free settings such as
 ``model.options``, and imports its module to find out whether it can. Settings are values here, so
-that is refused always. ``--trust-config`` allows one thing: ``model.name: package.module.Network``.
+that is refused always. ``--trust_config`` allows one thing: ``model.name: package.module.Network``.
 """
 
 import itertools
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import jsonargparse
 
-TRUST = "--trust-config"
+TRUST = "--trust_config"
 
 
 def limit_imports(words: Sequence[str]) -> list[str]:

@@ -228,7 +228,7 @@ def _look_closer(folder: Path, data: Any, samples: int) -> None:
         linf=(0.02, 0.04, 0.08),
         attack_samples=samples,
     )
-    found = evaluate(model, data.test, classes=data.classes, config=config, progress=False)
+    found = evaluate(model, data.test, class_names=data.classes, config=config, progress=False)
     found.save(folder / "evaluation.json")
     batches = Batches(data.test, 256, shuffle=False)
     words = in_words(data, "test", data.test)
@@ -239,7 +239,7 @@ def _look_closer(folder: Path, data: Any, samples: int) -> None:
         curvature=True,
         bounds=True,
         max_samples=samples,
-        data=words,
+        data_name=words,
         class_names=data.classes,
     )
     geometry.save(folder / "geometry.json")

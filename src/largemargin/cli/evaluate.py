@@ -92,7 +92,7 @@ def run(options: Any) -> int:
     found = evaluate(
         asked.model,
         chosen.samples,
-        classes=asked.classes,
+        class_names=asked.classes,
         config=config,
         ood=ood,
         search=search,

@@ -81,7 +81,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     )
     plain = CurvatureSettings()
     for name, kind, given, text in (
-        ("directions", int, plain.directions, "random directions of a sample's curvature"),
+        ("num_directions", int, plain.num_directions, "random directions of a sample's curvature"),
         ("step", float, plain.step, "of the differences that give it, in units of [0, 1] pixels"),
         ("noise", float, plain.noise["gaussian"], "strength of the noise it is held against"),
         ("draws", int, plain.draws, "noisy copies of each sample"),
@@ -191,7 +191,7 @@ def _curvature(options: Any) -> CurvatureSettings | bool:
         return False
     return CurvatureSettings(
         step=options.step,
-        directions=options.directions,
+        num_directions=options.num_directions,
         noise=dict.fromkeys(CurvatureSettings().noise, options.noise),
         draws=options.draws,
         sigma=options.sigma,
@@ -221,6 +221,6 @@ def _measured(options: Any, asked: Asked, chosen: Chosen) -> Any:
         max_samples=options.max_samples,
         ood=None if options.ood is None else batches(strangers_of(options.ood, asked)),
         progress=show_progress(),
-        data=in_words(chosen.data, chosen.origin.split, chosen.samples),
+        data_name=in_words(chosen.data, chosen.origin.split, chosen.samples),
         class_names=asked.classes,
     )

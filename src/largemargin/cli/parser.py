@@ -120,8 +120,8 @@ class CommandParser(jsonargparse.ArgumentParser):
 def _unknown_option(message: str) -> str | None:
     """The option jsonargparse does not know, with its dashes."""
     if "unrecognized" in message:
-        found = re.search(r"--[\w.]+", message)
-        return found[0] if found else None
+        found = re.search(r"--([\w.-]+)", message)
+        return f"--{found[1].replace('-', '_')}" if found else None  # --batch-size is --batch_size
     if found := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", message):
         return f"--{found[1]}.{found[2]}"
     found = re.search(r"Option '([\w.]+)' is not accepted", message)

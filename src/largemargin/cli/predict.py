@@ -89,7 +89,7 @@ def run(options: Any) -> int:
     found = predict(
         asked.model,
         options.images,
-        classes=asked.classes,
+        class_names=asked.classes,
         threshold=_threshold(options, fitted),
         temperature=temperature_for(options.temperature, fitted),
         size=asked.size,

@@ -20,7 +20,7 @@ Examples:
   largemargin report SOFTMAX_RUN COSFACE_RUN -o report.html
   largemargin report COMPARISON                     the folder of largemargin compare
   largemargin report RUN --features pca             faster than t-SNE; none: no model is run
-  largemargin report RUN --layers '[backbone,penultimate]' --samples 1000
+  largemargin report RUN --layers '[backbone,penultimate]' --max_samples 1000
   largemargin report RUN --png figures/             static pictures as well
 Everything there is to see of a run, step by step:
   largemargin evaluate RUN --attacks '[fgsm,pgd]' --linf '[0.01,0.02,0.04,0.08]'
@@ -54,7 +54,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         default=("penultimate",),
         help="names of modules to show there",
     )
-    parser.add_argument("--samples", type=int, default=500, help="samples to place there")
+    parser.add_argument("--max_samples", type=int, default=500, help="samples to place there")
     parser.add_argument(
         "--noise", type=float, default=0.06, help="of the noisy picture; 0 leaves it out"
     )
@@ -77,7 +77,7 @@ def run(options: Any) -> int:
         options.out,
         features=options.features,
         layers=tuple(options.layers),
-        samples=options.samples,
+        max_samples=options.max_samples,
         noise=options.noise,
         device=str(pick_device(options.device)),
         title=options.title,

@@ -25,17 +25,17 @@ Examples:
   largemargin reproduce papers/lmd/table3.yaml --list            what would be run, and on what data
   largemargin reproduce papers/lmd/table3.yaml --path cifar10=~/cifar --only "CIFAR10, *"
   largemargin reproduce papers/lmd/table3.yaml --only train_percent=20 --seeds 0,1,2
-  largemargin reproduce papers/lmd/table3.yaml --epochs-fraction 0.05 --seeds 3
+  largemargin reproduce papers/lmd/table3.yaml --epochs_fraction 0.05 --seeds 3
   largemargin reproduce papers/lmd/table3.yaml --set batch_size=512 optimizer.lr=0.004
-  largemargin reproduce papers/lmd/table3.yaml --no-train        what was measured, by anyone
-  largemargin reproduce papers/lmd/table3.yaml --no-train --set precision=bf16
+  largemargin reproduce papers/lmd/table3.yaml --no_train        what was measured, by anyone
+  largemargin reproduce papers/lmd/table3.yaml --no_train --set precision=bf16
 
 --only takes columns of the table (dataset=CIFAR10,train_percent=20) or patterns (* is anything) of
 the names that --list shows. With fewer epochs or other settings than the paper's no number counts
 as reproduced; only the direction is judged. --list shows what the other options make of the table.
 
-Runs with other settings are another protocol and a table of their own. --no-train shows all that
-measured/ holds; with --set or --epochs-fraction it shows that one."""
+Runs with other settings are another protocol and a table of their own. --no_train shows all that
+measured/ holds; with --set or --epochs_fraction it shows that one."""
 
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.usage = "largemargin reproduce RECIPE [options]"
     parser.add_argument("recipe", type=str, help="YAML file, as papers/lmd/table3.yaml")
     parser.add_argument(
-        "--epochs-fraction", type=float, default=1.0, help="share of the paper's epochs"
+        "--epochs_fraction", type=float, default=1.0, help="share of the paper's epochs"
     )
     parser.add_argument(
         "--seeds",
@@ -75,13 +75,13 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     )
     parser.add_argument("--folder", type=str, default="runs/reproduce", help="of the runs")
     parser.add_argument(
-        "--side-by-side", type=int, default=1, help="runs that share a GPU at a time"
+        "--side_by_side", type=int, default=1, help="runs that share a GPU at a time"
     )
     parser.add_argument(
         "--list", action="store_true", help="say what would be run and on what data, and exit"
     )
     parser.add_argument(
-        "--no-train",
+        "--no_train",
         action="store_true",
         help="only show and measure what is there already, of every protocol",
     )
@@ -119,7 +119,7 @@ def run(options: Any) -> int:
         del tables[0]  # nothing was measured as the paper prints it
     print("\n\n".join(map(str, tables)))
     if not every and (others := [each.protocol for each in _others(path, table)]):
-        print(f"Measured with other settings (--no-train alone shows them): {'; '.join(others)}.")
+        print(f"Measured with other settings (--no_train alone shows them): {'; '.join(others)}.")
     return 1 if any(each.failures for each in tables) else 0
 
 

@@ -62,7 +62,8 @@ class Agreement:
             f"{what} are not what the head gave: they come from another layer, or something was "
             "done to them after it (a prior, a mask, an average with another head), which a loss "
             "on features does not see. Pass what the head returned. If another layer is the head, "
-            "name it: attach(model, objective, layer=...)."
+            "name it: attach(model, objective, layer=...). A model that returns features needs a "
+            "head: nn.Sequential(model, lm.ClassHead(dim, num_classes))."
         )
 
     def _looks(self, tensor: Tensor) -> bool:

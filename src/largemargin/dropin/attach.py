@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,12 @@ from largemargin.dropin.find import (
     parents_of,
     unwrapped,
 )
+from largemargin.dropin.given import objective_from
 from largemargin.dropin.sharded import is_fsdp, is_sharded, refuse_tensor_parallel
 from largemargin.dropin.tap import Tap
-from largemargin.dropin.watch import Watch, check_ceiling
+from largemargin.dropin.watch import Watch, check_ceiling, check_shape_left
 from largemargin.errors import LargeMarginError, check_choice, check_number
-from largemargin.losses import LOSSES, Loss, Objective
+from largemargin.losses import Loss, Objective
 from largemargin.losses.micro_batches import set_accumulation
 from largemargin.losses.schedules import Schedule, preset_schedule
 from largemargin.losses.terms import matrix_of
@@ -117,7 +118,7 @@ def attach(
     if not any(is_fsdp(module) for module in ancestors(bare, head)):
         refuse_tensor_parallel(getattr(head, "weight", None))
     num_classes, dim = _size(path, head)
-    objective = _objective(objective, num_classes, dim)
+    objective = objective_from(objective, num_classes, dim)
     named = _named_features(bare, features, objective)
     layers = [layers] if isinstance(layers, str) else layers
     hidden = tuple(find_module(bare, name) for name in layers)
@@ -135,6 +136,7 @@ def attach(
         set_accumulation(objective, accumulate)
         if warn:
             check_ceiling(objective, num_classes, dim)
+            check_shape_left(objective, head if form is None else None)
         needs = {name for loss in objective.terms.values() for name in loss.needs}  # type: ignore[union-attr]
         tap = Tap(
             bare,
@@ -180,35 +182,14 @@ def _size(path: str, head: nn.Module) -> tuple[int, int]:
     return int(weight.shape[0]), int(weight.shape[1])
 
 
-def _objective(given: Any, num_classes: int, dim: int) -> Objective:
-    if isinstance(given, type) and issubclass(given, Loss):
-        raise LargeMarginError(
-            f"objective must be a loss, but the class {given.__name__} was given. Make one: "
-            f"{given.__name__}(...), or pass a function that makes one for this head: lambda "
-            f"num_classes, dim: {given.__name__}(...)."
-        )
-    made = given
-    if not isinstance(given, nn.Module) and callable(given):
-        made = given(num_classes, dim)
-    if isinstance(made, Objective):
-        return made
-    inner = made.loss if isinstance(made, Weighted) else made
-    if not isinstance(inner, Loss):
-        raise LargeMarginError(
-            "objective must be a loss of largemargin, `weight * loss`, an Objective, or a function "
-            f"(num_classes, dim) that returns one, but {type(made).__name__} was given."
-        )
-    names = [name for name, kind in LOSSES.items() if kind is type(inner)]
-    return Objective(**{names[0] if names else "loss": made})
-
-
 def _named_features(
     model: nn.Module, given: str | Mapping[str, str] | None, objective: Objective
 ) -> dict[str, nn.Module]:
     """The modules whose outputs are features, by the term they are for."""
     if given is None:
         return {}
-    names = dict.fromkeys(objective.terms, given) if isinstance(given, str) else dict(given)
+    each = given if isinstance(given, Mapping) else dict.fromkeys(objective.terms, given)
+    names = dict(each)
     for term in names:
         if term not in objective.terms:
             raise LargeMarginError(
@@ -311,14 +292,16 @@ def _reshape(
             f"ClassHead.from_linear(model, similarity={form.similarity!r}, scale={form.scale:g})."
         )
     if isinstance(head, ClassHead):
-        undo.append(_Restyled(head, head.similarity, head.scale, head.bias))
+        undo.append(_Restyled(head, head.similarity, head.scale, head.bias, head.shaped_by_attach))
         head.similarity, head.scale = form.similarity, form.scale
+        head.shaped_by_attach = True
         if loses_bias:
             head.bias = None
         return head
     new = ClassHead.from_linear(
         head, similarity=form.similarity, scale=form.scale, bias=bias is not None and form.bias
     )
+    new.shaped_by_attach = True
     # The same dicts, so that hooks of the layer go on and their handles still take them off.
     for hooks in HOOKS:
         setattr(new, hooks, getattr(head, hooks))
@@ -336,10 +319,12 @@ class _Restyled:
     similarity: str
     scale: float
     bias: nn.Parameter | None
+    shaped: bool
 
     def __call__(self) -> None:
         _refuse_sharded(self.head.weight)
         self.head.similarity, self.head.scale = self.similarity, self.scale
+        self.head.shaped_by_attach = self.shaped
         self.head.bias = _beside(self.bias, self.head.weight)
 
 

@@ -333,10 +333,12 @@ class Tap:
                             return seen.whole(None).chosen(rows, tensor), seen.blind
         self._check_in_place()
         if not any(shape[-1:] == (self.num_classes,) for shape in shapes):
+            whole = tensors and not any(tensor.is_floating_point() for tensor in tensors)
             raise LargeMarginError(
                 f"{what} hold no tensor with {self.num_classes} columns, one per row of the head's "
                 f"weight; their shapes are {shapes}. Pass what model(x) returned; if the head is "
                 "another layer, name it: attach(model, objective, layer=...)."
+                + (" The order is criterion(outputs, labels)." if whole else "")
             )
         raise LargeMarginError(
             f"{what} were not made by a recent forward pass of the attached model: neither they "

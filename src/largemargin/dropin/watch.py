@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from largemargin.losses import LDAM, ArcFace, CosFace, Loss, Objective, UnifiedMargin
 from largemargin.losses.stable_discriminative import StableDiscriminative
 from largemargin.ops.distributed import world_size
 from largemargin.ops.product import without_autocast
 from largemargin.ops.rows import plain_eager, promote
+from largemargin.prototypes import ClassHead
 from largemargin.prototypes.form import HeadView
 from largemargin.prototypes.packing import packing_bound
 
@@ -231,6 +232,17 @@ def _ceilings(loss: Any, angle: float) -> list[tuple[str, float | Tensor, float]
     if isinstance(loss, StableDiscriminative):
         return [("margin (in units of the feature scale)", loss.margin, loss.ceiling)]
     return []
+
+
+def check_shape_left(objective: Objective, head: nn.Module | None) -> None:
+    """Warn where a loss that takes any head gets one that an earlier ``attach`` has shaped."""
+    if isinstance(head, ClassHead) and head.shaped_by_attach:
+        names = " + ".join(type(loss).__name__ for loss in objective.terms.values())
+        warn_user(
+            f"the head still has the form that an earlier attach gave it (similarity="
+            f"{head.similarity!r}, scale={head.scale:g}), and {names} trains it as it is. For the "
+            "plain layer call undo() of that criterion before this attach."
+        )
 
 
 def warn_user(message: str) -> None:

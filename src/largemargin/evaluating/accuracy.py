@@ -20,7 +20,7 @@ def accuracy_of(
     *,
     num_classes: int | None = None,
     device: torch.device | str | None = None,
-    reduce: bool = True,
+    sync: bool = True,
     bins: int = 15,
     layer: str | None = None,
     batch_size: int = 256,
@@ -43,7 +43,7 @@ def accuracy_of(
             takes. Labels are class indices; those that are -100 are skipped.
         num_classes: C; default the width of the model's head.
         device: where to send batches; default that of the model.
-        reduce: False evaluates this process alone, for calls on one process of several.
+        sync: False evaluates this process alone, for calls on one process of several.
         bins: of the calibration.
         layer: name of the head; default found by what the model returns.
         batch_size: of a split; a loader has its own.
@@ -58,7 +58,7 @@ def accuracy_of(
         >>> found.per_class, found.balanced, found.confusion
         ((1.0, 0.5), 0.75, ((1, 0), (1, 1)))
     """
-    shared = reduce and world_size() > 1
+    shared = sync and world_size() > 1
     made: list[Counts] = []
     rights = Rights(data)
 

@@ -179,13 +179,13 @@ def attacked_accuracy(
     data: Source,
     attacks: Sequence[Attack],
     *,
-    samples: int | None = None,
+    max_samples: int | None = None,
     seed: int = 0,
     num_classes: int | None = None,
     batch_size: int = 256,
     device: torch.device | str | None = None,
     workers: int = 0,
-    reduce: bool = True,
+    sync: bool = True,
     progress: bool = False,
 ) -> tuple[AttackedAccuracy, ...]:
     """Accuracy on attacked images: what the attack leaves right.
@@ -193,19 +193,19 @@ def attacked_accuracy(
     Args:
         model: takes images in [0, 1] and normalises them itself; gradients go through it, not to
             its parameters.
-        data, num_classes, batch_size, device, workers, reduce, progress: as in
+        data, num_classes, batch_size, device, workers, sync, progress: as in
             :func:`accuracy_of`.
         attacks: of :mod:`largemargin.robust`.
-        samples: attack at most so many, spread evenly over the data; default all.
+        max_samples: attack at most so many, spread evenly over the data; default all.
         seed: of random starts.
     """
-    shared = reduce and world_size() > 1
+    shared = sync and world_size() > 1
     made: list[AttackedCounts] = []
 
     def count() -> dict[str, Tensor]:
         reader = LogitModel(model, num_classes=num_classes)
         where = reader.device if device is None else torch.device(device)
-        stride = stride_for(data, samples, name="samples", every="samples=None")
+        stride = stride_for(data, max_samples, name="max_samples", every="max_samples=None")
         counts = AttackedCounts(reader, attacks, seed=seed, device=where, stride=stride)
         made.append(counts)
         number = count_pieces(data, batch_size, shared=shared)
@@ -226,13 +226,13 @@ def attack_curve(
     attack: Attack,
     epsilons: Sequence[float],
     *,
-    samples: int | None = None,
+    max_samples: int | None = None,
     seed: int = 0,
     num_classes: int | None = None,
     batch_size: int = 256,
     device: torch.device | str | None = None,
     workers: int = 0,
-    reduce: bool = True,
+    sync: bool = True,
     progress: bool = False,
 ) -> tuple[AttackedAccuracy, ...]:
     """Accuracy under one attack at several strengths: see :func:`attacked_accuracy`."""
@@ -240,12 +240,12 @@ def attack_curve(
         model,
         data,
         [replace(attack, epsilon=epsilon) for epsilon in epsilons],
-        samples=samples,
+        max_samples=max_samples,
         seed=seed,
         num_classes=num_classes,
         batch_size=batch_size,
         device=device,
         workers=workers,
-        reduce=reduce,
+        sync=sync,
         progress=progress,
     )

@@ -29,7 +29,7 @@ def embeddings_of(
     batch_size: int = 256,
     device: torch.device | str | None = None,
     workers: int = 0,
-    reduce: bool = True,
+    sync: bool = True,
     progress: bool = False,
 ) -> Embeddings:
     """The features of all samples; under torch.distributed of all processes, on each.
@@ -37,7 +37,7 @@ def embeddings_of(
     Args:
         model: any model :func:`largemargin.attach` can read.
         data: a split or a loader, with labels of any meaning: identities need not be classes.
-        batch_size, device, workers, reduce, progress: as in :func:`accuracy_of`.
+        batch_size, device, workers, sync, progress: as in :func:`accuracy_of`.
 
     Example:
         >>> found = embeddings_of(nn.Linear(4, 2), [(torch.ones(3, 4), torch.arange(3))])
@@ -46,7 +46,7 @@ def embeddings_of(
     """
     reader = LogitModel(model)
     where = reader.device if device is None else torch.device(device)
-    shared = reduce and world_size() > 1
+    shared = sync and world_size() > 1
 
     def read() -> list[tuple[Tensor, Tensor, Tensor]]:
         found = pieces(data, batch_size=batch_size, device=where, workers=workers, shared=shared)

@@ -51,13 +51,13 @@ def evaluate(
     model: nn.Module,
     data: Source,
     *,
-    classes: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
     config: EvaluationConfig | None = None,
     ood: Source | None = None,
     search: Search | None = None,
     temperature: Temperature | float | None = None,
     device: torch.device | str | None = None,
-    reduce: bool = True,
+    sync: bool = True,
     progress: bool = False,
 ) -> Evaluation:
     """Accuracy, calibration, robustness, rejection of strangers and retrieval of a classifier.
@@ -71,14 +71,14 @@ def evaluate(
             this library normalise them in their first layer. For one that does not, put
             ``largemargin.models.Normalize`` in front.
         data: a split, or a loader of (images, labels) in an order of its own that does not change.
-        classes: names of the classes; default their numbers.
+        class_names: one for each class, in the order of the labels; default their numbers.
         config: which parts to run; default all of them.
         ood: other data, for the detection of strangers.
         search: queries and gallery of re-identification data.
         temperature: fitted to other data (:func:`calibrate_temperature`): the calibration with it
             is reported too. Nothing else depends on it.
         device: where to compute; default where the model is.
-        reduce: False evaluates on this process alone, for calls on one process of several.
+        sync: False evaluates on this process alone, for calls on one process of several.
         progress: show a progress bar with the time left (needs tqdm).
 
     Example:
@@ -96,10 +96,10 @@ def evaluate(
             f"{type(config).__name__} was given."
         )
     check_count("batch_size", config.batch_size, at_least=1)
-    reader = LogitModel(model, num_classes=None if classes is None else len(classes))
-    names = tuple(str(each) for each in classes or range(reader.num_classes))
+    reader = LogitModel(model, num_classes=None if class_names is None else len(class_names))
+    names = tuple(str(each) for each in class_names or range(reader.num_classes))
     where = reader.device if device is None else torch.device(device)
-    shared = reduce and world_size() > 1
+    shared = sync and world_size() > 1
     passing = _Pass(reader, data, config, where, strangers=ood is not None, shared=shared)
     if temperature is not None:
         passing.divide_by(number_of(temperature))
@@ -130,7 +130,7 @@ def evaluate(
         ),
         strangers=_strangers(reader, parts, ood, shared, options, progress),
         retrieval=_retrieval(parts, config, where, notes),
-        cross_camera=_across(model, search, config, options | {"reduce": reduce}, progress),
+        cross_camera=_across(model, search, config, options | {"sync": sync}, progress),
         settings=asdict(config),
         seconds=time.perf_counter() - started,
         notes=tuple(notes),

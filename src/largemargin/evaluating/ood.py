@@ -97,13 +97,13 @@ def scores_of(
 
 def detect_strangers(
     model: nn.Module,
-    known: Source,
-    strangers: Source,
+    data: Source,
+    ood: Source,
     *,
     batch_size: int = 256,
     device: torch.device | str | None = None,
     workers: int = 0,
-    reduce: bool = True,
+    sync: bool = True,
     progress: bool = False,
 ) -> Strangers:
     """How well a model tells known data from other data, by five scores of its predictions.
@@ -113,9 +113,9 @@ def detect_strangers(
 
     Args:
         model: any model :func:`largemargin.attach` can read.
-        known: data of the classes it was trained on; labels are not used.
-        strangers: other data: a split, or a loader of inputs or (inputs, labels).
-        batch_size, device, workers, reduce, progress: as in :func:`accuracy_of`.
+        data: of the classes it was trained on; labels are not used.
+        ood: other data: a split, or a loader of inputs or (inputs, labels).
+        batch_size, device, workers, sync, progress: as in :func:`accuracy_of`.
 
     Example:
         >>> model = nn.Linear(2, 2, bias=False)
@@ -126,14 +126,14 @@ def detect_strangers(
     """
     reader = LogitModel(model)
     where = reader.device if device is None else torch.device(device)
-    shared = reduce and world_size() > 1
+    shared = sync and world_size() > 1
 
-    def read(data: Source, what: str) -> dict[str, Tensor]:
+    def read(source: Source, what: str) -> dict[str, Tensor]:
         parts = together(
             shared,
             lambda: scores_of(
                 reader,
-                data,
+                source,
                 batch_size=batch_size,
                 device=where,
                 workers=workers,
@@ -147,4 +147,4 @@ def detect_strangers(
             raise LargeMarginError(f"the data given as {what} is empty.")
         return joined
 
-    return compare_scores(read(known, "known"), read(strangers, "strangers"), Scorer(reader).margin)
+    return compare_scores(read(data, "data"), read(ood, "ood"), Scorer(reader).margin)

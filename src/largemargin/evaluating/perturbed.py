@@ -242,7 +242,7 @@ def perturbed_accuracy(
     batch_size: int = 256,
     device: torch.device | str | None = None,
     workers: int = 0,
-    reduce: bool = True,
+    sync: bool = True,
     progress: bool = False,
 ) -> dict[str, PerturbedAccuracy]:
     """Accuracy under each perturbation: mean and deviation over independent draws.
@@ -251,7 +251,7 @@ def perturbed_accuracy(
     has no random part runs once.
 
     Args:
-        model, data, num_classes, batch_size, device, workers, reduce, progress: as in
+        model, data, num_classes, batch_size, device, workers, sync, progress: as in
             :func:`accuracy_of`.
         perturbations: by name, for instance of :func:`perturbation_suite`.
         draws: runs of a random perturbation. Default 10 (ROB).
@@ -265,7 +265,7 @@ def perturbed_accuracy(
         >>> len(found["noise"].runs)
         3
     """
-    shared = reduce and world_size() > 1
+    shared = sync and world_size() > 1
     made: list[PerturbedCounts] = []
 
     def count() -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from largemargin.data.batches import Batch, Batches
 from largemargin.data.samples import Samples
 from largemargin.errors import LargeMarginError, check_count, check_labels
-from largemargin.measuring.batches import IGNORED, SKIP, batches, dataset_size
+from largemargin.measuring.batches import IGNORED, SKIP, batches, dataset_size, given_labels
 from largemargin.measuring.reading import chosen
 from largemargin.ops.distributed import world_size
 
@@ -135,11 +135,7 @@ def _length(inputs: Any) -> int:
 
 
 def need_labels(piece: Piece) -> Tensor:
-    if piece.labels is None:
-        raise LargeMarginError(
-            'the data yields inputs without labels. Yield (inputs, labels), or dicts with "labels".'
-        )
-    return piece.labels
+    return given_labels(piece.labels)
 
 
 def known_rows(labels: Tensor, num_classes: int) -> Tensor:

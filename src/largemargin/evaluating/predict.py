@@ -38,7 +38,7 @@ def predict(
     model: nn.Module,
     images: Samples | Sequence[str | os.PathLike[str]],
     *,
-    classes: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
     threshold: Threshold | float | None = None,
     temperature: Temperature | float | None = None,
     size: tuple[int, int] = (224, 224),
@@ -55,7 +55,7 @@ def predict(
     Args:
         model: takes images in [0, 1]: a model of this library, which normalises them itself.
         images: a split, or paths of image files and of folders, which are searched for images.
-        classes: names of the classes; default their numbers.
+        class_names: one for each class, in the order of the labels; default their numbers.
         threshold: margin below which a prediction is flagged, from :func:`calibrate_threshold`, or
             a number.
         temperature: of the probabilities, from :func:`calibrate_temperature`, or a number;
@@ -71,13 +71,13 @@ def predict(
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False))
         >>> _ = model[1].weight.data.copy_(torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0]]))
         >>> pixels = torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]]])
-        >>> row, = predict(model, Samples(torch.tensor([0]), ["a"], pixels), classes=["x", "y"])
+        >>> row, = predict(model, Samples(torch.tensor([0]), ["a"], pixels), class_names=["x", "y"])
         >>> row.label, round(row.margin, 4)
         ('x', 0.7071)
     """
     check_number("batch_size", batch_size, at_least=1)
     reader = LogitModel(model)
-    names = _names(classes, reader.num_classes)
+    names = _names(class_names, reader.num_classes)
     scorer = Scorer(reader, temperature=1.0 if temperature is None else number_of(temperature))
     limit = _limit(threshold, scorer.margin)
     where = reader.device if device is None else torch.device(device)
@@ -127,7 +127,7 @@ def _names(classes: Sequence[str] | None, count: int) -> list[str]:
         return [str(number) for number in range(count)]
     if isinstance(classes, str) or len(classes) != count:
         raise LargeMarginError(
-            f"classes must be the names of the model's {count} classes, but "
+            f"class_names must be the names of the model's {count} classes, but "
             f"{classes if isinstance(classes, str) else len(classes)!r} was given."
         )
     return [str(each) for each in classes]

@@ -83,7 +83,7 @@ def calibrate_temperature(
     batch_size: int = 256,
     device: torch.device | str | None = None,
     workers: int = 0,
-    reduce: bool = True,
+    sync: bool = True,
     progress: bool = False,
 ) -> Temperature:
     r"""The temperature at which probabilities fit validation data best (Guo et al. 2017).
@@ -100,7 +100,7 @@ def calibrate_temperature(
         model: any model :func:`largemargin.attach` can read.
         validation: labelled data from the same source as what will be predicted.
         bins: of the calibration errors that are reported; the fit knows none.
-        batch_size, device, workers, reduce, progress: as in :func:`accuracy_of`.
+        batch_size, device, workers, sync, progress: as in :func:`accuracy_of`.
 
     Raises:
         LargeMarginError: without validation data, and where there is no best temperature because
@@ -141,7 +141,7 @@ def calibrate_temperature(
         batch_size=batch_size,
         device=device,
         workers=workers,
-        reduce=reduce,
+        sync=sync,
         progress=progress,
     )
     return temperature_of(logits, labels, bins=bins)

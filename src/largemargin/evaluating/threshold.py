@@ -59,7 +59,7 @@ def calibrate_threshold(
     batch_size: int = 256,
     device: torch.device | str | None = None,
     workers: int = 0,
-    reduce: bool = True,
+    sync: bool = True,
     progress: bool = False,
 ) -> Threshold:
     """The margin below which a prediction is flagged, from data the model was not trained on.
@@ -76,7 +76,7 @@ def calibrate_threshold(
             threshold at which the predictions that are kept reach an accuracy of ``target``; with
             few errors it hangs on one or two samples.
         target: default 0.95 for "keep", 0.99 for "accuracy".
-        batch_size, device, workers, reduce, progress: as in :func:`accuracy_of`.
+        batch_size, device, workers, sync, progress: as in :func:`accuracy_of`.
 
     Raises:
         LargeMarginError: without validation data, with too few samples for the target (1 / (1 -
@@ -106,7 +106,7 @@ def calibrate_threshold(
         batch_size=batch_size,
         device=device,
         workers=workers,
-        reduce=reduce,
+        sync=sync,
         progress=progress,
     )
     return threshold_of(margins, right, rule=rule, target=wanted, margin=scorer.margin)

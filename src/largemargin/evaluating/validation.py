@@ -24,7 +24,7 @@ def columns_of(
     batch_size: int,
     device: torch.device | str | None,
     workers: int,
-    reduce: bool,
+    sync: bool,
     progress: bool,
 ) -> tuple[Tensor, ...]:
     """What ``read(inputs, labels)`` gives for all samples, on the CPU, of all processes.
@@ -34,10 +34,10 @@ def columns_of(
         validation: labelled data; rows whose label is -100 are dropped.
         read: columns of a batch, one row per sample.
         what: is calibrated, for the progress bar and the message where there is no data.
-        batch_size, device, workers, reduce, progress: as in :func:`accuracy_of`.
+        batch_size, device, workers, sync, progress: as in :func:`accuracy_of`.
     """
     where = reader.device if device is None else torch.device(device)
-    shared = reduce and world_size() > 1
+    shared = sync and world_size() > 1
 
     def rows() -> list[tuple[Tensor, ...]]:
         found = pieces(

@@ -69,7 +69,7 @@ def curvature_bounds(
     bias: Tensor | None = None,
     logit_bound: float | None = None,
     noise: Tensor | None = None,
-    num_draws: int = 100,
+    draws: int = 100,
     generator: torch.Generator | None = None,
     left_sides: bool = True,
     chunk_size: int = 256,
@@ -103,7 +103,7 @@ def curvature_bounds(
         logit_bound: K; default the largest absolute logit met, clean or noisy.
         noise: draws from N(0, I), (K, ...) for all samples or (N, K, ...) for each, multiplied by
             ``sigma`` here; default: drawn.
-        num_draws: number of draws per sample when they are drawn. Default 100 (our choice).
+        draws: number of draws per sample when they are drawn. Default 100 (our choice).
         generator: random numbers for the noise.
         left_sides: also compute the exact left sides, from the input Hessian (costly for images:
             see :func:`input_hessian`).
@@ -141,18 +141,18 @@ def curvature_bounds(
     inputs, labels = prepare(backbone, inputs, labels)
     check_labels(labels, len(inputs), len(prototypes), soft=False)
     with evaluation(backbone, inputs):
-        source = Directions("noise", noise, num_draws, inputs, generator)
+        source = Directions("noise", noise, draws, inputs, generator)
         clean = input_gradient(model, inputs, labels, chunk_size=chunk_size)
         inside, loss_outside = inputs.new_zeros(len(inputs)), inputs.new_zeros(len(inputs))
         largest = inputs.new_zeros(())
         with torch.no_grad():
             for samples in sample_chunks(len(inputs), source.count, chunk_size):
                 x, y = inputs[samples], labels[samples]
-                draws = source.of(samples, x)
+                drawn = source.of(samples, x)
                 here = backbone(x)
                 largest = torch.maximum(largest, head(here).abs().max())
                 for part in blocks(source.count, chunk_size):
-                    shift = sigma * draws[:, part].flatten(0, 1)
+                    shift = sigma * drawn[:, part].flatten(0, 1)
                     times = shift.shape[0] // len(x)
                     there = backbone(repeat_rows(x, times) + shift)
                     stays = safe_norm(there - repeat_rows(here, times)) <= radius

@@ -143,7 +143,7 @@ def low_curvature_accuracy(
 
 
 def curvature_by_robustness(
-    curvature: PerSample, correct_counts: Tensor, *, num_draws: int = 10
+    curvature: PerSample, correct_counts: Tensor, *, draws: int = 10
 ) -> RobustnessGroups:
     r"""Mean curvature of samples by how often noise left their prediction right (ROB 7.3).
 
@@ -154,36 +154,36 @@ def curvature_by_robustness(
 
     Args:
         curvature: (N,) of the clean samples.
-        correct_counts: (N,) integers, correct predictions out of ``num_draws`` noisy draws.
-        num_draws: draws per sample. Default 10 (ROB 7.3).
+        correct_counts: (N,) integers, correct predictions out of ``draws`` noisy draws.
+        draws: draws per sample. Default 10 (ROB 7.3).
 
     Returns:
-        ``mean`` (num_draws + 1,), NaN for an empty group; ``size`` (num_draws + 1,) int64;
+        ``mean`` (draws + 1,), NaN for an empty group; ``size`` (draws + 1,) int64;
         ``pearson`` 0-dim, the correlation of k and the means over the non-empty groups, NaN when
         fewer than two groups or no spread leave it undefined.
 
     Example:
-        >>> curvature_by_robustness(torch.tensor([4.0, 2.0]), torch.tensor([0, 1]), num_draws=1)[2]
+        >>> curvature_by_robustness(torch.tensor([4.0, 2.0]), torch.tensor([0, 1]), draws=1)[2]
         tensor(-1.)
     """
     _check_curvature(curvature)
-    check_number("num_draws", num_draws, at_least=1)
+    check_number("draws", draws, at_least=1)
     check_length("correct_counts", correct_counts, len(curvature), "one entry per curvature")
     if correct_counts.is_floating_point() or int(correct_counts.min()) < 0:
         raise LargeMarginError(
             "correct_counts must be integers >= 0, but their dtype is "
             f"{correct_counts.dtype} and their minimum {correct_counts.min().item()}."
         )
-    if int(correct_counts.max()) > num_draws:
+    if int(correct_counts.max()) > draws:
         raise LargeMarginError(
-            f"correct_counts must be at most num_draws = {num_draws}, but their maximum is "
-            f"{int(correct_counts.max())}. Pass the number of draws as num_draws."
+            f"correct_counts must be at most draws = {draws}, but their maximum is "
+            f"{int(correct_counts.max())}. Pass the number of draws as draws."
         )
     dtype = promote(curvature).dtype
     groups = correct_counts.long()
-    size = torch.bincount(groups, minlength=num_draws + 1)
+    size = torch.bincount(groups, minlength=draws + 1)
     wide = widen(curvature)
-    mean = wide.new_zeros(num_draws + 1).index_add_(0, groups, wide) / size
+    mean = wide.new_zeros(draws + 1).index_add_(0, groups, wide) / size
     present = size > 0
     pairs = torch.stack([present.nonzero().squeeze(1).to(wide.dtype), mean[present]])
     apart = pairs - pairs.mean(1, keepdim=True)

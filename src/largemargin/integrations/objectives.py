@@ -4,13 +4,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
-from inspect import Parameter, signature
+from inspect import Parameter
 from typing import Any, NamedTuple
 
 from torch import nn
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
+from largemargin.losses.arguments import arguments_of, wrong_arguments
 
 PENALTIES = frozenset(
     {
@@ -70,7 +71,9 @@ def objective_for(
             )
         return deepcopy(given)
     if callable(given) and not settings:
-        return given  # as it is: a preset also tells attach about its schedule
+        # As it is: a preset also tells attach about its schedule. It may want the counts.
+        counted = getattr(given, "with_counts", None)
+        return given if counted is None or class_counts is None else counted(class_counts)
     if callable(given):
         return lambda num_classes, dim: given(num_classes, dim, **settings)
     raise LargeMarginError(
@@ -169,12 +172,9 @@ def build_loss(
     class_counts: Sequence[int] | None,
 ) -> lm.Loss:
     """``kind(**settings)`` with the number of classes, the dimension and counts filled in."""
-    known = _parameters(kind)
-    unknown = sorted(set(settings) - known.keys())
-    if unknown:
-        raise LargeMarginError(
-            f"{kind.__name__} has no setting {unknown[0]!r}. It has: {', '.join(known)}."
-        )
+    known = arguments_of(kind)
+    if not settings.keys() <= known.keys():
+        raise wrong_arguments(kind, settings)
     filled = dict(settings)
     for name, value in (("num_classes", num_classes), ("dim", dim)):
         if name in known:
@@ -186,19 +186,11 @@ def build_loss(
             if asked != "auto" or class_counts is None:
                 raise LargeMarginError(
                     f"class_counts of {kind.__name__} must be the number of training samples of "
-                    f"each class, but {asked!r} was given."
+                    f"each class, but {asked!r} was given and there are no labels to count. Pass "
+                    "them: class_counts=torch.bincount(labels).tolist()."
                 )
             filled["class_counts"] = list(class_counts)
     return kind(**filled)
-
-
-def _parameters(kind: type[lm.Loss]) -> dict[str, Parameter]:
-    found: dict[str, Parameter] = {}
-    for cls in (kind, lm.Loss):
-        for name, parameter in signature(cls).parameters.items():
-            if parameter.kind is not Parameter.VAR_KEYWORD:
-                found.setdefault(name, parameter)
-    return found
 
 
 def loss_named(name: str) -> type[lm.Loss]:

@@ -60,9 +60,10 @@ class LargeMarginClassifier(
 
     Args:
         objective: a name of ``lm.LOSSES`` or a sum as "cosface + 0.5*sample_margin", a loss or its
-            class, an ``lm.Objective``, or a function ``(num_classes, dim)`` that makes one. Modules
-            are copied for each fit. By name, losses on cosines have ``scale="auto"``, and penalties
-            come with a cross entropy. Losses on inputs measure in standard deviations.
+            class, an ``lm.Objective``, an ``lm.preset`` (class counts are those of y) or another
+            function ``(num_classes, dim)``. Modules are copied for each fit. By name, losses on
+            cosines have ``scale="auto"``, and penalties a cross entropy. Losses on inputs measure
+            in standard deviations.
         objective_params: settings of an objective given by name, class or function. Settings can
             also be reached as ``objective__margin``, for example in a grid search.
             ``{"class_counts": "auto"}`` fills in how many samples each class has.
@@ -70,8 +71,7 @@ class LargeMarginClassifier(
             and a small convolutional network for images. A module is copied for each fit, its
             weights kept as a start; a function is called with the shape of one input, (D,) or
             (C, H, W), and returns a module. A linear head is put on top.
-        hidden_sizes: of the perceptron; the last one is the feature dimension. () is a linear
-            classifier.
+        hidden_sizes: of the perceptron, the last the feature dimension; () is linear.
         input_shape: of one sample, where X holds images as flat rows (N, D): (H, W), (C, H, W) or
             (H, W, C). Scalers, PCA and cross validation pass such rows.
         channels: "first", "last", or "auto": the axis of at most 4 entries.
@@ -80,8 +80,8 @@ class LargeMarginClassifier(
         noise: standard deviation of the Gaussian noise for objectives that compare features with
             those of noised inputs, in standard deviations of the inputs.
         schedule: of hyper-parameters, as in ``lm.attach``: None (``lm.preset`` brings its own),
-            "preset" or schedules. SphereFace and LSoftmax need "preset" to train. Then the loss
-            itself changes over the epochs, so leave ``early_stopping`` off.
+            "preset" or schedules. SphereFace and LSoftmax need "preset" to train. The loss then
+            changes over the epochs, so leave ``early_stopping`` off.
         optimizer: "adamw", "adam", "sgd" (Nesterov, 0.9), or a function of parameter groups.
         lr, weight_decay: of a named optimizer.
         decay: of the learning rate over the epochs: "cosine" to 0, or "constant".

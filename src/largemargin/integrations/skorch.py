@@ -3,6 +3,7 @@
 from copy import deepcopy
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,15 +13,29 @@ from largemargin.integrations.objectives import objective_for
 
 try:
     from skorch import NeuralNetClassifier
+    from skorch.utils import to_numpy
 except ImportError as missing:
     raise MissingPackage(
         "LargeMarginNet needs skorch 1.1 or newer. Install it: pip install 'largemargin[skorch]'."
     ) from missing
 
 
+NEEDED = ("total_steps", "schedule")
+"""One of these arguments of ``attach`` goes with an objective that has a schedule."""
+
+
 def softmax(logits: Tensor) -> Tensor:
     """Probabilities of the classes, the last axis."""
     return torch.softmax(logits, dim=-1)
+
+
+def counts_of(y: Any) -> list[int] | None:
+    """How many samples every class has, where y holds them as numbers."""
+    labels = None if y is None else np.asarray(to_numpy(y))
+    if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu" or not labels.size:
+        return None
+    counted: list[int] = np.bincount(labels).tolist() if labels.min() >= 0 else []
+    return counted or None
 
 
 class LargeMarginNet(NeuralNetClassifier):  # type: ignore[misc]
@@ -37,8 +52,11 @@ class LargeMarginNet(NeuralNetClassifier):  # type: ignore[misc]
         module: class or instance that returns logits, its last linear layer being the head. An
             instance is copied, so that it stays as it is.
         criterion: a loss class with settings as ``criterion__scale=16.0``, a loss or
-            ``lm.Objective``, a name of ``lm.LOSSES``, or a function ``(num_classes, dim)``.
-        attach_params: further arguments of ``lm.attach``, as ``{"layer": "fc"}``.
+            ``lm.Objective``, a name of ``lm.LOSSES``, or a function ``(num_classes, dim)``, as an
+            ``lm.preset``. Class counts that ``LDAM``, ``criterion__class_counts="auto"`` or a
+            preset ask for are those of ``y`` in ``fit``.
+        attach_params: further arguments of ``lm.attach``, as ``{"layer": "fc"}``, or
+            ``{"total_steps": 500}`` for a preset with a schedule.
         args, kwargs: those of ``NeuralNetClassifier``.
 
     ``criterion_.terms`` holds the terms of the last batch, ``criterion_.head`` the prototypes.
@@ -67,6 +85,19 @@ class LargeMarginNet(NeuralNetClassifier):  # type: ignore[misc]
         )
         self.attach_params = attach_params
 
+    def fit(self, X: Any, y: Any, **fit_params: Any) -> Self:
+        """As skorch does; ``y`` is also counted, for losses that want to know how it is spread."""
+        self._class_counts = counts_of(y)
+        super().fit(X, y, **fit_params)
+        return self
+
+    def partial_fit(self, X: Any, y: Any = None, classes: Any = None, **fit_params: Any) -> Self:
+        """As skorch does; what it begins with is counted as in :meth:`fit`."""
+        if not self.initialized_:
+            self._class_counts = counts_of(y)
+        super().partial_fit(X, y, classes, **fit_params)
+        return self
+
     def initialize_module(self) -> Self:
         """The module; a given instance is copied, because ``attach`` may replace its head."""
         super().initialize_module()
@@ -86,9 +117,14 @@ class LargeMarginNet(NeuralNetClassifier):  # type: ignore[misc]
             raise LargeMarginError(
                 f"criterion must be a loss, its class or its name, but {criterion!r} was given."
             )
-        self.criterion_ = lm.attach(
-            self.module_,
-            objective_for(criterion, self.get_params_for("criterion")),
-            **(self.attach_params or {}),
-        )
+        params = self.attach_params or {}
+        if getattr(criterion, "scheduled", False) and params.keys().isdisjoint(NEEDED):
+            raise LargeMarginError(
+                "criterion has a schedule, which has to know how long training is: pass "
+                'attach_params={"total_steps": max_epochs * batches_per_epoch}, or '
+                '{"schedule": ()} to go without it.'
+            )
+        counts = getattr(self, "_class_counts", None)
+        objective = objective_for(criterion, self.get_params_for("criterion"), counts)
+        self.criterion_ = lm.attach(self.module_, objective, **params)
         return self

@@ -71,13 +71,7 @@ def arcface(
     """
     check_choice("mode", mode, MODES)
     check_choice("gradient", gradient, GRADIENTS)
-    check_margin(
-        "margin",
-        margin,
-        at_least=0,
-        below=math.pi,
-        hint="Margins of ArcFace are radians; convert degrees with math.radians.",
-    )
+    _check_radians(margin)
     s = resolve_scale(scale, prototypes, turned, margin)
     target, rest = target_and_rest(
         features, prototypes, labels, similarity="cosine", scale=s, **how
@@ -89,6 +83,11 @@ def arcface(
     if gradient == "detached":
         penalised = target + (penalised - target).detach()
     return expect(F.softplus(rest - penalised), labels)
+
+
+def _check_radians(margin: float | Tensor) -> None:
+    hint = "Margins of ArcFace are radians; convert degrees with math.radians."
+    check_margin("margin", margin, at_least=0, below=math.pi, hint=hint)
 
 
 def _penalised_cosine(cosine: Tensor, sine: Tensor, margin: float | Tensor, mode: Mode) -> Tensor:
@@ -117,7 +116,7 @@ class ArcFace(Loss):
     def __init__(
         self,
         *,
-        margin: float | Tensor = 0.5,
+        margin: float | Tensor | Sequence[float] = 0.5,
         scale: Scale = 64.0,
         mode: Mode = "hard",
         gradient: Gradient = "exact",
@@ -132,7 +131,8 @@ class ArcFace(Loss):
         self.mode: Mode = mode
         self.gradient: Gradient = gradient
         self._keep("margin", margin)
-        self._count_margins(class_counts, margin)
+        _check_radians(self.margin)
+        self._count_margins(class_counts, self.margin)
 
     def aligned_cosine(self) -> float | Tensor:
         return turned(self.margin if self.class_margins is None else self.class_margins)

@@ -77,7 +77,7 @@ class CosFace(Loss):
     def __init__(
         self,
         *,
-        margin: float | Tensor = 0.35,
+        margin: float | Tensor | Sequence[float] = 0.35,
         scale: Scale = 64.0,
         class_counts: Sequence[int] | None = None,
         **options: Unpack[LossOptions],
@@ -86,7 +86,7 @@ class CosFace(Loss):
         check_scale_setting(scale)
         self.scale = scale
         self._keep("margin", margin)
-        self._count_margins(class_counts, margin)
+        self._count_margins(class_counts, self.margin)
 
     def aligned_cosine(self) -> float | Tensor:
         return lowered(self.margin if self.class_margins is None else self.class_margins)

@@ -1,5 +1,6 @@
 """Hinge losses on logits: largest rival, all rivals, one against the rest (LMS 1, 14; ODN)."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -204,14 +205,14 @@ class MaxHinge(LogitLoss):
     def __init__(
         self,
         *,
-        margin: float | Tensor = 1.0,
+        margin: float | Tensor | Sequence[float] = 1.0,
         similarity: str | None = None,
         scale: float | None = None,
         **options: Unpack[LossOptions],
     ) -> None:
         super().__init__(similarity=similarity, scale=scale, **options)
-        check_plain_margin("margin", margin)
         self._keep("margin", margin)
+        check_plain_margin("margin", self.margin)
 
     def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
         return max_hinge(*inputs, margin=self.margin, **logits, **self.how)

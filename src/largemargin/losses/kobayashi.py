@@ -1,6 +1,7 @@
 """Kobayashi's view of the softmax loss: divergence, regularized and biased losses (LMS)."""
 
 import math
+from collections.abc import Sequence
 from typing import Literal, TypeAlias, Unpack
 
 import torch.nn.functional as F
@@ -225,16 +226,16 @@ class BiasedSoftmax(LogitLoss):
     def __init__(
         self,
         *,
-        margin: float | Tensor = 1.0,
+        margin: float | Tensor | Sequence[float] = 1.0,
         strength: float = 0.0,
         similarity: str | None = None,
         scale: float | None = None,
         **options: Unpack[LossOptions],
     ) -> None:
         super().__init__(similarity=similarity, scale=scale, **options)
-        check_plain_margin("margin", margin)
-        check_number("strength", strength, at_least=0)
         self._keep("margin", margin)
+        check_plain_margin("margin", self.margin)
+        check_number("strength", strength, at_least=0)
         self.strength = strength
 
     def per_sample(self, *inputs: Tensor, **logits: object) -> Tensor:

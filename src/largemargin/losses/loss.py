@@ -1,7 +1,7 @@
 """``Loss``: the module around a pure per-sample function, with the options all losses share."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Any, ClassVar, Never
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,14 @@ from largemargin.errors import (
     check_sample_weight,
     refuse_script,
     value_range,
+    whole_number,
 )
+from largemargin.losses.arguments import wrong_arguments
 from largemargin.losses.finite import watch
 from largemargin.losses.margins import ldam_margins
+from largemargin.losses.options import REDUCTIONS, Reduction
+from largemargin.losses.options import LossOptions as LossOptions
+from largemargin.losses.options import LossValue as LossValue
 from largemargin.losses.rebuild import rebuilding_repr
 from largemargin.losses.scale import auto_scale
 from largemargin.losses.terms import class_vector, drawn_matrix, need
@@ -35,30 +40,6 @@ from largemargin.ops.product import PRECISIONS, Precision
 from largemargin.ops.rows import plain_eager, promote
 from largemargin.prototypes.centroids import exact_buffers
 from largemargin.prototypes.form import HeadForm
-
-Reduction: TypeAlias = Literal["mean", "sum", "none"]
-REDUCTIONS: tuple[Reduction, ...] = ("mean", "sum", "none")
-
-
-class LossOptions(TypedDict, total=False):
-    """Keyword options of every loss; :class:`Loss` says what they mean."""
-
-    weight: Tensor | Sequence[float] | None
-    ignore_index: int | None
-    label_smoothing: float
-    reduction: Reduction
-    sync: bool
-    impl: Impl
-    precision: Precision | None
-    validate: bool | None
-    check_finite: bool
-
-
-class LossValue(NamedTuple):
-    """A loss and the named terms it is the weighted sum of."""
-
-    total: Tensor
-    terms: dict[str, Tensor]
 
 
 class Loss(Summand, nn.Module):
@@ -127,13 +108,17 @@ class Loss(Summand, nn.Module):
         precision: Precision | None = None,
         validate: bool | None = None,
         check_finite: bool = False,
+        **unknown: Never,
     ) -> None:
         super().__init__()
+        if unknown:
+            raise wrong_arguments(type(self), unknown)
         check_choice("reduction", reduction, REDUCTIONS)
         check_choice("impl", impl, IMPLS)
         if precision is not None:
             check_choice("precision", precision, PRECISIONS)
         check_number("label_smoothing", label_smoothing, at_least=0, at_most=1)
+        ignore_index = whole_number("ignore_index", ignore_index)
         self._refuse("weight", weight is not None)
         self._refuse("label_smoothing", label_smoothing > 0)
         self._refuse("ignore_index", ignore_index not in (-100, None))
@@ -165,7 +150,9 @@ class Loss(Summand, nn.Module):
             if not self.takes_logits or not isinstance(prototypes, Tensor):
                 raise LargeMarginError(
                     f"{type(self).__name__} is called with (features, prototypes, labels), but "
-                    "labels were not given."
+                    "two of them were given. Prototypes are the class vectors: the last nn.Linear "
+                    "of the model, an lm.ClassHead or a (C, D) tensor. lm.attach(model, loss) "
+                    "makes a criterion of (outputs, labels)."
                 )
             if bias is not None:
                 raise LargeMarginError(
@@ -325,8 +312,11 @@ class Loss(Summand, nn.Module):
             count = all_reduce_sum(count.to(total.dtype))
         return total / (count.clamp_min(1) if share is keep else torch.where(count == 0, 1, count))
 
-    def _keep(self, name: str, value: float | Tensor | None) -> None:
+    def _keep(self, name: str, value: float | Tensor | Sequence[float] | None) -> None:
         """Store a hyper-parameter; a tensor becomes a buffer, so that it moves and is saved."""
+        if not isinstance(value, Tensor | int | float | None):
+            # A list or an array, one number per class.
+            value = class_vector(name, value).to(torch.get_default_dtype())
         if isinstance(value, Tensor):
             self.register_buffer(name, value.detach().clone())
         else:

@@ -140,7 +140,8 @@ def matrix_of(prototypes: Tensor | nn.Module) -> Tensor:
     if not isinstance(matrix, Tensor):
         raise LargeMarginError(
             "prototypes must be a (C, D) tensor or a module whose `weight` is one (nn.Linear, "
-            f"ClassHead), but {type(prototypes).__name__} was given."
+            f"ClassHead), but {type(prototypes).__name__} was given. Of a model pass that layer, "
+            "of an array torch.as_tensor(array)."
         )
     return matrix
 
@@ -158,6 +159,7 @@ def class_vector(name: str, values: Tensor | Sequence[float]) -> Tensor:
     except (TypeError, ValueError):
         raise LargeMarginError(
             f"{name} must be numbers, one per class, but {values!r} was given."
+            + (" Make them: lm.functional.balanced_weights(counts)." if name == "weight" else "")
         ) from None
     vector = vector.detach().clone() if vector.is_floating_point() else vector.float()
     if vector.dim() != 1:

@@ -1,6 +1,7 @@
 """The unified margin s(cos(m1 theta + m2) - m3) with real m1, monotone past pi (LTLM)."""
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, Unpack
 
 import torch
@@ -86,8 +87,8 @@ class UnifiedMargin(Loss):
         self,
         *,
         m1: float = 1.0,
-        m2: float | Tensor = 0.0,
-        m3: float | Tensor = 0.0,
+        m2: float | Tensor | Sequence[float] = 0.0,
+        m3: float | Tensor | Sequence[float] = 0.0,
         scale: Scale = 64.0,
         **options: Unpack[LossOptions],
     ) -> None:

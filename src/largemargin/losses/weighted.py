@@ -1,10 +1,11 @@
 """``weight * loss`` and ``loss + loss``: what an ``Objective`` is made of."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor, nn
 
 from largemargin.errors import check_number
+from largemargin.losses.arguments import check_call
 
 if TYPE_CHECKING:
     from largemargin.losses.loss import Loss
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
 
 class Summand:
     """What can be added up: losses, weighted ones and objectives."""
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        if args or settings:  # copies are made without any, and filled in afterwards
+            check_call(cls, args, settings)
+        return super().__new__(cls)
 
     def __add__(self, other: "Summand") -> "Objective":
         from largemargin.losses.objective import added

@@ -96,6 +96,16 @@ def dataset_size(loader: Iterable[Any]) -> float:
     return len(dataset) if isinstance(dataset, Sized) else math.inf
 
 
+def given_labels(labels: Tensor | None) -> Tensor:
+    """The labels of a batch, which :func:`batches` may not have found."""
+    if labels is None:
+        raise LargeMarginError(
+            "the loader yields inputs without labels. Yield (inputs, labels), or dicts with "
+            '"labels"; a single batch is [(inputs, labels)]. Data without labels goes to ood=.'
+        )
+    return labels
+
+
 def _split(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, Mapping):
         name = next((each for each in LABELS if each in batch), None)

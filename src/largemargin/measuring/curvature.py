@@ -42,7 +42,7 @@ class CurvatureSettings(Record):
     """"differences" of gradients over a finite step (NGR-21), or Hessian-vector "products": its
     limit, which sees no kinks of ReLU networks."""
     step: float = 1e-2
-    directions: int = 20
+    num_directions: int = 20
     seed: int = 0
     precision: str = "highest"
     """Of float32 products on NVIDIA GPUs; "high" is faster: see ``geometry.curvature``."""
@@ -64,7 +64,7 @@ class CurvatureSettings(Record):
         check_choice("method", self.method, METHODS)
         check_choice("precision", self.precision, tuple(PRECISIONS))
         check_number("step", self.step, above=0)
-        check_number("directions", self.directions, at_least=1)
+        check_number("num_directions", self.num_directions, at_least=1)
         check_number("draws", self.draws, at_least=1)
         for name, size in self.noise.items():
             check_choice("noise", name, NOISES)
@@ -84,7 +84,7 @@ class Curvature(Record):
     """Units of the inputs: noise and curvature are relative to them."""
     samples: int
     relative_error: float
-    """Largest relative standard deviation of one sample's estimate, sqrt(2 / directions)."""
+    """Largest relative standard deviation of one sample's estimate, sqrt(2 / num_directions)."""
     overall: Distribution
     classes: ClassDistribution
     index: tuple[int, ...]
@@ -133,7 +133,7 @@ class CurvatureCollector:
         images = need_tensor(chosen(inputs, rows, self.columns.size), "curvature")
         images = self.reader.raw(images)
         size = self.batch_size or self.columns.size
-        for part in sample_groups(images, self.settings.directions, size):
+        for part in sample_groups(images, self.settings.num_directions, size):
             x, y, which = images[part], targets[part], numbers[part]
             self.columns.add(curvature=self._curvature(x, y, which, size))
         for kind, amount in self.settings.noise.items():
@@ -154,7 +154,7 @@ class CurvatureCollector:
             self.columns.add(**self.stability.measure(images, targets, numbers, size))
 
     def _curvature(self, x: Tensor, y: Tensor, index: Tensor, size: int) -> Tensor:
-        directions = self.directions.normal(index, self.settings.directions, x)
+        directions = self.directions.normal(index, self.settings.num_directions, x)
         precision = self.settings.precision
         if self.settings.method == "products":
             return curvature_limit(
@@ -183,7 +183,7 @@ class CurvatureCollector:
             self.settings,
             self.reader.units,
             len(values),
-            math.sqrt(2 / self.settings.directions),
+            math.sqrt(2 / self.settings.num_directions),
             describe(values, bins=bins),
             describe_classes(values, labels, self.columns.num_classes),
             tuple(index.tolist()),
@@ -236,7 +236,7 @@ def measure_curvature(
     Example:
         >>> model = nn.Linear(2, 2)
         >>> data = [(torch.rand(4, 2), torch.tensor([0, 1, 0, 1]))]
-        >>> measure_curvature(model, data, CurvatureSettings(directions=5)).samples
+        >>> measure_curvature(model, data, CurvatureSettings(num_directions=5)).samples
         4
     """
     reader = Reader(model, layer=layer, normalization=normalization)

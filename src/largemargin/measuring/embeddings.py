@@ -105,7 +105,7 @@ def embed(
     layer: str | None = None,
     method: str = "tsne",
     noise: Noise | None = None,
-    samples: int = 2000,
+    max_samples: int = 2000,
     classes: Sequence[int] | None = None,
     seed: int = 0,
     perplexity: float = 30.0,
@@ -128,7 +128,8 @@ def embed(
         method: "tsne" (default) or "pca".
         noise: standard deviation of Gaussian noise on the inputs (0.06 for the CIFAR-10 figures of
             ROB), or a ``robust.Perturbation``. Clean and noisy samples are embedded together.
-        samples: how many, the same number of each class as far as there are so many. Default 2000.
+        max_samples: how many, the same number of each class as far as there are so many; default
+            2000.
         classes: which classes; default all of the head.
         seed: of the samples, the noise and t-SNE.
         perplexity: of t-SNE, default 30; at most a third of the number of points is used.
@@ -151,7 +152,7 @@ def embed(
     capture = Capture(model, layer=layer, features=None)
     where = torch.device(device) if device is not None else device_of(capture.model)
     num_classes = len(capture.view().weight)
-    quotas = Quotas(samples, num_classes, classes, seed)
+    quotas = Quotas(max_samples, num_classes, classes, seed)
     reader, names = layer_reader(capture, layers)
     changes: dict[str, Change] = {CLEAN: lambda inputs, index: inputs}
     if noise is not None:
@@ -175,7 +176,7 @@ def embed_arrays(
     logits: Tensor | None = None,
     noisy_logits: Tensor | None = None,
     method: str = "tsne",
-    samples: int = 2000,
+    max_samples: int = 2000,
     classes: Sequence[int] | None = None,
     seed: int = 0,
     perplexity: float = 30.0,
@@ -209,7 +210,7 @@ def embed_arrays(
     check_labels(used, len(used), num_classes, soft=False, skip=SKIP, validate=True)
     seen.labels = labels.long()
     present = torch.unique(used).tolist() if classes is None else classes
-    quotas = Quotas(samples, num_classes, present, seed)
+    quotas = Quotas(max_samples, num_classes, present, seed)
     quotas.offer(labels, seen.index, None)
     seen = seen.chosen(quotas.drawn().index)
     seen.pooling = dict.fromkeys(seen.rows, "as given")

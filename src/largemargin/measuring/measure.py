@@ -48,7 +48,7 @@ def measure(
     bins: int = 50,
     ood: Iterable[Any] | None = None,
     device: torch.device | str | None = None,
-    merge: bool = True,
+    sync: bool = True,
     progress: bool = False,
     input_margins: bool = False,
     layer_margins: Sequence[str] = (),
@@ -56,7 +56,7 @@ def measure(
     bounds: bool | BoundSettings = False,
     max_samples: int | None = None,
     normalization: Normalization | None = None,
-    data: str | None = None,
+    data_name: str | None = None,
     class_names: Sequence[str] | None = None,
 ) -> Geometry:
     """Measure the geometry of a classifier on labelled data.
@@ -85,7 +85,7 @@ def measure(
         bins: of the histograms.
         ood: yields inputs (or tuples and dicts like ``loader``) of other data, for rejection.
         device: where to send batches; default that of the model.
-        merge: False measures this process alone, for calls on one process of several.
+        sync: False measures this process alone, for calls on one process of several.
         progress: show a progress bar (needs tqdm).
         input_margins: also linearised margins in input space (ODN-G): a backward pass a batch.
         layer_margins: names of layers at which to measure them too (Elsayed et al. 2018), "input"
@@ -97,7 +97,7 @@ def measure(
         max_samples: how many samples, from the first, these four look at; default all.
         normalization: (mean, std) that the loader normalises by, one number or one per channel:
             input space is then that before it.
-        data: what the loader holds, in words, as "CIFAR-10, test": kept in the result, where a
+        data_name: what the loader holds, in words, as "CIFAR-10, test": kept in the result, where a
             saved one says what it is of, and compared by :func:`compare_geometry`.
         class_names: one for each class, in the order of the labels: tables name classes by them.
 
@@ -109,7 +109,7 @@ def measure(
         2.0
     """
     _check_settings(radius, worst, bins)
-    _check_data(data)
+    _check_data_name(data_name)
     capture = Capture(model, layer=layer, features=features)
     where = torch.device(device) if device is not None else device_of(capture.model)
     parts = InputParts(
@@ -134,7 +134,7 @@ def measure(
             check_sphere(stream.dim)
         beside = _layer_streams(capture, layers, stream, pairwise, folder)
         samples = Samples(capture, stream, where, progress, parts, beside)
-        shared = merge and world_size() > 1
+        shared = sync and world_size() > 1
         with nullcontext() if beside is None else beside.reader.hooked():
             passes = together(shared, lambda: samples.read(loader))
         if shared:
@@ -158,7 +158,7 @@ def measure(
         )
         notes = list(geometry.notes)
         found = parts.results(stream, notes, bins=bins, shared=shared)
-        return replace(geometry, **found, notes=tuple(notes), data=data, class_names=names)
+        return replace(geometry, **found, notes=tuple(notes), data=data_name, class_names=names)
 
 
 def measure_arrays(
@@ -176,14 +176,15 @@ def measure_arrays(
     bins: int = 50,
     ood: Tensor | None = None,
     batch_size: int = 8192,
-    data: str | None = None,
+    data_name: str | None = None,
     class_names: Sequence[str] | None = None,
 ) -> Geometry:
     """:func:`measure` on saved features (N, D), labels (N,), class vectors (C, D) and bias (C,).
 
     Tensors or NumPy arrays; ``ood`` are features of other data. ``similarity`` and ``scale`` say
-    how the head makes logits, as in :class:`largemargin.ClassHead`; ``data`` says in words what the
-    features are of, ``class_names`` what the classes are called. Labels of -100 are skipped.
+    how the head makes logits, as in :class:`largemargin.ClassHead`; ``data_name`` says in words
+    what the features are of, ``class_names`` what the classes are called. Labels of -100 are
+    skipped.
 
     Example:
         >>> features = torch.tensor([[3.0, 0.0], [0.0, 2.0]])
@@ -191,7 +192,7 @@ def measure_arrays(
         1.0
     """
     _check_settings(radius, worst, bins)
-    _check_data(data)
+    _check_data_name(data_name)
     check_choice("similarity", similarity, SIMILARITIES)
     check_number("scale", scale, above=0)
     check_number("batch_size", batch_size, at_least=1)
@@ -235,7 +236,7 @@ def measure_arrays(
         sphere=sphere,
         notes=notes,
     )
-    return replace(geometry, data=data, class_names=names)
+    return replace(geometry, data=data_name, class_names=names)
 
 
 def _known(features: Tensor, labels: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -253,11 +254,11 @@ def _check_settings(radius: float, worst: int, bins: int) -> None:
     check_number("bins", bins, at_least=1)
 
 
-def _check_data(data: object) -> None:
-    if data is not None and not isinstance(data, str):
+def _check_data_name(given: object) -> None:
+    if given is not None and not isinstance(given, str):
         raise LargeMarginError(
-            f"data must say in words what is measured, as 'CIFAR-10, test', but "
-            f"{type(data).__name__} was given."
+            f"data_name must say in words what is measured, as 'CIFAR-10, test', but "
+            f"{type(given).__name__} was given."
         )
 
 

@@ -90,7 +90,7 @@ def describe_robustness(
     hits = correct.double()
     curve = low_curvature_accuracy(curvature.double(), hits.mean(1), shares)
     draws = correct.shape[1]
-    groups = curvature_by_robustness(curvature.double(), correct.sum(1), num_draws=draws)
+    groups = curvature_by_robustness(curvature.double(), correct.sum(1), draws=draws)
     correlation = float(groups.pearson)
     if math.isnan(correlation):
         notes.append(

@@ -14,7 +14,7 @@ from largemargin.dropin.outputs import tensors_in
 from largemargin.dropin.sharded import gathered
 from largemargin.errors import LargeMarginError, check_labels
 from largemargin.losses.terms import matrix_of
-from largemargin.measuring.batches import IGNORED, NOTHING, SKIP, call
+from largemargin.measuring.batches import IGNORED, NOTHING, SKIP, call, given_labels
 from largemargin.measuring.ranks import gather
 from largemargin.ops import normalize
 from largemargin.prototypes.form import HeadView
@@ -262,11 +262,7 @@ class Columns:
         self, labels: Tensor | None, index: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Which rows of a batch to take, with their labels and indices; None for no row."""
-        if labels is None:
-            raise LargeMarginError(
-                "the loader yields inputs without labels. Yield (inputs, labels), or dicts with "
-                '"labels".'
-            )
+        labels = given_labels(labels)
         if labels.dim() != 1:
             raise LargeMarginError(
                 "margins and curvature in input space need one label per sample, but the labels' "

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from largemargin.dropin.outputs import flat_beside, rows
 from largemargin.errors import LargeMarginError, check_matrix
-from largemargin.measuring.batches import IGNORED, batches, dataset_size, order_note
+from largemargin.measuring.batches import IGNORED, batches, dataset_size, given_labels, order_note
 from largemargin.measuring.capture import Capture, differs
 from largemargin.measuring.layers import LayerStreams
 from largemargin.measuring.parts import InputParts
@@ -57,11 +57,7 @@ class Samples:
 
     def read(self, loader: Iterable[Any]) -> Passed:
         for inputs, labels, index in batches(loader, self.device, self.progress):
-            if labels is None:
-                raise LargeMarginError(
-                    "the loader yields inputs without labels. Yield (inputs, labels), or dicts "
-                    'with "labels"; for data without labels use ood=.'
-                )
+            labels = given_labels(labels)
             if self.layers is not None:
                 self.layers.reader.expect(labels)
             features, outputs = self.capture.read(inputs)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_labels, check_number
-from largemargin.measuring.batches import IGNORED, SKIP, batches
+from largemargin.measuring.batches import IGNORED, SKIP, batches, given_labels
 from largemargin.measuring.draws import SampleDraws
 
 
@@ -32,7 +32,7 @@ class Quotas:
     def __init__(
         self, samples: int, num_classes: int, classes: Sequence[int] | None, seed: int
     ) -> None:
-        check_number("samples", samples, at_least=1)
+        check_number("max_samples", samples, at_least=1)
         wanted = range(num_classes) if classes is None else classes
         wrong = [each for each in wanted if not 0 <= int(each) < num_classes]
         if wrong or len(set(wanted)) != len(wanted) or len(wanted) == 0:
@@ -42,8 +42,8 @@ class Quotas:
             )
         if samples < len(wanted):
             raise LargeMarginError(
-                f"samples must be at least {len(wanted)}, one for each class, but {samples} was "
-                "given. Ask for more, or for some classes: classes=[...]."
+                f"max_samples must be at least {len(wanted)}, one for each class, but {samples} "
+                "was given. Ask for more, or for some classes: classes=[...]."
             )
         share, rest = divmod(int(samples), len(wanted))
         self.sizes = {int(each): share + (rank < rest) for rank, each in enumerate(wanted)}
@@ -104,11 +104,7 @@ def draw_from(
     """The samples of a loader that the quotas take; they stay on the CPU."""
     arrived = 0
     for inputs, labels, index in batches(loader, torch.device("cpu"), progress):
-        if labels is None:
-            raise LargeMarginError(
-                "the loader yields inputs without labels. Yield (inputs, labels), or dicts with "
-                '"labels".'
-            )
+        labels = given_labels(labels)
         if labels.dim() != 1:
             raise LargeMarginError(
                 "embeddings need one label per sample, but the labels' shape is "

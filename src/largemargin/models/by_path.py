@@ -1,7 +1,7 @@
 """Networks of your own by their Python path, which only whoever starts the program may allow.
 
 A path in a configuration makes Python import a module, which runs it. So ``trust`` has to be called
-first: by ``largemargin train --trust-config``, or by a program that knows its configurations.
+first: by ``largemargin train --trust_config``, or by a program that knows its configurations.
 """
 
 import importlib
@@ -32,7 +32,7 @@ def build_by_path(config: ModelConfig, channels: int, size: Size) -> tuple[nn.Mo
     if not _trusted[0]:
         raise LargeMarginError(
             f"model.name {config.name!r} is a Python path, and importing it runs its code. Pass "
-            "--trust-config (in Python: largemargin.models.trust()) if you wrote or read it."
+            "--trust_config (in Python: largemargin.models.trust()) if you wrote or read it."
         )
     backbone = _made(config, channels)
     if config.weights is not None:

@@ -10,7 +10,7 @@ class ModelConfig:
 
     Args:
         name: a network of this library (``largemargin list --models``), ``torchvision/NAME``,
-            ``timm/NAME`` or, with ``--trust-config``, the Python path of your own, whose outputs
+            ``timm/NAME`` or, with ``--trust_config``, the Python path of your own, whose outputs
             are features: ``package.module.Network``.
         feature_dim: width of an additional linear layer between the backbone and the head, whose
             outputs are the features; default none, the features are those of the backbone.

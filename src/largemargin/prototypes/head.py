@@ -81,6 +81,9 @@ class ClassHead(nn.Module):
     weight: nn.Parameter
     bias: nn.Parameter | None
 
+    shaped_by_attach: bool = False
+    """Whether similarity and scale are those that ``attach`` gave it, for a loss."""
+
     def __init__(
         self,
         in_features: int,

@@ -45,7 +45,7 @@ class Look:
     Args:
         features: how samples are placed in the plane: tsne, pca or none (no such section).
         layers: names of modules to show, "penultimate" for what enters the head.
-        samples: how many samples to place.
+        max_samples: how many samples to place.
         noise: standard deviation of the noise of the noisy picture, in units of [0, 1] pixels; 0
             leaves it out.
         device: where the passes run.
@@ -53,13 +53,13 @@ class Look:
 
     features: str = "tsne"
     layers: tuple[str, ...] = ("penultimate",)
-    samples: int = 500
+    max_samples: int = 500
     noise: float = 0.06
     device: str = "cpu"
 
     def check(self) -> None:
         check_choice("features", self.features, METHODS)
-        check_number("samples", self.samples, at_least=2)
+        check_number("max_samples", self.max_samples, at_least=2)
         check_number("noise", self.noise, at_least=0)
 
 
@@ -118,7 +118,7 @@ def observe(
                 layers=look.layers,
                 method=look.features,
                 noise=look.noise or None,
-                samples=look.samples,
+                max_samples=look.max_samples,
                 device=look.device,
             )
         except (LargeMarginError, ImportError) as error:

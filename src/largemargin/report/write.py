@@ -18,7 +18,7 @@ def report(
     *,
     features: str = "tsne",
     layers: tuple[str, ...] = ("penultimate",),
-    samples: int = 500,
+    max_samples: int = 500,
     noise: float = 0.06,
     device: str = "cpu",
     title: str | None = None,
@@ -33,7 +33,7 @@ def report(
         features: how samples of runs are placed in the plane: "tsne" (default), "pca" (faster), or
             "none", which leaves models and images alone.
         layers: names of modules to show there; default what enters the head.
-        samples: how many samples to place, default 500, the same number of each class.
+        max_samples: how many samples to place, default 500, the same number of each class.
         noise: standard deviation of the noise of the noisy picture, in units of [0, 1] pixels.
         device: where the passes through models run.
         title: of the page; default the names of the models.
@@ -46,7 +46,7 @@ def report(
         >>> report(geometry, tmp_path / "report.html").name
         'report.html'
     """
-    look = Look(features, tuple(layers), samples, noise, device)
+    look = Look(features, tuple(layers), max_samples, noise, device)
     look.check()
     target = Path(path)
     if target.is_dir():

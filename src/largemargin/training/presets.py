@@ -62,11 +62,16 @@ class Preset:
             )
         if "ldam" in self.objective.name and self.class_counts is None:
             raise LargeMarginError(
-                f"the preset {self.name!r} has margins by class frequency: pass the number of "
-                f"training images of every class, lm.preset({self.name!r}, class_counts=...)."
+                f"the preset {self.name!r} has margins by class frequency: pass how many training "
+                f"images every class has, lm.preset({self.name!r}, class_counts=torch.bincount("
+                "labels)). LargeMarginClassifier, LargeMarginNet and largemargin train count them."
             )
         counts = self.class_counts or (1,) * num_classes
         return objective_of(self.objective, counts)(num_classes, dim)
+
+    def with_counts(self, class_counts: Sequence[int]) -> "Preset":
+        """This preset for such classes; one that has counts of its own keeps them."""
+        return self if self.class_counts else replace(self, class_counts=tuple(class_counts))
 
     def config(self, base: RunConfig | None = None, *, optimizer: bool = False) -> RunConfig:
         """A run with this objective.
@@ -120,6 +125,7 @@ def preset(name: str, *, class_counts: Sequence[int] | None = None) -> Preset:
     Args:
         name: few_labels, long_tail, label_noise, corruption or embedding.
         class_counts: training images of every class, for objectives that need them (long_tail).
+            ``LargeMarginClassifier`` and ``LargeMarginNet`` take them from ``y`` otherwise.
 
     Example:
         >>> chosen = preset("few_labels")

@@ -66,8 +66,8 @@ class Scores:
                 model,
                 batches,
                 pairwise=True,
-                merge=False,
-                data=words,
+                sync=False,
+                data_name=words,
                 class_names=self.data.classes,
             )
 
