@@ -69,3 +69,11 @@ def test_commands_and_functions_share_names() -> None:
     options = {name: parser_of(name).format_help() for name in ("measure", "report")}
     assert all("--max_samples" in each for each in options.values())
     assert "--num_directions" in options["measure"]
+
+
+def test_dashes_in_options_are_understood() -> None:
+    """People who type --batch-size mean --batch_size; values stay as they are."""
+    parser = parser_of("train")
+    options = parser.parse_args(["--data=digits", "--batch-size", "7", "--name=a-b"])
+    assert (options.batch_size, options.name) == (7, "a-b")
+    assert parser.parse_args(["--checkpoint-every=3"]).checkpoint_every == 3

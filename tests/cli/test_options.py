@@ -149,7 +149,7 @@ def test_a_name_of_a_data_set_that_is_a_folder_too(
     ("words", "message"),
     [
         (["--epocs", "3"], "Did you mean --epochs?"),
-        (["--batch-size", "3"], "Did you mean --batch_size?"),
+        (["--batchsize", "3"], "Did you mean --batch_size or"),
         (["--lr", "0.1"], "Did you mean --optimizer.lr?"),
         (["--data.nmae", "x"], "--data.name"),
         (["--epochs", "many"], "epochs: a whole number is expected, not many."),

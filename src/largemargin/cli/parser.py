@@ -63,7 +63,8 @@ class CommandParser(jsonargparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, *rest: Any, **options: Any
     ) -> jsonargparse.Namespace:
-        words = limit_imports(list(sys.argv[1:] if args is None else args))
+        given = sys.argv[1:] if args is None else args
+        words = limit_imports([_underscored(word) for word in given])
         check_versions(words)
         try:
             return super().parse_args(expand(words, self.shorthand), *rest, **options)
@@ -117,11 +118,19 @@ class CommandParser(jsonargparse.ArgumentParser):
         return f"{', '.join(files)}: " if files else ""
 
 
+def _underscored(word: str) -> str:
+    """An option as it is called: --batch-size is --batch_size."""
+    if not word.startswith("--"):
+        return word
+    name, sign, value = word[2:].partition("=")
+    return f"--{name.replace('-', '_')}{sign}{value}"
+
+
 def _unknown_option(message: str) -> str | None:
     """The option jsonargparse does not know, with its dashes."""
     if "unrecognized" in message:
-        found = re.search(r"--([\w.-]+)", message)
-        return f"--{found[1].replace('-', '_')}" if found else None  # --batch-size is --batch_size
+        found = re.search(r"--([\w.]+)", message)
+        return f"--{found[1]}" if found else None
     if found := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", message):
         return f"--{found[1]}.{found[2]}"
     found = re.search(r"Option '([\w.]+)' is not accepted", message)
