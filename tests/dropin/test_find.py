@@ -261,7 +261,7 @@ def test_layers_have_names() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, C))
     loss = lm.CrossEntropy()
     wrong: Any = 2
-    refused("by its name, as '2', but int", lambda: lm.attach(model, loss, layer=wrong))
+    refused("but int was given. Its name is '2'", lambda: lm.attach(model, loss, layer=wrong))
     assert lm.attach(model, loss, layer="2").layer is model[2]
 
 

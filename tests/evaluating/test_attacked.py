@@ -197,7 +197,7 @@ def test_bad_attacks() -> None:
         attacked_accuracy(model, [], [Attack()])
     chosen = Samples(torch.tensor([-100, 0, -100, 0]), list("abcd"), torch.rand(4, 1, 3, 3))
     with pytest.raises(LargeMarginError, match="-100, or all that was chosen of it is"):
-        attacked_accuracy(model, chosen, [Attack()], samples=2)
+        attacked_accuracy(model, chosen, [Attack()], max_samples=2)
     with pytest.raises(LargeMarginError, match="does not say how many"):
         attacked_accuracy(model, iter([]), [Attack()], max_samples=5)
     rows: Any = [(torch.rand(3, 1), torch.zeros(3).long())]

@@ -177,7 +177,7 @@ def test_the_table_by_hand() -> None:
     got = evaluate(
         model,
         [(2 * torch.eye(3)[said], true)],
-        classes=CLASSES,
+        class_names=CLASSES,
         config=dataclasses.replace(config, recall_at=(2,)),
         ood=[torch.ones(5, 3)],
     )

@@ -195,7 +195,7 @@ def test_attach_params_and_wrong_criteria() -> None:
         net(attach_params={"layer": "head"}).initialize()
     with pytest.raises(lm.LargeMarginError, match="criterion must be a loss"):
         net(criterion=3).initialize()
-    with pytest.raises(lm.LargeMarginError, match="CosFace has no setting 'radius'"):
+    with pytest.raises(lm.LargeMarginError, match="CosFace has no argument 'radius'"):
         net(criterion=lm.CosFace, criterion__radius=1.0).initialize()
 
 

@@ -76,7 +76,9 @@ def find_layer(model: nn.Module, name: str | None) -> tuple[str, nn.Module]:
 def find_module(model: nn.Module, name: str) -> nn.Module:
     """A module by its dotted name."""
     if not isinstance(name, str):
-        paths = [path for path, module in model.named_modules() if module is name]
+        paths = [
+            path for path, module in model.named_modules() if module is name or path == str(name)
+        ]
         raise LargeMarginError(
             f"layers are named, as in model.named_modules(), but {type(name).__name__} was given."
             + (f" Its name is {paths[0]!r}." if paths else "")

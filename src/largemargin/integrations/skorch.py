@@ -3,7 +3,6 @@
 from copy import deepcopy
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +11,7 @@ from largemargin.errors import LargeMarginError, MissingPackage
 from largemargin.integrations.objectives import objective_for
 
 try:
+    import numpy as np
     from skorch import NeuralNetClassifier
     from skorch.utils import to_numpy
 except ImportError as missing:

@@ -188,13 +188,13 @@ class Loss(Summand, nn.Module):
         self._refuse("soft_targets", isinstance(labels, Tensor) and labels.dim() == 2)
         self._check(inputs, labels, num_classes, sample_weight)
         labels = labels if labels.dim() == 2 else labels.long()
-        inputs, labels, keep = self._drop_ignored(inputs, labels)
+        inputs, labels, ignored = self._drop_ignored(inputs, labels)
         check_labels(labels, inputs[0].shape[0], num_classes, validate=self.validate)
         if self.check_finite:
             check_all_finite(**self._named(inputs))
         targets = self._targets(labels, num_classes, promote(inputs[0]).dtype)
         values = function(*inputs, targets)
-        return self._reduce(values, labels, num_classes, keep, sample_weight)
+        return self._reduce(values, labels, num_classes, ignored, sample_weight)
 
     def _check(
         self,
@@ -258,9 +258,9 @@ class Loss(Summand, nn.Module):
             low, high = value_range(labels)
             if not low <= self.ignore_index <= high:
                 return inputs, labels, None
-        keep = labels != self.ignore_index
-        kept = torch.where(keep[:, None], inputs[0], 0)
-        return (kept, *inputs[1:]), torch.where(keep, labels, 0), keep
+        ignored = labels == self.ignore_index
+        kept = inputs[0].masked_fill(ignored[:, None], 0)
+        return (kept, *inputs[1:]), labels.masked_fill(ignored, 0), ignored
 
     def _targets(self, labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
         """Hard labels where they suffice, otherwise (N, C) smoothed, class-weighted targets."""
@@ -282,7 +282,7 @@ class Loss(Summand, nn.Module):
         values: Tensor,
         labels: Tensor,
         num_classes: int,
-        keep: Tensor | None,
+        ignored: Tensor | None,
         sample_weight: Tensor | None,
     ) -> Tensor:
         share: Tensor | None = None
@@ -294,9 +294,9 @@ class Loss(Summand, nn.Module):
             weights = sample_weight.to(values.dtype)
             values = values * weights
             share = weights if share is None else share * weights
-        if keep is not None:
-            values = torch.where(keep, values, 0)
-            share = keep if share is None else torch.where(keep, share, 0)
+        if ignored is not None:
+            values = values.masked_fill(ignored, 0)
+            share = None if share is None else share.masked_fill(ignored, 0)
         if self.reduction == "none":
             return values
         total = values.sum()
@@ -305,12 +305,17 @@ class Loss(Summand, nn.Module):
             total = all_reduce_sum(total)
         if self.reduction == "sum":
             return total
-        if share is None and not synced:
+        if share is not None:
+            count = share.sum()
+        elif ignored is not None:
+            count = (~ignored).sum()
+        elif synced:
+            count = total.new_tensor(float(values.shape[0]))
+        else:
             return total / max(values.shape[0], 1)
-        count = total.new_tensor(float(values.shape[0])) if share is None else share.sum()
         if synced:
             count = all_reduce_sum(count.to(total.dtype))
-        return total / (count.clamp_min(1) if share is keep else torch.where(count == 0, 1, count))
+        return total / (count.clamp_min(1) if share is None else torch.where(count == 0, 1, count))
 
     def _keep(self, name: str, value: float | Tensor | Sequence[float] | None) -> None:
         """Store a hyper-parameter; a tensor becomes a buffer, so that it moves and is saved."""

@@ -118,7 +118,7 @@ def inverse_norms(x: Tensor) -> Tensor:
 
 def gradient_factor(inverse: Tensor) -> Tensor:
     """What the gradients of normalised rows are multiplied with: 0 for short rows."""
-    return torch.where(inverse < 1 / EPS, inverse, 0)
+    return inverse.masked_fill(inverse >= 1 / EPS, 0)
 
 
 class _SafeNorm(torch.autograd.Function):
