@@ -75,6 +75,7 @@ mutants: $(VENV)/.installed
 bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/import_time.py
 	$(BIN)/python benchmarks/cpu_heads.py
+	$(BIN)/python benchmarks/small_steps.py
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

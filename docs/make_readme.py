@@ -129,6 +129,37 @@ def million() -> str:
     )
 
 
+def small() -> str:
+    """What a loss costs where arithmetic costs nothing."""
+    rows = {row["provider"]: row for row in read("small_steps")}
+    shape, base = rows["CosFace"]["shape"], rows["linear + CE"]
+    shown = {
+        "linear + CE": "linear layer and `F.cross_entropy`",
+        "CosFace by hand": "CosFace in five lines of torch, without checks",
+        "PML CosFace": "pytorch-metric-learning, CosFace",
+        "CosFace": "`lm.CosFace` on features and head",
+        "attach: CosFace": "`lm.attach(model, lm.CosFace())`",
+        "attach: CrossEntropy + Discriminative": "`lm.attach(model, lm.CrossEntropy() + "
+        "lm.Discriminative(...))`",
+    }
+    lines = [
+        f"What is left where arithmetic costs nothing, a step of {shape['N']} samples, "
+        f"{shape['C']} classes and {shape['D']}-d features, forward and backward: the time of one "
+        f"CPU thread, and the operators that a GPU would be handed ({link('small_steps')}, "
+        "`python benchmarks/small_steps.py`). Compiled or captured, as in the engine below, it is "
+        "none of this.",
+        "",
+        "| | microseconds | ratio | operators |",
+        "|---|---|---|---|",
+    ]
+    for name, words in shown.items():
+        row = rows[name]
+        ratio = "" if row is base else f"{row['ratio']:.2f}"
+        count = row["operators_off_cpu"] or "-"
+        lines.append(f"| {words} | {row['median_us']:,.0f} | {ratio} | {count} |")
+    return "\n".join(lines)
+
+
 def geometry() -> str:
     rows = read("measure")
     ours = [row for row in rows if row["provider"] == "ours"]
@@ -263,6 +294,7 @@ PARTS = {
     "papers": papers,
     "heads": heads,
     "million": million,
+    "small": small,
     "geometry": geometry,
     "training": training,
     "curvature": curvature,
