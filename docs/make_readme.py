@@ -135,7 +135,7 @@ def small() -> str:
     shape, base = rows["CosFace"]["shape"], rows["linear + CE"]
     shown = {
         "linear + CE": "linear layer and `F.cross_entropy`",
-        "CosFace by hand": "CosFace in five lines of torch, without checks",
+        "CosFace by hand": "CosFace written in torch, without checks",
         "PML CosFace": "pytorch-metric-learning, CosFace",
         "CosFace": "`lm.CosFace` on features and head",
         "attach: CosFace": "`lm.attach(model, lm.CosFace())`",
