@@ -237,7 +237,9 @@ def test_a_label_out_of_range_is_nan_in_compiled_code(name: str) -> None:
         assert torch.isfinite(value.double()).all(), key
 
 
-@pytest.mark.parametrize("name", ["cosface", "discriminative"])
+@pytest.mark.parametrize(
+    "name", ["cosface", pytest.param("discriminative", marks=pytest.mark.slow)]
+)
 def test_batches_of_any_size(name: str) -> None:
     eager, traced = build(name).double(), build(name).double()
     function = compiled(traced, AOT)

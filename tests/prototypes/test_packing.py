@@ -2,13 +2,13 @@
 
 import math
 import random
-import time
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from largemargin.errors import LargeMarginError
 from largemargin.prototypes import packing as module
@@ -44,7 +44,13 @@ def check(packing, C, D):
     assert packing.angle <= packing.upper_bound
 
 
-@pytest.mark.parametrize(("C", "degrees"), TAMMES.items())
+@pytest.mark.parametrize(
+    ("C", "degrees"),
+    [
+        pytest.param(C, angle, marks=() if C in (6, 7, 8, 12) else pytest.mark.slow)
+        for C, angle in TAMMES.items()
+    ],
+)
 def test_known_optima_in_three_dimensions(C, degrees):
     packing = best_packing(C, 3)
     check(packing, C, 3)
@@ -53,7 +59,7 @@ def test_known_optima_in_three_dimensions(C, degrees):
 
 @pytest.mark.parametrize(
     ("C", "D", "cosine"),
-    [(16, 5, 1 / 5), (27, 6, 1 / 4), (10, 4, 1 / 6)],
+    [(16, 5, 1 / 5), pytest.param(27, 6, 1 / 4, marks=pytest.mark.slow), (10, 4, 1 / 6)],
 )
 def test_known_optima_in_more_dimensions(C, D, cosine):
     packing = best_packing(C, D)
@@ -61,10 +67,21 @@ def test_known_optima_in_more_dimensions(C, D, cosine):
     assert math.cos(packing.angle) == pytest.approx(cosine, abs=1e-6)
 
 
-def test_eight_points_take_less_than_two_seconds_of_processor_time():
-    start = time.process_time()
-    best_packing(8, 3)
-    assert time.process_time() - start < 2 * max(torch.get_num_threads(), 1)
+class Operators(TorchDispatchMode):
+    """Counts what torch is asked to compute."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_eight_points_take_a_bounded_search():
+    """118,000 operators, about a second: work is counted, since seconds depend on the machine."""
+    with Operators() as operators:
+        best_packing(8, 3)
+    assert 1_000 < operators.count < 200_000
 
 
 @given(C=st.integers(2, 40), extra=st.integers(0, 4))

@@ -39,6 +39,7 @@ def test_two_ranks_are_one(tmp_path: Path) -> None:
 
 
 @NEEDS_GLOO
+@pytest.mark.slow
 def test_classes_of_bias_minus_infinity(tmp_path: Path) -> None:
     run_checks("prototypes.masked_checks", ["losses", "prediction"], tmp_path)
 

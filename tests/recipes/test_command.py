@@ -63,6 +63,7 @@ def test_a_table_is_run_printed_and_kept(
     assert len(list((tmp_path / "runs" / "reproduce").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_as_another_process(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="digits are scikit-learn's")
     words = ("reproduce", written(tmp_path), "--epochs_fraction", "0.5", "--only", "softmax")
