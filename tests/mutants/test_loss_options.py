@@ -136,3 +136,15 @@ def test_weights_of_terms_multiply_those_of_their_parts():
         "lmd.margin": 10,
         "lmd.reg": 14,
     }
+
+
+def test_whole_numbers_are_settings_as_they_are():
+    assert lm.MaxHinge(margin=1).margin == 1
+    assert isinstance(lm.MaxHinge(margin=1).margin, int)
+
+
+def test_margins_by_count_are_made_again_in_double():
+    counts = [7, 3]
+    loss = lm.CosFace(margin=0.3, class_counts=counts).double()
+    exact = torch.tensor([0.3 * (3 / n) ** 0.25 for n in counts], dtype=torch.float64)
+    assert (loss.class_margins - exact).abs().max() < 1e-15
