@@ -41,7 +41,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     softmax = evaluated(trained(place / "softmax"))
     cosface = evaluated(trained(place / "cosface", "cosface"))
     hostile = renamed(softmax, place / "hostile")
-    options: dict[str, Any] = {"features": "pca", "samples": 60}
+    options: dict[str, Any] = {"features": "pca", "max_samples": 60}
     return {
         "runs": report([softmax, cosface], place / "runs.html", **options),
         "hostile": report({"<b>x</b>": hostile}, place / "hostile.html", **options),
