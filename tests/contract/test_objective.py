@@ -220,6 +220,24 @@ def test_a_sum_is_worth_what_its_terms_are():
     assert_close(value, wanted, 1e-12, "value")
 
 
+def test_a_factor_before_a_sum_and_before_a_weighted_loss():
+    problem = random_problem(SIZES, seed=104)
+    given = problem.features, problem.prototypes, problem.labels
+    total = lm.Objective(first=lm.CosFace(scale=6.0), second=0.5 * lm.SampleMargin())
+    for scaled in (3 * total, total * 3):
+        assert scaled.weights == {"first": 3.0, "second": 1.5}
+        assert scaled.terms["first"] is total.terms["first"]
+        assert_close(scaled(*given).total, 3 * total(*given).total, 1e-12, "value")
+    assert total.weights == {"first": 1.0, "second": 0.5}  # it stays as it was
+    twice = 4.0 * (0.5 * lm.CosFace(scale=6.0))
+    assert twice.weight == 2.0
+    assert_close(twice(*given), 2 * lm.CosFace(scale=6.0)(*given), 1e-12, "weighted")
+    for wrong in (total, 0.5 * lm.CosFace()):
+        for factor in ("2", float("nan"), True):
+            with pytest.raises(LargeMarginError, match="the weight of"):
+                factor * wrong
+
+
 def test_a_class_of_ones_own_is_called_as_it_is_written():
     class MyOwnLoss(lm.CrossEntropy):
         pass

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from faults.small_runs import STEPS, config, digits
 from largemargin.errors import LargeMarginError
 from largemargin.losses.schedules import DeferredReweighting
 from largemargin.training import NoiseConfig, ObjectiveConfig, OptimizerConfig, RunConfig
+from largemargin.training.batching import training_batches
 from largemargin.training.journal import Journal
 from largemargin.training.processes import Processes
 from largemargin.training.runs import whole_rows
@@ -94,6 +96,20 @@ def test_a_last_batch_of_a_single_image_is_left_out(tmp_path: Path, over: int, s
     """Batch normalisation has no statistics of it."""
     size = len(digits().train) - over
     assert len(trainer(tmp_path, batch_size=size).batches) == steps
+
+
+def test_every_process_has_two_images_in_every_step() -> None:
+    settings = config(batch_size=8)
+    few = replace(digits(), train=digits().train.subset(range(3)))
+    two = SimpleNamespace(world=2, rank=0, device=torch.device("cpu"))
+    said = "4 in all, but there are 3 training images and 2 processes"
+    with pytest.raises(LargeMarginError, match=said):
+        training_batches(settings, few, two)
+    four = replace(digits(), train=digits().train.subset(range(4)))
+    assert len(training_batches(settings, four, two)) == 1
+    with pytest.raises(LargeMarginError, match=r"but 2 was given for 2 processes. Give 4 or more"):
+        training_batches(config(batch_size=2), four, two)
+    assert len(training_batches(config(batch_size=4), four, two)) == 1
 
 
 def test_rates_are_set_before_every_step(tmp_path: Path) -> None:

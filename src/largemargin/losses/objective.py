@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from largemargin.errors import LargeMarginError, refuse_script
+from largemargin.errors import LargeMarginError, check_number, refuse_script
 from largemargin.losses.loss import Loss, LossValue
 from largemargin.losses.weighted import Summand, Weighted
 from largemargin.ops import similarity_logits
@@ -26,6 +26,10 @@ class Objective(Summand, nn.Module):
     A sum is one, with the names of ``LOSSES``:
         >>> sorted((CrossEntropy() + 0.5 * SampleMargin()).terms)
         ['sample_margin', 'softmax']
+
+    So is a factor before it:
+        >>> (2 * (CrossEntropy() + 0.5 * SampleMargin())).weights
+        {'softmax': 2.0, 'sample_margin': 1.0}
 
     Every loss takes what it needs from the call: features, prototypes and labels always; ``noisy``
     features, ``inputs`` or ``layers`` when a term asks for them. ``logits`` are made from features
@@ -150,6 +154,13 @@ class Objective(Summand, nn.Module):
                 f"not given. Call objective(features, prototypes, labels, {name}=...)."
             )
         return value
+
+    def __mul__(self, factor: float) -> "Objective":
+        check_number("the weight of an objective", factor)
+        terms = {name: factor * term for name, term in _named(self).items()}
+        return Objective(**terms)
+
+    __rmul__ = __mul__
 
     def __repr__(self) -> str:
         listed = ", ".join(

@@ -43,5 +43,11 @@ class Weighted(Summand, nn.Module):
         value: Tensor = self.loss(*inputs, **options)
         return self.weight * value
 
+    def __mul__(self, factor: float) -> "Weighted":
+        check_number("the weight of a loss", factor)
+        return Weighted(self.loss, factor * self.weight)
+
+    __rmul__ = __mul__
+
     def __repr__(self) -> str:
         return f"{self.weight!r} * {self.loss!r}"

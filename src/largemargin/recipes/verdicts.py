@@ -120,9 +120,9 @@ def _direction(
     if base_reported is None or not math.isfinite(base.mean) or reported == base_reported:
         return []
     gain, noise = measured.mean - base.mean, 2 * math.hypot(measured.noise, base.noise)
-    if abs(gain) <= noise:
-        return ["direction is within noise"]
     single = measured.unsure or base.unsure
+    if abs(gain) <= noise and not (single and noise == 0):
+        return ["direction is within noise"]
     if single and abs(gain) <= measure.tolerance + 1e-9:
         return ["direction too close to call in one run"]
     holds = (gain > 0) == (reported > base_reported)

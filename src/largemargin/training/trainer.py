@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 import largemargin as lm
-from largemargin.data import Batches, Data, Samples
+from largemargin.data import Data
 from largemargin.errors import LargeMarginError
 from largemargin.models import build_model
 from largemargin.training.averaging import Average
+from largemargin.training.batching import training_batches
 from largemargin.training.checkpoints import Checkpoints
 from largemargin.training.config import RunConfig
 from largemargin.training.config_file import to_dict
@@ -81,7 +82,7 @@ class Trainer:
         ).to(self.device)
         if self.device.type == "cuda":
             self.bare = self.bare.to(memory_format=torch.channels_last)
-        self.batches = self._batches(data.train)
+        self.batches = training_batches(config, data, self.processes)
         total = config.epochs * len(self.batches)
         counts = torch.bincount(data.train.labels, minlength=len(data.classes)).tolist()
         self.criterion = lm.attach(
@@ -131,21 +132,6 @@ class Trainer:
         self.best_is_new = False
         self.waited = 0
         self.seconds = 0.0
-
-    def _batches(self, samples: Samples) -> Batches:
-        config, world = self.config, self.processes.world
-        return Batches(
-            samples,
-            config.batch_size,
-            device=self.device,
-            seed=config.seed,
-            augment=self.data.augment,
-            rank=self.processes.rank,
-            world=world,
-            workers=config.data.workers,
-            # Batch normalisation cannot train on a single image.
-            drop_last=0 < len(samples) % config.batch_size < 2 * world,
-        )
 
     @property
     def _world(self) -> int:
