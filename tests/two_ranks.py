@@ -18,9 +18,14 @@ NEEDS_GLOO = pytest.mark.skipif(
 def run_checks(module: str, names: list[str], folder: Path, *, ranks: int = 2) -> None:
     """Run ``check_<name>()`` of a module on every rank; fail with every difference they yield.
 
-    One start for all of them: importing torch twice is most of what a check costs.
+    One start for all of them, from a process that has imported torch already: importing it twice
+    is most of what a check costs.
     """
-    mp.spawn(_run_rank, args=(ranks, module, str(folder), names), nprocs=ranks, join=True)
+    method = "forkserver" if "forkserver" in mp.get_all_start_methods() else "spawn"
+    if method == "forkserver":
+        mp.get_context(method).set_forkserver_preload(["torch", "numpy", "largemargin"])
+    args = (ranks, module, str(folder), names)
+    mp.start_processes(_run_rank, args, nprocs=ranks, start_method=method)
     failures = []
     for name in names:
         for rank in range(ranks):
