@@ -166,7 +166,13 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("cosface", "discriminative") else pytest.mark.slow)
+        for name in NUMBERS
+    ],
+)
 def test_losses_with_other_numbers_compile_in_the_same_process(name: str) -> None:
     """From the second value on the compiler takes a number for a variable, in checks too."""
     given, key = problem(), NUMBERS[name]
@@ -180,7 +186,7 @@ def test_losses_with_other_numbers_compile_in_the_same_process(name: str) -> Non
     assert graphs() == 2
 
 
-@pytest.mark.parametrize("name", ["cosface", "kobayashi"])
+@pytest.mark.parametrize("name", ["cosface", pytest.param("kobayashi", marks=pytest.mark.slow)])
 def test_compiled_blocks_of_logits_are_not_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler sees forward and backward pass at once, and the same products in both."""
     monkeypatch.setattr(_chunked, "block_size", lambda *_: 32)

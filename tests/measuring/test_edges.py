@@ -201,7 +201,7 @@ def test_more_classes_than_matrices_are_kept_for() -> None:
     assert len(str(g).splitlines()) < 40
 
 
-@pytest.mark.parametrize("classes", [4, 600])
+@pytest.mark.parametrize("classes", [4, pytest.param(600, marks=pytest.mark.slow)])
 def test_zero_class_vectors_are_at_right_angles(classes: int) -> None:
     weight = torch.eye(classes)
     weight[2:4] = 0

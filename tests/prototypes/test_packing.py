@@ -47,7 +47,7 @@ def check(packing, C, D):
 @pytest.mark.parametrize(
     ("C", "degrees"),
     [
-        pytest.param(C, angle, marks=() if C in (6, 7, 8, 12) else pytest.mark.slow)
+        pytest.param(C, angle, marks=() if C in (6, 8) else pytest.mark.slow)
         for C, angle in TAMMES.items()
     ],
 )
@@ -59,7 +59,11 @@ def test_known_optima_in_three_dimensions(C, degrees):
 
 @pytest.mark.parametrize(
     ("C", "D", "cosine"),
-    [(16, 5, 1 / 5), pytest.param(27, 6, 1 / 4, marks=pytest.mark.slow), (10, 4, 1 / 6)],
+    [
+        pytest.param(16, 5, 1 / 5, marks=pytest.mark.slow),
+        pytest.param(27, 6, 1 / 4, marks=pytest.mark.slow),
+        (10, 4, 1 / 6),
+    ],
 )
 def test_known_optima_in_more_dimensions(C, D, cosine):
     packing = best_packing(C, D)
