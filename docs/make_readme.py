@@ -146,8 +146,8 @@ def small() -> str:
         f"What is left where arithmetic costs nothing, a step of {shape['N']} samples, "
         f"{shape['C']} classes and {shape['D']}-d features, forward and backward: the time of one "
         f"CPU thread, and the operators that a GPU would be handed ({link('small_steps')}, "
-        "`python benchmarks/small_steps.py`). Compiled or captured, as in the engine below, Python "
-        "has no part in a step.",
+        "`python benchmarks/small_steps.py`). Captured in a CUDA graph, as by the engine below, "
+        "Python has no part in a step.",
         "",
         "| | microseconds | ratio | operators |",
         "|---|---|---|---|",

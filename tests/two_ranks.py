@@ -2,6 +2,7 @@
 
 import datetime
 import importlib
+import sys
 import traceback
 from pathlib import Path
 
@@ -21,7 +22,8 @@ def run_checks(module: str, names: list[str], folder: Path, *, ranks: int = 2) -
     One start for all of them, from a process that has imported torch already: importing it twice
     is most of what a check costs.
     """
-    method = "forkserver" if "forkserver" in mp.get_all_start_methods() else "spawn"
+    # Elsewhere forks of a process that has loaded torch may be refused by the system.
+    method = "forkserver" if sys.platform == "linux" else "spawn"
     if method == "forkserver":
         mp.get_context(method).set_forkserver_preload(["torch", "numpy", "largemargin"])
     args = (ranks, module, str(folder), names)

@@ -10,24 +10,12 @@ import torch
 from held_bytes import held_by_tensors
 from hypothesis import given
 from hypothesis import strategies as st
+from operations import Operations
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from largemargin.errors import LargeMarginError
 from largemargin.prototypes.fixed import SimplexHead, simplex
 from largemargin.prototypes.head import ClassHead
-
-
-class Operations(TorchDispatchMode):
-    """Counts what torch is asked to do."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += 1
-        return function(*args, **(kwargs or {}))
 
 
 def rounding(C):

@@ -102,8 +102,7 @@ def test_every_process_has_two_images_in_every_step() -> None:
     settings = config(batch_size=8)
     few = replace(digits(), train=digits().train.subset(range(3)))
     two = SimpleNamespace(world=2, rank=0, device=torch.device("cpu"))
-    said = "4 in all, but there are 3 training images and 2 processes"
-    with pytest.raises(LargeMarginError, match=said):
+    with pytest.raises(LargeMarginError, match=r"4 in all, but got 3 \(processes: 2\)"):
         training_batches(settings, few, two)
     four = replace(digits(), train=digits().train.subset(range(4)))
     assert len(training_batches(settings, four, two)) == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from largemargin.errors import LargeMarginError, check_number, refuse_script
+from largemargin.errors import LargeMarginError, refuse_script
 from largemargin.losses.loss import Loss, LossValue
 from largemargin.losses.weighted import Summand, Weighted
 from largemargin.ops import similarity_logits
@@ -27,7 +27,7 @@ class Objective(Summand, nn.Module):
         >>> sorted((CrossEntropy() + 0.5 * SampleMargin()).terms)
         ['sample_margin', 'softmax']
 
-    So is a factor before it:
+    A factor before it is one before each term:
         >>> (2 * (CrossEntropy() + 0.5 * SampleMargin())).weights
         {'softmax': 2.0, 'sample_margin': 1.0}
 
@@ -156,9 +156,7 @@ class Objective(Summand, nn.Module):
         return value
 
     def __mul__(self, factor: float) -> "Objective":
-        check_number("the weight of an objective", factor)
-        terms = {name: factor * term for name, term in _named(self).items()}
-        return Objective(**terms)
+        return Objective(**{name: factor * term for name, term in _named(self).items()})
 
     __rmul__ = __mul__
 

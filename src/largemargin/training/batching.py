@@ -12,9 +12,9 @@ def training_batches(config: RunConfig, data: Data, processes: Processes) -> Bat
     least = 2 * world  # batch normalisation cannot train on a single image
     if images < least:
         raise LargeMarginError(
-            f"training needs at least two images for each process, {least} in all, but there are "
-            f"{images} training images and {world} process{'es' if world > 1 else ''}. Give more "
-            "images, a smaller data.validation, or use fewer processes."
+            f"training needs at least two images for each process, {least} in all, but got "
+            f"{images} (processes: {world}). Give more images, a smaller data.validation, or use "
+            "fewer processes."
         )
     if config.batch_size < least:
         raise LargeMarginError(
