@@ -88,13 +88,8 @@ def new_run(name: str) -> Run:
     return Run(model, criterion, optimizer, torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name == "softmax + lmd" else pytest.mark.slow)
-        for name in OBJECTIVES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_saved_and_resumed_training_is_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
     x, y = images()
     straight = new_run(name)

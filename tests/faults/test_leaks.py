@@ -77,7 +77,7 @@ def growth(objective: str, first: int, steps: int) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("objective", "steps"),
     [
-        (OBJECTIVES[0], 500),
+        pytest.param(OBJECTIVES[0], 500, marks=pytest.mark.slow),
         pytest.param(OBJECTIVES[0], 20_000, marks=pytest.mark.slow),
         pytest.param(OBJECTIVES[1], 5_000, marks=pytest.mark.slow),
     ],

@@ -232,9 +232,8 @@ def test_evaluation_is_the_mean_in_evaluation_mode(tmp_path: Path) -> None:
     assert found == pytest.approx(wanted.item(), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "loss", [pytest.param("cosface", marks=pytest.mark.slow), "discriminative"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["cosface", "discriminative"])
 def test_a_resumed_run_equals_an_uninterrupted_one(loss: str, tmp_path: Path) -> None:
     def start(folder: Path, epochs: int, model: Any) -> tuple[Any, Any, Any]:
         if loss == "cosface":

@@ -285,7 +285,8 @@ def train(model: Trainer, loss: Callable[..., Tensor], samples: int, steps: int)
     ("backend", "samples"),
     [
         pytest.param(AOT, 32, marks=pytest.mark.slow),
-        (AOT, 6),  # fewer samples than classes: the centroids' rows are samples then
+        # fewer samples than classes: the centroids' rows are samples then
+        pytest.param(AOT, 6, marks=pytest.mark.slow),
         pytest.param("inductor", 32, marks=[pytest.mark.needs_cxx, pytest.mark.slow]),
         pytest.param("inductor", 6, marks=[pytest.mark.needs_cxx, pytest.mark.slow]),
     ],
