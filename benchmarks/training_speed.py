@@ -37,14 +37,14 @@ SMALL = ModelConfig("small_cnn")
 LMD = ObjectiveConfig("discriminative", {"margin": 6.0, "momentum": 0.99})
 
 
-def images(count: int, side: int, channels: int) -> Data:
+def images(count: int, side: int, channels: int, classes: int = 10) -> Data:
     generator = torch.Generator().manual_seed(0)
     shape = (count, channels, side, side)
     pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    labels = torch.arange(count) % 10
+    labels = torch.arange(count) % classes
     return Data(
         name="random",
-        classes=tuple("0123456789"),
+        classes=tuple(map(str, range(classes))),
         channels=channels,
         size=(side, side),
         mean=(0.5,) * channels,

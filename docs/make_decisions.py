@@ -36,6 +36,13 @@ def decision_table(measured: Mapping[str, Mapping[str, Any]], *, root: str = "")
             else entry["situation"],
         ]
         lines.append("| " + " | ".join(cells) + " |")
+        for title, other in entry["others"].items():
+            if other:
+                here = f"{SITUATIONS.get(name, name)}, another task"
+                cells = [here, "–", f"`{other['objective']}`", _gain(other)]
+                lines.append("| " + " | ".join([*cells, _cost(other), title]) + " |")
+    if devices := _devices(measured):
+        lines += ["", COST.format(on=", ".join(devices))]
     doubts = [(name, each) for name, entry in measured.items() for each in entry["doubts"]]
     if doubts:
         lines += ["", "Before you believe a gain:", "", f"* all: {ALL}"]
@@ -78,12 +85,21 @@ def _settings(chosen: Mapping[str, Any]) -> str:
     return f" ({', '.join(numbers)})" if numbers else ""
 
 
+COST = (
+    "Cost: a training step over one of softmax, each alone on {on}, "
+    "`python benchmarks/method_cost.py`; a few percent are noise there."
+)
+
+
 def _cost(chosen: Mapping[str, Any]) -> str:
-    """Training time over that of softmax."""
-    over = chosen.get("seconds_over_softmax")
-    if chosen["method"] == "softmax":
-        return "none"
-    return "not measured" if over is None else f"x{over:.2f} training time of softmax"
+    """Of a training step over one of softmax."""
+    cost = chosen.get("cost")
+    return f"x{cost['over_softmax']:.2f}" if cost else "not measured"
+
+
+def _devices(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    costs = (entry["recommended"].get("cost") for entry in measured.values())
+    return sorted({cost["on"] for cost in costs if cost})
 
 
 def _gain(test: Mapping[str, Any]) -> str:

@@ -277,14 +277,17 @@ def papers() -> str:
 
 
 def decisions() -> str:
-    """What the benchmark recommends, and how many of its tests have been made."""
+    """What the benchmark recommends, and how its tests ended."""
     entries = make_decisions.read_presets()
-    known = sum(entry["compared"] is not None for entry in entries.values())
+    tests = [
+        test for each in entries.values() for test in (each["compared"], *each["others"].values())
+    ]
+    won = sum(test is not None and test["verdict"] == "winner" for test in tests)
+    missing = sum(test is None for test in tests)
     told = (
-        "None of its tests has been made yet, so every preset is softmax."
-        if not known
-        else f"{known} of {len(entries)} presets rest on a measurement. Where no margin method "
-        "won, the preset is the tuned baseline; where nothing was measured, softmax."
+        f"A margin method beat the tuned baseline in {won} of {len(tests)} tasks"
+        + (f"; {missing} were not measured. " if missing else ". ")
+        + "Where none did, the preset is that baseline."
     )
     return f"{told}\n\n{make_decisions.decision_table(entries)}"
 

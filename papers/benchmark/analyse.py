@@ -4,6 +4,7 @@ from pathlib import Path
 
 from largemargin.benchmarking import conclude, plan, read_protocol, read_records
 from largemargin.benchmarking.conclude import preset_entries
+from largemargin.benchmarking.costs import read_costs
 from largemargin.benchmarking.questions import read_questions
 from largemargin.benchmarking.tables import readme
 from largemargin.training.files import write_json, write_text
@@ -17,7 +18,9 @@ def main() -> None:
     protocol = read_protocol(HERE / "protocol.yaml")
     measured = HERE / "measured"
     records = {name: read_records([measured / f"{name}.jsonl"]) for name in protocol.situations}
-    found = conclude(protocol, records, read_questions(HERE / "questions.yaml", protocol))
+    questions = read_questions(HERE / "questions.yaml", protocol)
+    costs = read_costs(HERE.parents[1] / "benchmarks" / "results")
+    found = conclude(protocol, records, questions, costs)
     for name, each in found.items():
         if records[name]:
             write_json(measured / f"{name}.json", each)

@@ -68,7 +68,6 @@ def made(
                 "score": score,
                 "accuracy": score,
                 "ece": 0.05,
-                "seconds": 3.0 if each.method == chosen else 2.0,
                 "device": "cpu",
                 "torch": "2",
                 "commit": "abc",
@@ -88,7 +87,6 @@ def test_the_registered_test_is_the_paired_t_test(protocol: Protocol) -> None:
     assert test["corrected"] == pytest.approx(2 * test["p"])
     assert found["chosen"] == "kobayashi"
     assert (found["verdict"], found["aim_met"]) == ("winner", True)
-    assert found["methods"]["kobayashi"]["seconds_over_baseline"] == 1.5
     assert found["methods"]["kobayashi"]["rejection_by_margin"] == {"area": pytest.approx(0.1)}
     assert set(found["reported_beside"]) == {
         "kobayashi - label_smoothing",
@@ -267,9 +265,24 @@ def test_the_page_and_the_decisions_show_wins_and_losses(protocol: Protocol) -> 
     assert "not measured yet" in table(entries(protocol, None))
 
 
+def test_the_decisions_show_the_other_tasks_of_a_preset(protocol: Protocol) -> None:
+    """Also those in which nothing was won."""
+    records = made(protocol, list(GAINS))
+    noise: list[float | None] = [0.03, -0.02, 0.01, -0.03, 0.02, 0.0]
+    other = {
+        key.replace(NAME, "other"): {**each, "key": key.replace(NAME, "other")}
+        for key, each in made(protocol, noise).items()
+    }
+    found = preset_entries(protocol, conclude(protocol, {NAME: records, "other": other}), "x")
+    assert found["few_labels"]["others"]["Another task"]["objective"] == "cross_entropy"
+    row = "| few labels, another task | – | `cross_entropy` | none shown: best margin method kobay"
+    assert row in decisions().decision_table(found)
+
+
 def test_what_is_in_the_package_follows_from_the_measured_files() -> None:
     """Presets, README and conclusions cannot drift from the runs: they are made again here."""
     from largemargin.benchmarking import read_records
+    from largemargin.benchmarking.costs import read_costs
     from largemargin.benchmarking.questions import read_questions
 
     folder = ROOT / "papers" / "benchmark"
@@ -277,7 +290,8 @@ def test_what_is_in_the_package_follows_from_the_measured_files() -> None:
     records = {
         name: read_records([folder / "measured" / f"{name}.jsonl"]) for name in real.situations
     }
-    found = conclude(real, records, read_questions(folder / "questions.yaml", real))
+    questions = read_questions(folder / "questions.yaml", real)
+    found = conclude(real, records, questions, read_costs(ROOT / "benchmarks" / "results"))
     shipped = json.loads(presets.FILE.read_text())
     again = preset_entries(real, found, "papers/benchmark")
     assert shipped == json.loads(json.dumps(again)), "run papers/benchmark/analyse.py"

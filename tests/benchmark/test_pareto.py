@@ -1,6 +1,7 @@
 """Accuracies wanted all at once, and what stands beside the registered tests."""
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from benchmark.tiny import TINY, tiny_protocol
 
 from largemargin.benchmarking import Protocol, conclude, next_jobs, plan
 from largemargin.benchmarking.conclude import preset_entries
+from largemargin.benchmarking.costs import read_costs
 from largemargin.benchmarking.pareto import ACCURACIES, front
 from largemargin.benchmarking.tables import readme
 
@@ -25,7 +27,13 @@ MADE = {
     "kobayashi": (0.82, 0.75, 0.65),
 }
 """Clean, under noise, under occlusion."""
-SECONDS = {"softmax": 2.0, "label_smoothing": 4.0, "cosface": 5.0, "kobayashi": 6.0}
+COSTS = {
+    NAME: {
+        "label_smoothing": {"over_softmax": 1.25, "on": "a device"},
+        "kobayashi": {"over_softmax": 3.0, "on": "a device"},
+        "odn": {"over_softmax": 5.0, "on": "a device"},
+    }
+}
 
 
 @pytest.fixture
@@ -56,7 +64,6 @@ def made(protocol: Protocol, *, everyone: bool = False) -> dict[str, Any]:
                 "score": sum(values) / 3,
                 **dict(zip(ACCURACIES, values, strict=True)),
                 "ece": 0.0712,
-                "seconds": SECONDS[each.method],
                 "rejection_by_margin": curve,
                 "rejection_by_probability": curve,
             }
@@ -111,10 +118,11 @@ def test_the_page_has_the_front_of_all_methods(protocol: Protocol) -> None:
 
 
 def test_calibration_rejection_and_cost_are_told(protocol: Protocol) -> None:
-    found = conclude(protocol, {NAME: made(protocol)})
+    found = conclude(protocol, {NAME: made(protocol)}, costs=COSTS)
     page = readme(found, plan(protocol, {}))
+    assert "each alone on a device (`benchmarks/method_cost.py`)" in page
     assert (
-        "| Corrupted digits | label_smoothing | 7.12 | 3.00 | 3.00 | 91.00 | x2.00 |\n"
+        "| Corrupted digits | label_smoothing | 7.12 | 3.00 | 3.00 | 91.00 | x1.25 |\n"
         "| Corrupted digits | kobayashi | 7.12 | 3.00 | 3.00 | 91.00 | x3.00 |" in page
     )
     assert "| kobayashi | margin | 3.00 | – | – | 91.00 | – | 99.00 |" in page
@@ -123,10 +131,30 @@ def test_calibration_rejection_and_cost_are_told(protocol: Protocol) -> None:
     assert "Calibration" not in nothing
     entries = preset_entries(protocol, found, "papers/benchmark")
     chosen = entries["corruption"]["recommended"]
-    assert (chosen["method"], chosen["seconds_over_softmax"]) == ("kobayashi", 3.0)
+    assert (chosen["method"], chosen["cost"]["over_softmax"]) == ("kobayashi", 3.0)
     spec = importlib.util.spec_from_file_location("decisions", ROOT / "docs" / "make_decisions.py")
     assert spec is not None
     assert spec.loader is not None
     decisions = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(decisions)
-    assert "| x3.00 training time of softmax |" in decisions.decision_table(entries)
+    assert "| x3.00 |" in decisions.decision_table(entries)
+    assert "each alone on a device, " in decisions.decision_table(entries)
+    unknown = conclude(protocol, {NAME: made(protocol)})
+    page = readme(unknown, plan(protocol, {}))
+    assert "| Corrupted digits | kobayashi | 7.12 | 3.00 | 3.00 | 91.00 | – |" in page
+    assert "Costs were not measured." in page
+    table = decisions.decision_table(preset_entries(protocol, unknown, "papers/benchmark"))
+    assert "| not measured |" in table
+    assert "Cost:" not in table
+
+
+def test_costs_are_those_of_a_gpu_where_there_are_some(tmp_path: Path) -> None:
+    assert read_costs(tmp_path) == {}
+    row = {"method": "cosface", "situations": ["one", "two"], "ratio": 1.5}
+    machine = {"device": "cpu (x86_64, 2 cores)", "cpu": "CPU", "threads": 2}
+    (tmp_path / "method_cost_cpu.json").write_text(json.dumps([{**row, **machine}]))
+    slow = {"cosface": {"over_softmax": 1.5, "on": "CPU, 2 threads"}}
+    assert read_costs(tmp_path) == {"one": slow, "two": slow}
+    other = {**row, "situations": ["one"], "ratio": 1.1, "device": "NVIDIA H200"}
+    (tmp_path / "method_cost_cuda.json").write_text(json.dumps([other]))
+    assert read_costs(tmp_path) == {"one": {"cosface": {"over_softmax": 1.1, "on": "NVIDIA H200"}}}

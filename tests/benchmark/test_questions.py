@@ -15,8 +15,9 @@ from largemargin import LargeMarginError
 from largemargin.benchmarking import Protocol, conclude, drive, next_jobs, read_records
 from largemargin.benchmarking.conclude import preset_entries
 from largemargin.benchmarking.doubts import doubts
+from largemargin.benchmarking.halving import job
 from largemargin.benchmarking.plan import plan
-from largemargin.benchmarking.questions import Question, question_jobs, read_questions
+from largemargin.benchmarking.questions import Question, question_jobs, read_questions, said
 from largemargin.benchmarking.tables import readme
 
 NAME = "digits_few"
@@ -35,7 +36,8 @@ def asked(folder: Path, protocol: Protocol, **entries: Any) -> dict[str, Questio
     [
         ({"method": "ldam_drw"}, "is about ldam_drw, but the methods of digits_few are softmax"),
         ({"situation": "digits"}, "there is no situation 'digits'"),
-        ({"epochs": 1.0}, "changes nothing: give epochs or reweight_at"),
+        ({"epochs": 1.0}, "changes nothing, and softmax has final runs: give epochs"),
+        ({"trial": 9}, "trial must be a finite number >= 0 and <= "),
         ({"epochs": 1.5}, "epochs must be a finite number > 0 and <= 1"),
         ({"reweight_at": 1.0}, "reweight_at must be a finite number >= 0 and < 1"),
         ({"epoch": 0.5}, "half.epoch is no setting. Closest: epochs"),
@@ -112,6 +114,8 @@ def situation(**changes: Any) -> dict[str, Any]:
     tuned = {
         name: {
             "reweight_at": None,
+            "validation": last,
+            "margin": name == "cosface",
             "rungs": [{"epochs": 0.5, "best": 0.60}, {"epochs": 1.0, "best": last}],
         }
         for name, last in (("softmax", 0.61), ("cosface", 0.70))
@@ -149,6 +153,7 @@ def test_a_baseline_that_was_better_with_fewer_epochs() -> None:
         "method": "softmax",
         "epochs": 0.5,
         "reweight_at": None,
+        "trial": None,
         "scores": [0.66, 0.68],
         "mean": 0.67,
         "chosen_beyond": {"difference": 0.03, "low": 0.01, "high": 0.05},
@@ -180,6 +185,41 @@ def test_what_label_smoothing_gets_alone() -> None:
     ]
     for loss in (0.0, -0.02):  # no gain, of which nothing can be a part
         assert doubts({**found, "test": {**found["test"], "difference": loss}}) == []
+
+
+def test_a_better_method_that_could_not_be_chosen() -> None:
+    found = situation()
+    found["tuned"]["stability"] = {**found["tuned"]["softmax"], "validation": 0.72}
+    sentence = (
+        "stability, which is no margin method and in no test, had the best validation score: "
+        "72.0 %, cosface 70.0 %, softmax 61.0 %."
+    )
+    assert doubts(found) == [sentence]
+    answer = {
+        "method": "stability",
+        "epochs": 1.0,
+        "reweight_at": None,
+        "trial": None,
+        "scores": [0.70, 0.72],
+        "mean": 0.71,
+        "over_baseline": {"difference": 0.08, "low": 0.05, "high": 0.11},
+    }
+    assert doubts({**found, "asked": {"tested": answer}}) == [
+        f"{sentence} Asked afterwards: stability with its tuned settings gets 71.0 % of the test "
+        "images, +8.00 [+5.00, +11.00] points over softmax."
+    ]
+    for other in ({"scores": None}, {"method": "softmax"}):
+        assert doubts({**found, "asked": {"tested": {**answer, **other}}}) == [sentence]
+    # A margin method could have been chosen, one with final runs stands in the table.
+    stability = found["tuned"]["stability"]
+    assert (
+        doubts({**found, "tuned": {**found["tuned"], "stability": {**stability, "margin": True}}})
+        == []
+    )
+    assert doubts({**found, "methods": {**found["methods"], "stability": {}}}) == []
+    for worse in (0.70, None):
+        stability["validation"] = worse
+        assert doubts(found) == []
 
 
 def test_one_rung_is_no_earlier_one() -> None:
@@ -224,6 +264,24 @@ def test_runs_are_asked_for_in_their_order(tmp_path: Path) -> None:
         f"{NAME}/softmax/asked-half/trial0/seed1",
     ]
     assert not set(keys) & set(records)
+    # Of another trial than the one that is left of the tuning; and of a method without final runs.
+    more = asked(
+        tmp_path,
+        protocol,
+        other={"situation": NAME, "asked": "?", "method": "softmax", "trial": 2},
+        plain={"situation": NAME, "asked": "?", "method": "kobayashi"},
+    )
+    (first, _), (plain, _) = (
+        question_jobs(protocol, each, records) or [] for each in more.values()
+    )
+    assert first.key == f"{NAME}/softmax/asked-other/trial2/seed0"
+    assert (
+        first.config.optimizer != job(protocol, first.task, "softmax", None, 0, 0).config.optimizer
+    )
+    assert (plain.key, plain.epochs) == (f"{NAME}/kobayashi/asked-plain/trial0/seed0", 2)
+    told = conclude(protocol, {}, more)[NAME]["asked"]
+    assert said(told["other"]) == "softmax with the settings of trial 2"
+    assert said(told["plain"]) == "kobayashi with its tuned settings"
 
 
 def test_an_answer_stands_between_baseline_and_chosen_method(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from largemargin.benchmarking.costs import Costs
 from largemargin.benchmarking.doubts import doubts
 from largemargin.benchmarking.halving import (
     ASKED,
@@ -37,9 +38,6 @@ BESIDE = (
 )
 """Numbers of final runs whose means are reported."""
 
-SOFTMAX = "softmax"
-"""The method that costs of training are told by."""
-
 WINNER, NONE, WORSE = "winner", "no winner", "worse"
 
 
@@ -47,6 +45,7 @@ def conclude(
     protocol: Protocol,
     records: Mapping[str, Records],
     questions: Mapping[str, Question] | None = None,
+    costs: Costs | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Everything the protocol promises to report, by situation.
 
@@ -54,12 +53,16 @@ def conclude(
         protocol: what was fixed beforehand.
         records: the runs of every situation, by their keys.
         questions: asked afterwards; their answers change no verdict.
+        costs: of a training step, by situation and method.
     """
     found = {}
     for name, situation in protocol.situations.items():
         known = records.get(name, {})
         registered = {key: each for key, each in known.items() if f"/{ASKED}" not in key}
         found[name] = _situation(protocol, situation, registered)
+        for method, cost in (costs or {}).get(name, {}).items():
+            if method in found[name]["methods"]:
+                found[name]["methods"][method]["cost"] = dict(cost)
         found[name]["asked"] = answers(protocol, questions or {}, name, known)
     # A situation that was not run counts with p = 1: leaving one out makes nothing milder.
     tested = [each["test"]["p"] if each["test"] else 1.0 for each in found.values()]
@@ -124,6 +127,7 @@ def _situation(protocol: Protocol, situation: Situation, records: Records) -> di
         found["tuned"][name] = {
             "trial": trial,
             "validation": _finite(score),
+            "margin": protocol.methods[name].margin,
             **_settings(protocol, situation, name, trial),
             "rungs": _best_of_rungs(protocol, situation, name, records),
         }
@@ -197,9 +201,7 @@ def _add_test(
     runs = {name: each for name, each in runs.items() if len(each) == len(protocol.seeds)}
     scores = {name: scores_of(each, situation) for name, each in runs.items()}
     for name, theirs in runs.items():
-        found["methods"][name] = _method(theirs, scores[name], runs[situation.baseline])
-        if SOFTMAX in runs:
-            found["methods"][name]["seconds_over_softmax"] = _over(theirs, runs[SOFTMAX])
+        found["methods"][name] = _method(theirs, scores[name])
     chosen, baseline = found["chosen"], situation.baseline
     found["test"] = compared(protocol, scores[chosen], scores[baseline])
     for one, other in ((chosen, situation.beside), (situation.beside, baseline)):
@@ -242,16 +244,11 @@ def compared(
     }
 
 
-def _method(
-    runs: Sequence[Mapping[str, Any]],
-    scores: Sequence[float],
-    baseline: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
+def _method(runs: Sequence[Mapping[str, Any]], scores: Sequence[float]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "scores": list(scores),
         "mean": statistics.fmean(scores),
         "std": statistics.stdev(scores),
-        "seconds_over_baseline": _over(runs, baseline),
     }
     for name in BESIDE:
         values = [each[name] for each in runs if each.get(name) is not None]
@@ -264,14 +261,6 @@ def _method(
                 key: statistics.fmean(curve[key] for curve in curves) for key in curves[0]
             }
     return found
-
-
-def _over(runs: Sequence[Mapping[str, Any]], others: Sequence[Mapping[str, Any]]) -> float:
-    return _seconds(runs) / max(1e-9, _seconds(others))
-
-
-def _seconds(runs: Sequence[Mapping[str, Any]]) -> float:
-    return float(statistics.median(each["seconds"] for each in runs))
 
 
 def _dominates(method: Mapping[str, Any], baseline: Mapping[str, Any]) -> bool | None:
@@ -310,17 +299,21 @@ def preset_entries(
             "others": {found[other]["title"]: _short(found[other]) for other in others},
         }
         if each["verdict"]:
-            method = each["chosen"] if each["verdict"] == WINNER else each["baseline"]
-            tuned = {key: value for key, value in each["tuned"][method].items() if key != "rungs"}
+            method = _recommended(each)
+            tuned = each["tuned"][method]
             entry["recommended"] = {
                 "method": method,
-                **tuned,
-                "seconds_over_softmax": each["methods"][method].get("seconds_over_softmax"),
+                **{key: value for key, value in tuned.items() if key not in ("rungs", "margin")},
+                "cost": each["methods"][method].get("cost"),
             }
             entry["compared"] = _short(each)
             entry["doubts"] = each["doubts"]
         entries[name] = entry
     return entries
+
+
+def _recommended(each: Mapping[str, Any]) -> str:
+    return str(each["chosen"] if each["verdict"] == WINNER else each["baseline"])
 
 
 def _short(each: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -333,6 +326,7 @@ def _short(each: Mapping[str, Any]) -> dict[str, Any] | None:
         "baseline": each["baseline"],
         "score": each["score"],
         **{name: each["test"][name] for name in numbers},
-        "seconds_over_baseline": each["methods"][each["chosen"]]["seconds_over_baseline"],
+        "objective": each["tuned"][_recommended(each)]["objective"],
+        "cost": each["methods"][_recommended(each)].get("cost"),
         "doubts": each["doubts"],
     }

@@ -24,7 +24,13 @@ def doubts(found: Mapping[str, Any]) -> list[str]:
     """
     if not found["test"]:
         return []
-    told = [_stopped_earlier(found), _beside(found), _weights(found), _calibration(found)]
+    told = [
+        _stopped_earlier(found),
+        _beside(found),
+        _untested(found),
+        _weights(found),
+        _calibration(found),
+    ]
     return [each for each in told if each]
 
 
@@ -59,6 +65,38 @@ def _beside(found: Mapping[str, Any]) -> str | None:
         f"{beside} alone gains {100 * alone:+.2f} of the {100 * gain:+.2f} points; {chosen} is "
         f"{points(rest)} beyond it."
     )
+
+
+def _untested(found: Mapping[str, Any]) -> str | None:
+    """A method that could not be chosen, and was better where the choice was made."""
+    scores = {name: _number(each["validation"]) for name, each in found["tuned"].items()}
+    pair = found["chosen"], found["baseline"]
+    others = [
+        name
+        for name, each in found["tuned"].items()
+        if not each["margin"] and name not in found["methods"]
+    ]
+    best = max(others, key=scores.__getitem__, default=None)
+    if best is None or not scores[best] > max(scores[name] for name in pair):
+        return None
+    chosen, baseline = pair
+    return (
+        f"{best}, which is no margin method and in no test, had the best validation score: "
+        f"{_percent(found['tuned'][best]['validation'])}, {chosen} "
+        f"{_percent(found['tuned'][chosen]['validation'])}, {baseline} "
+        f"{_percent(found['tuned'][baseline]['validation'])}." + _tested(found, best)
+    )
+
+
+def _tested(found: Mapping[str, Any], method: str) -> str:
+    """What its test images said when it was asked for afterwards."""
+    for answer in found.get("asked", {}).values():
+        if answer["method"] == method and answer["scores"] is not None:
+            return (
+                f" Asked afterwards: {said(answer)} gets {_percent(answer['mean'])} of the test "
+                f"images, {points(answer['over_baseline'])} points over {found['baseline']}."
+            )
+    return ""
 
 
 def _weights(found: Mapping[str, Any]) -> str | None:

@@ -14,7 +14,7 @@ from largemargin.training.config_file import read_yaml, settings_from
 
 @dataclass(frozen=True)
 class Question:
-    """A method with its tuned settings and one thing changed, run with the final seeds.
+    """A method with its tuned settings, or one thing changed, run with the final seeds.
 
     Args:
         name: its key.
@@ -23,6 +23,7 @@ class Question:
         method: whose tuned settings are taken.
         epochs: share of the situation's.
         reweight_at: share of the steps after which the class weights are the balanced ones.
+        trial: whose settings are taken in place of those that were left of the tuning.
     """
 
     name: str
@@ -31,6 +32,12 @@ class Question:
     method: str
     epochs: float = 1.0
     reweight_at: float | None = None
+    trial: int | None = None
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything differs from the final runs of the method."""
+        return self.epochs != 1 or self.reweight_at is not None or self.trial is not None
 
 
 def read_questions(path: Path, protocol: Protocol) -> dict[str, Question]:
@@ -51,9 +58,12 @@ def read_questions(path: Path, protocol: Protocol) -> dict[str, Question]:
         check_number("epochs", each.epochs, above=0, at_most=1)
         if each.reweight_at is not None:
             check_number("reweight_at", each.reweight_at, at_least=0, below=1)
-        if each.epochs == 1 and each.reweight_at is None:
+        if each.trial is not None:
+            check_number("trial", each.trial, at_least=0, at_most=protocol.trials - 1)
+        if not each.changes and each.method in (situation.baseline, situation.beside):
             raise LargeMarginError(
-                f"the question {each.name} changes nothing: give epochs or reweight_at."
+                f"the question {each.name} changes nothing, and {each.method} has final runs: give "
+                "epochs, reweight_at or trial."
             )
     return found
 
@@ -64,7 +74,7 @@ def question_jobs(protocol: Protocol, question: Question, records: Records) -> l
     tuned = finalists(protocol, situation, records)
     if tuned is None:
         return None
-    trial = tuned[question.method][0]
+    trial = tuned[question.method][0] if question.trial is None else question.trial
     return [
         replace(
             job(protocol, situation, question.method, None, trial, seed),
@@ -94,6 +104,7 @@ def _answer(protocol: Protocol, question: Question, records: Records) -> dict[st
         "method": question.method,
         "epochs": question.epochs,
         "reweight_at": question.reweight_at,
+        "trial": question.trial,
         "scores": None,
     }
     jobs = question_jobs(protocol, question, records)
@@ -112,4 +123,8 @@ def said(question: Mapping[str, Any]) -> str:
     if question["reweight_at"] is not None:
         late = 100 * (1 - question["reweight_at"])
         parts.append(f"balanced class weights in the last {late:.0f} % of the steps")
+    if question["trial"] is not None:
+        parts.append(f"the settings of trial {question['trial']}")
+    if not parts:
+        parts.append("its tuned settings")
     return f"{question['method']} with " + " and ".join(parts)

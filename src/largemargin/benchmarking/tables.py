@@ -36,8 +36,11 @@ BESIDE = """\
 Test images, means over the seeds; no test was registered for these and no claim follows. ECE:
 expected calibration error in percent, 15 bins, of the softmax of the logits as they are. Rejection:
 area under the risk-coverage curve in percent, where the margin says which predictions to hold back.
-Smaller is better in both. Time is that of training over the time of softmax, and over that of the
-baseline where softmax was not trained."""
+Smaller is better in both."""
+
+COST = """\
+Cost: a training step over one of softmax, each alone on {on} (`benchmarks/method_cost.py`). The
+seconds of the runs themselves say little: several shared a GPU and took their steps in turns."""
 
 DOUBTS = """\
 Sentences that follow from the numbers by fixed rules (`largemargin/benchmarking/doubts.py`)."""
@@ -62,7 +65,15 @@ def readme(found: Found, costs: Sequence[Cost]) -> str:
     """The whole page."""
     parts = [INTRO, "## The registered tests\n", tests(found), "", RULE]
     if any(each["test"] for each in found.values()):
-        parts += ["", "## Calibration, rejection, cost\n", beside(found), "", BESIDE]
+        parts += [
+            "",
+            "## Calibration, rejection, cost\n",
+            beside(found),
+            "",
+            BESIDE,
+            "",
+            cost(found),
+        ]
     if told := believing(found):
         parts += ["", "## Before you believe them", "", DOUBTS, "", told]
     if table := asked(found):
@@ -101,7 +112,7 @@ def beside(found: Found) -> str:
     """Baseline and chosen method of every concluded situation, in what no test is about."""
     lines = [
         "| situation | method | ECE | rejection by margin | by probability | "
-        "surest 80 % by margin | time |",
+        "surest 80 % by margin | cost |",
         "|---|---|---|---|---|---|---|",
     ]
     for each in found.values():
@@ -109,7 +120,6 @@ def beside(found: Found) -> str:
             continue
         for name in (each["baseline"], each["chosen"]):
             method = each["methods"][name]
-            time = method.get("seconds_over_softmax", method["seconds_over_baseline"])
             cells = [
                 each["title"],
                 name,
@@ -117,10 +127,17 @@ def beside(found: Found) -> str:
                 _percent(method.get("rejection_by_margin", {}).get("area")),
                 _percent(method.get("rejection_by_probability", {}).get("area")),
                 _percent(method.get("rejection_by_margin", {}).get("accuracy at 0.8")),
-                f"x{time:.2f}",
+                f"x{method['cost']['over_softmax']:.2f}" if "cost" in method else "–",
             ]
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def cost(found: Found) -> str:
+    """Where steps were timed."""
+    methods = (method for each in found.values() for method in each["methods"].values())
+    devices = sorted({method["cost"]["on"] for method in methods if "cost" in method})
+    return COST.format(on=", ".join(devices)) if devices else "Costs were not measured."
 
 
 def believing(found: Found) -> str:
@@ -215,7 +232,6 @@ COLUMNS = {
     "gaussian 16/255": ("noise 16/255", 100, 2),
     "occlusion": ("occlusion", 100, 2),
     "recall_at_1": ("recall at 1", 100, 2),
-    "seconds_over_baseline": ("time over baseline", 1, 2),
 }
 
 
