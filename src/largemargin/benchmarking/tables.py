@@ -47,7 +47,7 @@ Sentences that follow from the numbers by fixed rules (`largemargin/benchmarking
 
 ASKED = """\
 Questions that the results raised ([questions.yaml](questions.yaml)): a method with its tuned
-settings and one thing changed, with the final seeds. Differences are paired, with the 95 %
+settings, or with one thing changed, with the final seeds. Differences are paired, with the 95 %
 interval; not registered, not corrected, no verdict or preset follows."""
 
 SUREST = (0.95, 0.9, 0.8, 0.7, 0.5)
@@ -325,4 +325,4 @@ def left(found: Found, costs: Sequence[Cost]) -> str:
                 f"| {found[cost.situation]['title']} | {cost.runs} | {cost.images / 1e6:.1f} | "
                 f"{cost.seconds / 60:.0f} |"
             )
-    return "\n".join(lines) if len(lines) > 2 else "Nothing."
+    return "\n".join(lines) if len(lines) > 2 else "Nothing of what the protocol registers."
