@@ -26,6 +26,9 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("largemargin")
 
+GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
+"""Asked once: without a driver torch looks for its library at every call."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -46,7 +49,7 @@ def missing_for_inductor() -> str | None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reasons = {
-        "gpu": None if torch.cuda.is_available() else "needs a CUDA device, and torch sees none",
+        "gpu": None if GPUS else "needs a CUDA device, and torch sees none",
         "needs_cxx": missing_for_inductor(),
     }
     for item in items:
@@ -69,8 +72,8 @@ def pytest_unconfigure() -> None:
 def seed_from_name(request: pytest.FixtureRequest) -> Iterator[None]:
     """Seed each test by its own name, so that order and process do not change its numbers."""
     seed = zlib.crc32(request.node.nodeid.encode())
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        if torch.cuda.is_available():
+    with torch.random.fork_rng(devices=range(GPUS)):
+        if GPUS:
             torch.manual_seed(seed)
         else:  # without remembering for each of 15,000 tests who seeded a GPU that is not there
             torch.default_generator.manual_seed(seed)
