@@ -20,7 +20,6 @@ class Claim(NamedTuple):
     base: str
     method: str
     column: str
-    base_recipe: str | None = None
 
 
 LONG_TAIL = "CIFAR-10, long-tailed, 100"
@@ -120,9 +119,8 @@ def headlines() -> str:
 
 def _both(claim: Claim) -> tuple[Line, Line, str] | None:
     """Baseline and method of one protocol, that of the paper where it was measured."""
-    base_of = _lines(claim.base_recipe or claim.recipe)
     for protocol, lines in _lines(claim.recipe).items():
-        base = base_of.get(protocol, {}).get((claim.base, claim.column))
+        base = lines.get((claim.base, claim.column))
         method = lines.get((claim.method, claim.column))
         if base is not None and method is not None:
             return base, method, protocol

@@ -57,10 +57,10 @@ class Preset:
         if "noisy" in needs_of(self.objective) or self.noise.use != "none":
             raise LargeMarginError(
                 f"the preset {self.name!r} trains on noisy images too (noise.use "
-                f"{self.noise.use}, level {self.noise.level:g}), which attach alone cannot do. Train "
-                f"with largemargin train --preset {self.name}, or use preset.config(...) with "
-                "lm.train. In a loop of your own, attach the loss and make the noisy images there: "
-                "docs/how-to/robust.md shows how."
+                f"{self.noise.use}, level {self.noise.level:g}), which attach alone cannot do. "
+                f"Train with largemargin train --preset {self.name}, or use preset.config(...) "
+                "with lm.train. In a loop of your own, attach the loss and make the noisy images "
+                "there: docs/how-to/robust.md shows how."
             )
         if "ldam" in self.objective.name and self.class_counts is None:
             raise LargeMarginError(
