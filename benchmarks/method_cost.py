@@ -30,7 +30,6 @@ from largemargin.benchmarking import Protocol, read_protocol
 from largemargin.benchmarking.plan import PASSES
 from largemargin.benchmarking.protocol import MethodSpec, Situation
 from largemargin.training import RunConfig
-from largemargin.training.engine import own_stream
 from largemargin.training.environment import device_name
 from largemargin.training.journal import Journal
 from largemargin.training.processes import Processes
@@ -70,14 +69,16 @@ def stepper(config: RunConfig, shape: Shape, device: torch.device) -> Callable[[
         precision=config.precision if cuda else "fp32",
     )
     data = images(max(8 * batch, 2 * classes) // batch * batch, side, channels, classes)
-    stream = own_stream(device)
-    stream.__enter__()
-    trainer = Trainer(config, data, Journal(Path(tempfile.mkdtemp())), processes=Processes(config))
+    stream = torch.cuda.Stream() if cuda else None
+    with torch.cuda.stream(stream):
+        journal = Journal(Path(tempfile.mkdtemp()))
+        trainer = Trainer(config, data, journal, processes=Processes(config))
     lane = trainer.steps()
 
     def steps() -> None:
-        for _ in range(STEPS[device.type]):
-            next(lane)
+        with torch.cuda.stream(stream):
+            for _ in range(STEPS[device.type]):
+                next(lane)
         if cuda:
             torch.cuda.synchronize()
 
