@@ -46,11 +46,11 @@ demo: $(VENV)/.installed
 	@echo "  . $(BIN)/activate"
 
 test: $(VENV)/.installed
-	$(PYTEST) -n $(WORKERS) -m "not slow"
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m "not slow"
 	@$(MAKE) --no-print-directory conformance
 
 test-all: $(VENV)/.installed
-	$(PYTEST) -n $(WORKERS)
+	$(PYTEST) -n $(WORKERS) --dist worksteal
 	@$(MAKE) --no-print-directory conformance
 
 conformance: $(VENV)/.installed

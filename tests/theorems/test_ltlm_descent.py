@@ -77,7 +77,7 @@ def test_ltlm_proposition_6_the_simplex_is_below_its_neighbours(loss, C, D):
 
 
 @pytest.mark.parametrize("loss", [*SMOOTH, arcface])
-@pytest.mark.parametrize(("C", "D"), [(3, 2), (4, 4)])
+@pytest.mark.parametrize(("C", "D"), [(3, 2), pytest.param(4, 4, marks=pytest.mark.slow)])
 def test_ltlm_proposition_6_descent_reaches_the_simplex(loss, C, D):
     labels = torch.arange(C).repeat(2)
     z, W = best_descent(loss, labels, C, D, steps=200)
@@ -86,7 +86,10 @@ def test_ltlm_proposition_6_descent_reaches_the_simplex(loss, C, D):
     assert smallest == pytest.approx(C / (C - 1), abs=0.02)
 
 
-@pytest.mark.parametrize(("C", "D"), [(2, 2), (3, 2), (4, 3), (5, 6)])
+@pytest.mark.parametrize(
+    ("C", "D"),
+    [(2, 2), (4, 3), *(pytest.param(*each, marks=pytest.mark.slow) for each in [(3, 2), (5, 6)])],
+)
 def test_ltlm_theorem_7_descent_on_the_sample_margin(C, D):
     labels = torch.arange(C).repeat(2)
     z, W = best_descent(LF.sample_margin, labels, C, D, steps=300)
