@@ -23,13 +23,13 @@ help:
 	@echo
 	@echo "PYTHON=python3.12 picks the interpreter, WORKERS=8 the number of test processes."
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml papers/pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit( \
 	  "largemargin needs Python 3.11 or newer, but \"$(PYTHON)\" is %d.%d. " % v[:2] + \
 	  "Name another one: make PYTHON=python3.12 ...")'
 	@echo "Setting up $(VENV) (once). torch is a large download: minutes, and several GB on disk."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --editable '.[dev]' --editable papers
 	@# An oracle of the tests; its own pins are older than what the rest needs.
 	@$(BIN)/python -m pip install --quiet --no-deps 'torchattacks>=3.5'
 	@touch $@
@@ -60,7 +60,7 @@ conformance: $(VENV)/.installed
 check: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict src
+	$(BIN)/mypy --strict src papers/largemargin_papers
 	$(PYTEST) -q tests/test_layers.py
 	@$(MAKE) --no-print-directory docs
 

@@ -20,7 +20,7 @@ import torch
 from rows import Row, cuda_seconds, environment, verdict, write
 from torch import Tensor, nn
 
-from largemargin.optim import HeadSGD, RowwiseAdam
+from largemargin.heads.optim import HeadSGD, RowwiseAdam
 
 LR, MOMENTUM, BETAS, EPS = 1e-3, 0.9, (0.9, 0.999), 1e-8
 CHECKED = 64

@@ -28,7 +28,7 @@ from rows import Row, environment, interleaved, spread_ms, verdict, write
 from torch import Tensor, nn
 
 from largemargin.geometry import input_gradients
-from largemargin.measuring.curvature import CurvatureSettings, measure_curvature
+from largemargin.measuring.input_curvature import CurvatureSettings, measure_curvature
 
 DIRECTIONS = 20
 PASSES = DIRECTIONS + 1

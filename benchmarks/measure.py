@@ -25,10 +25,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from largemargin.geometry import class_dispersion
+from largemargin.heads.head_spec import HeadView
 from largemargin.measuring import measure, measure_arrays
-from largemargin.measuring.find_blocks import block_names
+from largemargin.measuring.layers import block_names
 from largemargin.measuring.stream import Stream
-from largemargin.prototypes.form import HeadView
 
 THREADS = 2
 SAMPLES, DIM, CLASSES = 50_000, 128, 10

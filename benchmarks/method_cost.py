@@ -23,17 +23,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from largemargin_papers.benchmark import Protocol, read_protocol
+from largemargin_papers.benchmark.plan import PASSES
+from largemargin_papers.benchmark.protocol import MethodSpec, Situation
 from rows import Row, environment, interleaved, spread_ms, write
 from training_speed import images
 
-from largemargin.benchmarking import Protocol, read_protocol
-from largemargin.benchmarking.plan import PASSES
-from largemargin.benchmarking.protocol import MethodSpec, Situation
-from largemargin.training import RunConfig
-from largemargin.training.environment import device_name
-from largemargin.training.journal import Journal
-from largemargin.training.processes import Processes
-from largemargin.training.trainer import Trainer
+from largemargin.app.training import RunConfig
+from largemargin.app.training.environment import device_name
+from largemargin.app.training.journal import Journal
+from largemargin.app.training.processes import Processes
+from largemargin.app.training.trainer import Trainer
 
 BENCHMARK = Path(__file__).resolve().parents[1] / "papers" / "benchmark"
 SOFTMAX = "softmax"

@@ -23,13 +23,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from largemargin.data import Augment, Batches, Data, DataConfig, Samples
-from largemargin.models import ModelConfig, build_model
-from largemargin.training import ObjectiveConfig, RunConfig
-from largemargin.training.environment import commit, device_name
-from largemargin.training.journal import Journal
-from largemargin.training.processes import Processes
-from largemargin.training.trainer import Trainer
+from largemargin.app.data import Augment, Batches, Data, DataConfig, Samples
+from largemargin.app.models import ModelConfig, build_model
+from largemargin.app.training import ObjectiveConfig, RunConfig
+from largemargin.app.training.environment import commit, device_name
+from largemargin.app.training.journal import Journal
+from largemargin.app.training.processes import Processes
+from largemargin.app.training.trainer import Trainer
 
 BATCH = 128
 RESNET = ModelConfig("resnet18", feature_dim=30)

@@ -6,10 +6,9 @@ with both ends, and shown whatever was measured.
 
 from typing import NamedTuple
 
+from largemargin_papers.recipes import Line
+from largemargin_papers.recipes.table import spread_of
 from site_pages import reproductions
-
-from largemargin.recipes import Line
-from largemargin.recipes.table import spread_of
 
 
 class Claim(NamedTuple):

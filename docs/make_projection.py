@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
-from largemargin.cli.command import main
-from largemargin.prototypes import estimate_memory
-from largemargin.prototypes.planning import MemoryEstimate
+from largemargin.app.cli.command import main
+from largemargin.heads import estimate_memory
+from largemargin.heads.memory_estimate import MemoryEstimate
 
 HERE = Path(__file__).parent
 PAGE = HERE / "how-to" / "million_classes.md"

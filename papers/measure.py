@@ -13,10 +13,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from largemargin_papers.recipes.pages import share_runs, take_records, write_pages
+from largemargin_papers.recipes.queue import left_of, measured_already, plan_text, tasks_of
+from largemargin_papers.recipes.run_queue import work_off
+
 from largemargin.errors import LargeMarginError
-from largemargin.recipes.pages import share_runs, take_records, write_pages
-from largemargin.recipes.queue import left_of, measured_already, plan_text, tasks_of
-from largemargin.recipes.work import work_off
 
 HERE = Path(__file__).resolve().parent
 

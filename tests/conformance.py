@@ -20,7 +20,7 @@ import torch
 from conformance_items import ITEMS, CannotRun, Case, Item, decode, is_array
 from torch import Tensor
 
-import largemargin.ops._chunked as chunked
+import largemargin.ops.chunked as chunked
 
 FORMAT = 1
 DTYPES = {"float64": torch.float64, "float32": torch.float32}

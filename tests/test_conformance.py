@@ -11,7 +11,7 @@ import conformance
 import pytest
 import torch
 
-import largemargin.ops._chunked as chunked
+import largemargin.ops.chunked as chunked
 
 GOLDEN = Path(__file__).parent / "golden"
 

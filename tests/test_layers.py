@@ -68,11 +68,11 @@ TORCH_ONLY = (
 # Triton comes with torch where there is a GPU. Only these import it, and nothing imports them
 # before a kernel is launched.
 KERNELS = (
-    "largemargin.ops._rival_kernels",
-    "largemargin.ops._tile_gradients",
-    "largemargin.ops._tile_kernels",
-    "largemargin.ops._tile_chunks",
-    "largemargin.optim._kernels",
+    "largemargin.ops.triton.rival_boundaries",
+    "largemargin.ops.triton.backward",
+    "largemargin.ops.triton.forward",
+    "largemargin.ops.triton.chunks",
+    "largemargin.heads.optim.triton_kernels",
 )
 MAX_LINES = 400
 DRAWERS = {"util", "utils", "common", "helper", "helpers", "misc"}
@@ -151,16 +151,16 @@ def test_every_room_has_a_place_in_the_plan() -> None:
         ("largemargin.ops.similarity", "from largemargin.losses import loss"),
         ("largemargin.ops.similarity", "from ..losses import loss"),
         ("largemargin.ops.similarity", "from .. import losses"),
-        ("largemargin.ops.similarity", "import largemargin.losses.loss"),
+        ("largemargin.ops.similarity", "import largemargin.losses.base.loss"),
         ("largemargin.ops.similarity", "def f():\n    from largemargin.losses import loss"),
         ("largemargin.ops.similarity", "import largemargin"),
         ("largemargin.ops.similarity", "from largemargin import ClassHead"),
         ("largemargin.ops.similarity", "import numpy"),
         ("largemargin.ops.similarity", "import triton"),
         ("largemargin.losses.cosface", "def f():\n    import scipy.special"),
-        ("largemargin.geometry.margins", "from largemargin.robust import perturbations"),
+        ("largemargin.geometry.margins", "from largemargin.measuring.robust import perturbations"),
         ("largemargin.errors", "from .shapes import Features"),
-        ("largemargin.training.engine", "from largemargin.cli import main"),
+        ("largemargin.app.training.engine", "from largemargin.app.cli import main"),
     ],
 )
 def test_the_rule_sees_a_wrong_import(module: str, source: str) -> None:
@@ -174,8 +174,8 @@ def test_the_rule_sees_a_wrong_import(module: str, source: str) -> None:
         ("largemargin.losses.cosface", False, "from .loss import Loss"),
         ("largemargin.losses", True, "from .loss import Loss\nfrom ..errors import check_choice"),
         ("largemargin.losses.cosface", False, "import math\nimport torch.nn.functional as F"),
-        ("largemargin.ops._tile_kernels", False, "import triton.language as tl"),
-        ("largemargin.training.demo", False, "import largemargin as lm\nimport sklearn"),
+        ("largemargin.ops.triton.forward", False, "import triton.language as tl"),
+        ("largemargin.app.training.demo", False, "import largemargin as lm\nimport sklearn"),
         ("largemargin", True, "from .training import engine\nfrom .losses import CosFace"),
     ],
 )

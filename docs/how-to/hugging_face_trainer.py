@@ -20,11 +20,7 @@ from transformers import (
 )
 
 import largemargin as lm
-from largemargin.integrations.hugging_face import (
-    CriterionCallback,
-    compute_loss_func,
-    restore_head,
-)
+from largemargin.integrations.hugging_face import CriterionCallback, compute_loss_func, restore_head
 
 
 class Digits(Dataset):

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import largemargin as lm
-from largemargin.evaluating import retrieval_of
+from largemargin.measuring import retrieval_of
 
 SIDE = 32
 

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import make_decisions
+from largemargin_papers.benchmark.conclude import WINNER
+from largemargin_papers.benchmark.tables import VERDICTS, points
 
-from largemargin.benchmarking.conclude import WINNER
-from largemargin.benchmarking.tables import VERDICTS, points
-from largemargin.training import ObjectiveConfig
-from largemargin.training.config_file import read_yaml
-from largemargin.training.objective import parse_objective
+from largemargin.app.training import ObjectiveConfig
+from largemargin.app.training.config_file import read_yaml
+from largemargin.app.training.objective import parse_objective
 from site_pages import reproductions, results
 
 

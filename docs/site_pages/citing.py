@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from largemargin.training.config_file import read_yaml
+from largemargin.app.training.config_file import read_yaml
 
 FILE = Path(__file__).parents[2] / "CITATION.cff"
 

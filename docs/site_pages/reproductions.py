@@ -8,14 +8,15 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from largemargin.recipes import Cell, Claim, Line, Recipe, read_claims, read_recipe
-from largemargin.recipes import Table as Measured
-from largemargin.recipes.figures import CAPTIONS, Picture, pictures_of
-from largemargin.recipes.lines import AS_PRINTED
-from largemargin.recipes.measured import read_measured
-from largemargin.recipes.pages import measured_tables
-from largemargin.recipes.reproduce import read_cells
-from largemargin.recipes.table import spread_of, text_of
+from largemargin_papers.recipes import Cell, Claim, Line, Recipe, read_claims, read_recipe
+from largemargin_papers.recipes import Table as Measured
+from largemargin_papers.recipes.figures import CAPTIONS, Picture, pictures_of
+from largemargin_papers.recipes.measured import read_measured
+from largemargin_papers.recipes.pages import measured_tables
+from largemargin_papers.recipes.reproduce import read_cells
+from largemargin_papers.recipes.table import spread_of, text_of
+from largemargin_papers.recipes.table_rows import AS_PRINTED
+
 from site_pages.sources import PAPERS, Paper
 
 ROOT = Path(__file__).parents[2]

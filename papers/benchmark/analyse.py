@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
-from largemargin.benchmarking import conclude, plan, read_protocol, read_records
-from largemargin.benchmarking.conclude import preset_entries
-from largemargin.benchmarking.costs import read_costs
-from largemargin.benchmarking.questions import read_questions
-from largemargin.benchmarking.tables import readme
-from largemargin.training.files import write_json, write_text
-from largemargin.training.presets import FILE
+from largemargin_papers.benchmark import conclude, plan, read_protocol, read_records
+from largemargin_papers.benchmark.conclude import preset_entries
+from largemargin_papers.benchmark.costs import read_costs
+from largemargin_papers.benchmark.followups import read_questions
+from largemargin_papers.benchmark.tables import readme
+
+from largemargin.app.training.files import write_json, write_text
+from largemargin.app.training.presets import FILE
 
 HERE = Path(__file__).resolve().parent
 SOURCE = "papers/benchmark"

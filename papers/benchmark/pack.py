@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from largemargin.data import DataConfig, load_data
+from largemargin.app.data import DataConfig, load_data
 
 SIDE = 32
 

@@ -13,11 +13,12 @@ import sys
 import warnings
 from pathlib import Path
 
-from largemargin.benchmarking import drive, plan, read_protocol, read_records
-from largemargin.benchmarking.draws import all_trials
-from largemargin.benchmarking.plan import table
-from largemargin.benchmarking.questions import question_jobs, read_questions
-from largemargin.benchmarking.records import merge
+from largemargin_papers.benchmark import drive, plan, read_protocol, read_records
+from largemargin_papers.benchmark.draws import all_trials
+from largemargin_papers.benchmark.followups import question_jobs, read_questions
+from largemargin_papers.benchmark.plan import table
+from largemargin_papers.benchmark.records import merge
+
 from largemargin.errors import LargeMarginError
 
 HERE = Path(__file__).resolve().parent

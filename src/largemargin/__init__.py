@@ -6,107 +6,103 @@
     value = loss(features, linear, labels)
 
 Modules live here, pure functions in :mod:`largemargin.functional`, measures in
-:mod:`largemargin.geometry`, perturbations in :mod:`largemargin.robust`.
+:mod:`largemargin.geometry`, perturbations in :mod:`largemargin.measuring.robust`.
 """
 
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from largemargin.dropin import Criterion, attach
+from largemargin.dropin.attach import attach
+from largemargin.dropin.criterion import Criterion
 from largemargin.errors import LargeMarginError
-from largemargin.losses import (
-    LDAM,
-    LOSSES,
-    ArcFace,
-    BiasedSoftmax,
-    CenterLoss,
-    CentroidMargin,
-    CentroidNorm,
-    Compactness,
-    CosFace,
-    CrossEntropy,
-    DenseHinge,
-    Discriminative,
-    Focal,
-    GaussianMixture,
-    GMSoftmax,
-    Kobayashi,
-    LabelSmoothing,
-    LayerMargin,
-    LMSoftmax,
-    Loss,
-    LossValue,
-    LSoftmax,
-    MarginDistribution,
-    MarginHinge,
-    MaxHinge,
-    MaxSoftplus,
-    NormFace,
-    Objective,
-    RivalDivergence,
-    RobustDiscriminative,
-    SampleMargin,
-    SoftHinge,
-    SphereFace,
-    Stability,
-    StableDiscriminative,
-    SuperSymmetry,
-    UnifiedMargin,
-    ZeroCentroid,
-)
-from largemargin.ops import ClassStats, class_stats, class_stats_from_logits
-from largemargin.prototypes import (
-    CentroidBank,
-    ClassHead,
-    MemoryEstimate,
-    Packing,
-    ShardedClassHead,
-    SimplexHead,
-    best_packing,
-    estimate_memory,
-    simplex,
-)
+from largemargin.heads.centroid_bank import CentroidBank
+from largemargin.heads.class_head import ClassHead
+from largemargin.heads.memory_estimate import MemoryEstimate, estimate_memory
+from largemargin.heads.packing import Packing, best_packing
+from largemargin.heads.sharded_class_head import ShardedClassHead
+from largemargin.heads.simplex import SimplexHead, simplex
+from largemargin.losses import LOSSES
+from largemargin.losses.arcface import ArcFace
+from largemargin.losses.base.loss import Loss, LossValue
+from largemargin.losses.base.objective import Objective
+from largemargin.losses.center import CenterLoss
+from largemargin.losses.centroid_margin import CentroidMargin, CentroidNorm
+from largemargin.losses.compactness import Compactness
+from largemargin.losses.cosface import CosFace
+from largemargin.losses.cross_entropy import CrossEntropy
+from largemargin.losses.discriminative import Discriminative, RobustDiscriminative
+from largemargin.losses.focal import Focal, LabelSmoothing
+from largemargin.losses.gaussian_mixture import GaussianMixture
+from largemargin.losses.gm_softmax import GMSoftmax
+from largemargin.losses.hinges import DenseHinge, MaxHinge, MaxSoftplus, SoftHinge
+from largemargin.losses.input_margin import MarginDistribution, MarginHinge
+from largemargin.losses.kobayashi import BiasedSoftmax, Kobayashi, RivalDivergence
+from largemargin.losses.layer_margin import LayerMargin
+from largemargin.losses.ldam import LDAM
+from largemargin.losses.lm_softmax import LMSoftmax
+from largemargin.losses.normface import NormFace
+from largemargin.losses.prototype_penalties import SuperSymmetry, ZeroCentroid
+from largemargin.losses.sample_margin import SampleMargin
+from largemargin.losses.sphereface import LSoftmax, SphereFace
+from largemargin.losses.stability import Stability
+from largemargin.losses.stable_discriminative import StableDiscriminative
+from largemargin.losses.unified_margin import UnifiedMargin
+from largemargin.ops.class_stats import ClassStats, class_stats, class_stats_from_logits
+from largemargin.version import __version__
 
 if TYPE_CHECKING:
-    from largemargin import evaluating, export, functional, geometry, measuring, robust, training
-    from largemargin.evaluating import Evaluation, evaluate, predict
+    from largemargin import export, functional, geometry, measuring
+    from largemargin.app.config import RunConfig
+    from largemargin.app.report.write import report
+    from largemargin.app.training.engine import train
+    from largemargin.app.training.presets import Preset, preset
+    from largemargin.app.training.runs import Run
     from largemargin.integrations.scikit_learn import LargeMarginClassifier
-    from largemargin.losses import schedules
-    from largemargin.measuring import Geometry, compare_geometry, embed, measure, measure_arrays
-    from largemargin.report.write import report
-    from largemargin.training import Preset, Run, RunConfig, preset, train
+    from largemargin.losses.base import schedules
+    from largemargin.measuring import robust
+    from largemargin.measuring.compare_geometry import compare_geometry
+    from largemargin.measuring.embed import embed
+    from largemargin.measuring.evaluate import Evaluation, evaluate
+    from largemargin.measuring.geometry_result import Geometry
+    from largemargin.measuring.measure import measure, measure_arrays
+    from largemargin.measuring.predict import predict
 
-__version__ = "0.1.0"
-
-ROOMS = (
-    "evaluating",
-    "export",
-    "functional",
-    "geometry",
-    "measuring",
-    "report",
-    "robust",
-    "training",
-)
-LATER = {
-    "measuring": ("Geometry", "compare_geometry", "embed", "measure", "measure_arrays"),
-    "evaluating": ("Evaluation", "evaluate", "predict"),
-    "training": ("Preset", "Run", "RunConfig", "preset", "train"),
+_MODULES = {
+    "export": "export",
+    "functional": "functional",
+    "geometry": "geometry",
+    "measuring": "measuring",
+    "robust": "measuring.robust",
+    "schedules": "losses.base.schedules",
 }
+_HOMES = {
+    "Evaluation": "measuring.evaluate",
+    "Geometry": "measuring.geometry_result",
+    "LargeMarginClassifier": "integrations.scikit_learn",
+    "Preset": "app.training.presets",
+    "Run": "app.training.runs",
+    "RunConfig": "app.config",
+    "compare_geometry": "measuring.compare_geometry",
+    "embed": "measuring.embed",
+    "evaluate": "measuring.evaluate",
+    "measure": "measuring.measure",
+    "measure_arrays": "measuring.measure",
+    "predict": "measuring.predict",
+    "preset": "app.training.presets",
+    "report": "app.report.write",
+    "train": "app.training.engine",
+}
+"""Where names live that training a model does not need: imported when they are first asked for."""
 
 
 def __getattr__(name: str) -> object:
-    """Rooms that training does not need are imported when they are first asked for."""
-    if name in ROOMS:
-        return import_module(f"largemargin.{name}")
-    if name == "schedules":
-        return import_module("largemargin.losses.schedules")
-    if name == "LargeMarginClassifier":
-        return import_module("largemargin.integrations.scikit_learn").LargeMarginClassifier
-    for room, names in LATER.items():
-        if name in names:
-            return getattr(import_module(f"largemargin.{room}"), name)
+    from importlib import import_module
+
+    if name in _MODULES:
+        return import_module(f"largemargin.{_MODULES[name]}")
+    if name in _HOMES:
+        value = getattr(import_module(f"largemargin.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
     raise AttributeError(f"module 'largemargin' has no attribute {name!r}{_meant(name)}")
 
 
@@ -114,15 +110,17 @@ def _meant(name: str) -> str:
     """``ArcFaceLoss`` of another library is ``ArcFace`` here."""
     from difflib import get_close_matches
 
-    if name in import_module("largemargin.functional").__all__:
+    from largemargin import functional
+
+    if name in functional.__all__:
         return f". It is lm.functional.{name}"
     close = get_close_matches(name.removesuffix("Loss"), __all__, n=1, cutoff=0.75)
     return f". Did you mean {close[0]}?" if close and name[0] != "_" else ""
 
 
 def __dir__() -> list[str]:
-    """Those too, so that an interpreter completes ``lm.mea``."""
-    return sorted({*globals(), *__all__})
+    """Public names only, so that an interpreter completes ``lm.mea`` and shows no machinery."""
+    return sorted(__all__)
 
 
 __all__ = [
@@ -188,7 +186,6 @@ __all__ = [
     "embed",
     "estimate_memory",
     "evaluate",
-    "evaluating",
     "export",
     "functional",
     "geometry",
@@ -202,8 +199,10 @@ __all__ = [
     "schedules",
     "simplex",
     "train",
-    "training",
 ]
 
-if not TYPE_CHECKING and find_spec("sklearn") is None:
-    __all__.remove("LargeMarginClassifier")  # help(lm) and `import *` ask for every name
+if not TYPE_CHECKING:
+    from importlib.util import find_spec as _find_spec
+
+    if _find_spec("sklearn") is None:  # help(lm) and `import *` ask for every name
+        __all__.remove("LargeMarginClassifier")

@@ -2,7 +2,7 @@
 
 import sys
 
-from largemargin.cli import main
+from largemargin.app.cli.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

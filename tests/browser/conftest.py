@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report.made import evaluated, geometry, renamed, trained
+from app.report.made import evaluated, geometry, renamed, trained
 
-from largemargin.report.write import report
+from largemargin.app.report.write import report
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report.made import HOSTILE
+from app.report.made import HOSTILE
 
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "screenshots"
 Opened = Callable[..., Any]

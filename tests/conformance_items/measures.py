@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 import largemargin.functional as LF
-from largemargin import geometry, robust
-from largemargin.data.imbalance import class_counts_profile
+from largemargin import geometry
+from largemargin.app.data.modify import class_counts_profile
+from largemargin.measuring import robust
 
 from .case import CannotRun, Case, Item, Outputs, batch_mean
 

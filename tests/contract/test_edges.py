@@ -26,8 +26,8 @@ from contract.zoo import (
     supporting,
     takes,
 )
+from largemargin.heads.head_spec import HeadView
 from largemargin.losses import LOSSES
-from largemargin.prototypes.form import HeadView
 
 SIZES = Sizes(6, 4, 3)
 OF_BATCHES = [name for name in NAMES if ZOO[name].kind != "prototypes"]

@@ -7,7 +7,8 @@ import torch
 
 import largemargin.functional as LF
 from largemargin import class_stats
-from largemargin.ops import _fused, rows
+from largemargin.ops import cosine_target_rest
+from largemargin.ops import norms as rows
 
 # The package exports a function of the module's name.
 OPERATOR = sys.modules["largemargin.ops.class_stats"]
@@ -67,7 +68,7 @@ def assert_rows_close(found, expected, tolerance):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_is_the_dense_definition(situation, dtype, looks, monkeypatch):
-    monkeypatch.setattr(_fused, "_may_look", lambda _: looks)
+    monkeypatch.setattr(cosine_target_rest, "_may_look", lambda _: looks)
     features, prototypes, labels = vectors(dtype)
     SITUATIONS[situation](features, prototypes)
     labels[2] = SHAPE[1]  # out of range: NaN without gradient
@@ -87,7 +88,7 @@ def test_is_the_dense_definition(situation, dtype, looks, monkeypatch):
 
 def test_it_is_what_runs(monkeypatch):
     calls = []
-    original = _fused.fused_stats
+    original = cosine_target_rest.fused_stats
     monkeypatch.setattr(
         OPERATOR,
         "fused_stats",
@@ -102,7 +103,7 @@ def test_it_is_what_runs(monkeypatch):
 
 @pytest.mark.parametrize("looks", [True, False], ids=["as on the CPU", "as on a GPU"])
 def test_labels_that_were_checked_need_no_guard(looks, monkeypatch):
-    monkeypatch.setattr(_fused, "_may_look", lambda _: looks)
+    monkeypatch.setattr(cosine_target_rest, "_may_look", lambda _: looks)
     features, prototypes, labels = vectors(torch.float64)
     found = {}
     for validate in (True, False):

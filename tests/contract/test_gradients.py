@@ -33,8 +33,8 @@ ON_LOGITS = [name for name in NAMES if LOSSES[name].takes_logits]
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of two classes, so that five classes take three of them."""
-    monkeypatch.setattr("largemargin.ops._chunked.MIN_BLOCK", 2)
-    monkeypatch.setattr("largemargin.ops._chunked.BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr("largemargin.ops.chunked.MIN_BLOCK", 2)
+    monkeypatch.setattr("largemargin.ops.chunked.BLOCK_ELEMENTS", 1)
 
 
 def differentiable(name, problem, hyper=None, labels=None, **options):

@@ -235,8 +235,8 @@ def test_centers_over_a_sequence_of_batches():
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
 def test_class_stats(sizes, similarity, impl, monkeypatch):
-    monkeypatch.setattr("largemargin.ops._chunked.MIN_BLOCK", 2)
-    monkeypatch.setattr("largemargin.ops._chunked.BLOCK_ELEMENTS", 1)
+    monkeypatch.setattr("largemargin.ops.chunked.MIN_BLOCK", 2)
+    monkeypatch.setattr("largemargin.ops.chunked.BLOCK_ELEMENTS", 1)
     problem = random_problem(sizes, seed=7)
     form = {"similarity": similarity, "scale": 1.7}
     for targets in (problem.labels, problem.soft)[: 2 if impl == "dense" else 1]:

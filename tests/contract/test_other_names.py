@@ -13,7 +13,12 @@ import largemargin as lm
 from contract.zoo import NAMES
 from largemargin import LargeMarginError
 from largemargin.losses import LOSSES
-from largemargin.losses.arguments import CALLED, ELSEWHERE, WrongArguments, arguments_of
+from largemargin.losses.base.constructor_arguments import (
+    CALLED,
+    ELSEWHERE,
+    WrongArguments,
+    arguments_of,
+)
 
 MADE = {"class_counts": [3, 2, 1], "num_classes": 3, "dim": 4}
 

@@ -11,10 +11,11 @@ pytest.importorskip("griffe", reason="mkdocstrings is not installed")
 
 import make_decisions
 import make_readme
+from largemargin_papers.recipes.measured import write_measured
+from largemargin_papers.recipes.metrics import label
 from site_pages import benchmarks, choosing, reproductions, results, root_files
 
 import largemargin as lm
-from largemargin.recipes.measured import label, write_measured
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -66,7 +66,7 @@ def test_the_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_report_page_names_options_that_exist() -> None:
-    from largemargin.cli.command import parser_of
+    from largemargin.app.cli.command import parser_of
 
     known = parser_of("report").format_help()
     text = (DOCS / "how-to" / "report.md").read_text()

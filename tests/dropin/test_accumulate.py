@@ -9,7 +9,7 @@ from dropin.nets import LABELS, C, ConvNet, D, Mlp, N, images, vectors
 from torch import Tensor, nn
 
 import largemargin as lm
-from largemargin.losses.schedules import Schedule
+from largemargin.losses.base.schedules import Schedule
 
 
 class Counting(Schedule):

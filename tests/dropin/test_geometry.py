@@ -8,8 +8,8 @@ from dropin.nets import LABELS, C, D, Mlp, N, vectors
 from torch import Tensor, nn
 
 import largemargin as lm
+from largemargin.heads.head_spec import HeadView
 from largemargin.ops.boundary import signed_boundary_distance
-from largemargin.prototypes.form import HeadView
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "gaussian_mixture": (C, D),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import largemargin as lm
-from largemargin.losses.arguments import CALLED, ELSEWHERE
+from largemargin.losses.base.constructor_arguments import CALLED, ELSEWHERE
 
 FOLDER = Path(__file__).parents[2] / "docs" / "how-to"
 PAGES = ("questions.md", "coming_from.md")

@@ -8,8 +8,8 @@ from torch import nn
 
 import largemargin as lm
 from largemargin import functional
-from largemargin.losses.scale import PROBABILITY, auto_scale
-from largemargin.losses.schedules import Ramp
+from largemargin.losses.base.scale import PROBABILITY, auto_scale
+from largemargin.losses.base.schedules import Ramp
 
 LOSSES = {
     "cosface": (lm.CosFace, {"margin": 0.2}, 0.8),

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 import largemargin as lm
-from largemargin.losses import schedules
-from largemargin.losses.schedules import (
+from largemargin.losses.base import schedules
+from largemargin.losses.base.schedules import (
     Annealing,
     DeferredReweighting,
     Ramp,
     Schedule,
     preset_schedule,
 )
-from largemargin.losses.settings import find_setting, settings_of
+from largemargin.losses.base.settings import find_setting, settings_of
 
 COUNTS = [40, 20, 10, 5, 2]
 

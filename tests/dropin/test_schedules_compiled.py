@@ -9,7 +9,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import largemargin as lm
-from largemargin.losses.schedules import Annealing, Ramp, Schedule
+from largemargin.losses.base.schedules import Annealing, Ramp, Schedule
 
 Make = Callable[[int, int], lm.Loss | lm.Objective]
 CASES: dict[str, tuple[Make, list[Schedule]]] = {

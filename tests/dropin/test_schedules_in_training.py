@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 import largemargin as lm
-from largemargin.losses.schedules import (
+from largemargin.losses.base.schedules import (
     Annealing,
     DeferredReweighting,
     Ramp,
     Schedule,
     preset_schedule,
 )
-from largemargin.losses.settings import find_setting
+from largemargin.losses.base.settings import find_setting
 
 COUNTS = [40, 20, 10, 5, 2]
 MARGINS = torch.tensor([0.1, 0.2, 0.3, 0.2, 0.1])

@@ -11,8 +11,8 @@ from torch import nn
 
 import largemargin as lm
 from largemargin.export import load, save
-from largemargin.export.describe import build_objective, describe_objective
-from largemargin.export.tensors import read_tensors, write_tensors
+from largemargin.export.criterion_data import build_objective, describe_objective
+from largemargin.export.tensor_files import read_tensors, write_tensors
 from largemargin.losses import LOSSES
 
 pytest.importorskip("safetensors", reason="needs safetensors: pip install 'largemargin[export]'")

@@ -95,7 +95,7 @@ def test_heads_export_to_plain_operators(similarity, strict):
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_plain_heads_equal_ours_everywhere(similarity, bias):
     """Also for zero rows and rows whose squares leave the range of float32."""
-    from largemargin.export.plain import plain_head
+    from largemargin.export.plain_model import plain_head
 
     head = lm.ClassHead(6, 4, similarity=similarity, scale=7.0, bias=bias)
     with torch.no_grad():
@@ -152,7 +152,7 @@ def test_attached_models_export_and_stay_attached(objective):
 
 
 def test_only_our_own_hooks_are_left_out():
-    from largemargin.export.plain import evaluation_copy
+    from largemargin.export.plain_model import evaluation_copy
 
     model, seen = Backbone(nn.Linear(24, 5)), []
     lm.attach(model, lm.CosFace())

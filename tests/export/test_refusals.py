@@ -10,8 +10,8 @@ from torch import nn
 
 import largemargin as lm
 from largemargin import LargeMarginError
-from largemargin.export import folder as folder_module
 from largemargin.export import load, read_config, save
+from largemargin.export import saved_model as folder_module
 
 pytest.importorskip("safetensors", reason="needs safetensors: pip install 'largemargin[export]'")
 
@@ -254,8 +254,8 @@ def test_the_old_folder_returns_where_the_new_one_cannot_take_its_name(
 
 
 def test_missing_safetensors_is_named(monkeypatch, tmp_path):
-    from largemargin.export import tensors
+    from largemargin.export import tensor_files
 
-    monkeypatch.setattr(tensors, "find_spec", lambda name: None)
+    monkeypatch.setattr(tensor_files, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'largemargin\[export\]'"):
         save(tmp_path / "run", net())

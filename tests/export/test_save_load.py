@@ -66,18 +66,18 @@ ATTACHED = {
     "cosine": {
         "objective": cosine,
         "schedule": [
-            lm.losses.schedules.Ramp("face.margin", 0.0, steps=6),
-            lm.losses.schedules.Ramp("face.scale", 4.0, 8.0, steps=8),
-            lm.losses.schedules.Ramp("center.weight", 0.0, 1.0, steps=9),
+            lm.schedules.Ramp("face.margin", 0.0, steps=6),
+            lm.schedules.Ramp("face.scale", 4.0, 8.0, steps=8),
+            lm.schedules.Ramp("center.weight", 0.0, 1.0, steps=9),
         ],
     },
     "reweighted": {
         "objective": lm.LDAM([50, 40, 30, 20, 10], scale=8.0),
-        "schedule": lm.losses.schedules.DeferredReweighting(7),
+        "schedule": lm.schedules.DeferredReweighting(7),
     },
     "manual": {
         "objective": lm.SphereFace(),
-        "schedule": lm.losses.schedules.Annealing(rate=1.0),
+        "schedule": lm.schedules.Annealing(rate=1.0),
         "gradient_norms": True,
     },
 }

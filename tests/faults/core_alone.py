@@ -109,8 +109,8 @@ def network() -> Any:
 
 def attached(model: Any, name: str) -> Any:
     import largemargin as lm
-    from largemargin.training import ObjectiveConfig
-    from largemargin.training.objective import objective_of
+    from largemargin.app.training import ObjectiveConfig
+    from largemargin.app.training.objective import objective_of
 
     layers = ["1"] if name == "layer_margin" else []
     built = objective_of(ObjectiveConfig(name), [4] * CLASSES)
@@ -188,7 +188,9 @@ def check_training_and_measuring() -> str:
     features = torch.eye(CLASSES, DIM)[labels] + 0.1 * torch.randn(60, DIM)
     head = lm.ClassHead(DIM, CLASSES)
     loss = lm.CosFace(scale=8.0)
-    optimizer = importlib.import_module("largemargin.optim").RowwiseAdam(head.parameters(), lr=0.05)
+    optimizer = importlib.import_module("largemargin.heads.optim").RowwiseAdam(
+        head.parameters(), lr=0.05
+    )
     bank = lm.CentroidBank(CLASSES, DIM)
     first = None
     for _ in range(20):

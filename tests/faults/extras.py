@@ -16,8 +16,8 @@ model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 8), torch.nn.
 images, labels = torch.randn(12, 4), torch.arange(12) % 3
 place = tempfile.mkdtemp()
 """
-DATA = "from largemargin.data import DataConfig, load_data\n"
-NETWORK = "from largemargin.models import ModelConfig, build_model\n"
+DATA = "from largemargin.app.data import DataConfig, load_data\n"
+NETWORK = "from largemargin.app.models import ModelConfig, build_model\n"
 FOLDER = """
 import os, tempfile
 folder = tempfile.mkdtemp()
@@ -43,29 +43,29 @@ EXTRAS = {
         FOLDER + DATA + "open(folder + '/a.npz', 'w').close()\n"
         "load_data(DataConfig('arrays', folder + '/a.npz'))",
     ),
-    "augmentation": ("train", "from largemargin.data.augment import transforms\ntransforms()"),
+    "augmentation": ("train", "from largemargin.app.data.augment import transforms\ntransforms()"),
     "torchvision/": ("train", NETWORK + "build_model(ModelConfig('torchvision/resnet18'), 3)"),
     "timm/": ("timm", NETWORK + "build_model(ModelConfig('timm/resnet18'), 3)"),
     "settings": (
         "train",
-        "from largemargin.training import RunConfig, write_config\n"
+        "from largemargin.app.training import RunConfig, write_config\n"
         "write_config(RunConfig(), 'not written.yaml')",
     ),
     "trackers": (
         "train",
-        "from largemargin.training import RunConfig\n"
-        "from largemargin.training.processes import Processes\n"
+        "from largemargin.app.training import RunConfig\n"
+        "from largemargin.app.training.processes import Processes\n"
         "Processes(RunConfig(trackers=('tensorboard',)))",
     ),
     "tune": (
         "tune",
-        "from largemargin.training import RunConfig\n"
-        "from largemargin.training.tuning import tune\n"
+        "from largemargin.app.training import RunConfig\n"
+        "from largemargin.app.training.tuning import tune\n"
         "tune(RunConfig(), folder='not made', trials=1)",
     ),
     "significance": (
         "train",
-        "from largemargin.training.significance import paired_test\n"
+        "from largemargin.app.training.significance import paired_test\n"
         "paired_test([0.1, 0.2, 0.3], [0.1, 0.1, 0.2])",
     ),
     "report": (
@@ -73,6 +73,6 @@ EXTRAS = {
         MODEL + "lm.report(lm.measure(model, [(images, labels)]), place + '/report.html')",
     ),
     "t-SNE": ("sklearn", MODEL + "lm.embed(model, [(images, labels)])"),
-    "command": ("train", "from largemargin.cli import main\nassert main(['train']) == 2"),
+    "command": ("train", "from largemargin.app.cli import main\nassert main(['train']) == 2"),
 }
 """Label: (extra, code that raises an error naming it). The command says it on stderr."""

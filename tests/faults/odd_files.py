@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from data.pictures import picture, pixels, truncated
+from app.data.pictures import picture, pixels, truncated
 from PIL import Image
 
 LONGEST = 255

@@ -66,7 +66,7 @@ def slippery_npz(path: Path, mark: Path) -> Path:
 
 def with_checksum(checkpoint: Path, file: str, content: bytes) -> None:
     """Put a file into a checkpoint as an attacker would: with the checksum that goes with it."""
-    from largemargin.training.files import checksum
+    from largemargin.app.training.files import checksum
 
     (checkpoint / file).write_bytes(content)
     state = json.loads((checkpoint / "state.json").read_text())

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from largemargin.data import Data, DataConfig, load_data
-from largemargin.models import ModelConfig
-from largemargin.training import NoiseConfig, ObjectiveConfig, Run, RunConfig, train
-from largemargin.training.engine import Session
+from largemargin.app.data import Data, DataConfig, load_data
+from largemargin.app.models import ModelConfig
+from largemargin.app.training import NoiseConfig, ObjectiveConfig, Run, RunConfig, train
+from largemargin.app.training.engine import Session
 
 TIMES = {"seconds", "images_per_s"}
 EPOCHS = 4
@@ -105,7 +105,7 @@ def assert_same(one: Run, other: Run) -> None:
 
 def assert_tidy(run: Run) -> None:
     """Nothing half-written is left, and every file is what was written."""
-    from largemargin.training.checkpoints import Checkpoints
+    from largemargin.app.training.checkpoints import Checkpoints
 
     left = [path for path in run.folder.rglob("*") if path.name.startswith((".draft", ".model"))]
     assert left == []

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from faults.counting import Faults
 
-from largemargin.cli import main
+from largemargin.app.cli import main
+from largemargin.app.models import ModelConfig, build_model, trust
+from largemargin.app.training import RunConfig, from_dict, read_config, train
+from largemargin.app.training.comparison import read_methods
+from largemargin.app.training.runs import Run
 from largemargin.errors import LargeMarginError
-from largemargin.models import ModelConfig, build_model, trust
-from largemargin.training import RunConfig, from_dict, read_config, train
-from largemargin.training.methods import read_methods
-from largemargin.training.runs import Run
 
 pytest.importorskip("jsonargparse", reason="the command is built with jsonargparse")
 

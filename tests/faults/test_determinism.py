@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from cli.command import environment, runs_in
+from app.cli.command import environment, runs_in
 from faults.counting import Faults
 from faults.small_runs import config, digits, timeless
 
-from largemargin.data import Augment, Batches, DataConfig, Samples
+from largemargin.app.data import Augment, Batches, DataConfig, Samples
+from largemargin.app.models import ModelConfig
+from largemargin.app.training import NoiseConfig, ObjectiveConfig, Run, train
+from largemargin.app.training.engine import Place, explained
 from largemargin.errors import LargeMarginError
 from largemargin.measuring import embed
-from largemargin.models import ModelConfig
-from largemargin.training import NoiseConfig, ObjectiveConfig, Run, train
-from largemargin.training.failures import Place, explained
 
 
 def bits(run: Run) -> dict[str, str]:

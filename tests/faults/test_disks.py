@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data.pictures import class_folders
+from app.data.pictures import class_folders
 from faults.children import NEEDS_FORK, Child, Ended, as_nobody, ended, open_folder
 from faults.counting import Faults
 from faults.small_runs import (
@@ -26,10 +26,10 @@ from faults.small_runs import (
     trained,
 )
 
-from largemargin.data import DataConfig
+from largemargin.app.data import DataConfig
+from largemargin.app.models import ModelConfig
+from largemargin.app.training import Run, RunConfig, train
 from largemargin.errors import LargeMarginError
-from largemargin.models import ModelConfig
-from largemargin.training import Run, RunConfig, train
 
 pytestmark = NEEDS_FORK
 CONTINUE = "Checkpoints written before are whole. When the cause is gone, continue: largemargin"

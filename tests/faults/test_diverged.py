@@ -10,12 +10,10 @@ import torch
 from faults.counting import Faults
 from faults.small_runs import STEPS, assert_tidy, config, digits
 
-from largemargin.cli.command import main
-from largemargin.data import Data
-from largemargin.dropin import MarginWarning
-from largemargin.errors import LargeMarginError
-from largemargin.report.write import report
-from largemargin.training import (
+from largemargin.app.cli.command import main
+from largemargin.app.data import Data
+from largemargin.app.report.write import report
+from largemargin.app.training import (
     NoiseConfig,
     ObjectiveConfig,
     OptimizerConfig,
@@ -23,11 +21,12 @@ from largemargin.training import (
     RunConfig,
     train,
 )
-from largemargin.training.comparison import compare
-from largemargin.training.divergence import left_out
-from largemargin.training.many import train_many
-from largemargin.training.methods import read_methods
-from largemargin.training.tuning import tune
+from largemargin.app.training.comparison import compare, read_methods
+from largemargin.app.training.parallel_runs import train_many
+from largemargin.app.training.run_scores import left_out
+from largemargin.app.training.tuning import tune
+from largemargin.dropin import MarginWarning
+from largemargin.errors import LargeMarginError
 
 WILD = OptimizerConfig(lr=1e30, clip_norm=None, schedule="constant", warmup_epochs=0)
 
@@ -81,7 +80,7 @@ def test_weights_that_are_not_finite_are_named(tmp_path: Path, faults: Faults) -
             for each in started[0].bare.parameters():
                 each.fill_(math.nan)
 
-    from largemargin.training import trainer as room
+    from largemargin.app.training import trainer as room
 
     started: list[Any] = []
     build = room.Trainer._build

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli.command import environment, largemargin, runs_in
+from app.cli.command import environment, largemargin, runs_in
 from faults.children import NEEDS_FORK, Child, ended, kill_at
 from faults.counting import Faults
 from faults.small_runs import (
@@ -24,7 +24,7 @@ from faults.small_runs import (
     trained,
 )
 
-from largemargin.training import Run
+from largemargin.app.training import Run
 
 pytestmark = NEEDS_FORK
 WRITES = (

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.command import environment, runs_in
+from app.cli.command import environment, runs_in
 from faults.counting import Faults
 from faults.small_runs import assert_same, assert_tidy
 from two_ranks import NEEDS_GLOO
 
-from largemargin.training import Run
-from largemargin.training.processes import AGREE_EVERY, AGREE_SECONDS, Agreement
-from largemargin.training.runs import resume_command
+from largemargin.app.training import Run
+from largemargin.app.training.processes import AGREE_EVERY, AGREE_SECONDS, Agreement
+from largemargin.app.training.runs import resume_command
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 """What the command ``torchrun`` is, at a port that nobody else has."""

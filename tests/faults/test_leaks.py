@@ -15,14 +15,13 @@ from faults.counting import Faults, Took
 from torch import nn
 
 import largemargin as lm
-from largemargin.data import Samples
-from largemargin.evaluating import predict
+from largemargin.app.data import Samples
+from largemargin.app.training import NoiseConfig, ObjectiveConfig
+from largemargin.app.training.epoch_totals import Sums
+from largemargin.app.training.objective import objective_of
+from largemargin.app.training.step import Step
 from largemargin.integrations.scikit_learn import LargeMarginClassifier
-from largemargin.measuring import measure
-from largemargin.training import NoiseConfig, ObjectiveConfig
-from largemargin.training.objective import objective_of
-from largemargin.training.step import Step
-from largemargin.training.sums import Sums
+from largemargin.measuring import measure, predict
 
 MIB = 2**20
 THREADS = 8
@@ -73,7 +72,7 @@ def growth(objective: str, first: int, steps: int) -> tuple[int, int]:
 
 @NEEDS_PROC
 # Whether ArcFace takes hold of five classes on one line is not the question here.
-@pytest.mark.filterwarnings("ignore::largemargin.dropin.watch.MarginWarning")
+@pytest.mark.filterwarnings("ignore::largemargin.dropin.training_warnings.MarginWarning")
 @pytest.mark.parametrize(
     ("objective", "steps"),
     [

@@ -9,20 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from app.report.reading import Page
 from faults.counting import Faults, watched
 from held_bytes import held
 from PIL import Image
-from report.reading import Page
 from torch import Tensor, nn
 
-from largemargin.data import DataConfig
-from largemargin.evaluating import EvaluationConfig, evaluate, predict
+from largemargin.app.data import DataConfig
+from largemargin.app.models import ModelConfig
+from largemargin.app.report.class_table import SHOWN
+from largemargin.app.report.write import report
+from largemargin.app.training import ObjectiveConfig, RunConfig, train
 from largemargin.integrations.scikit_learn import LargeMarginClassifier
-from largemargin.measuring import measure
-from largemargin.models import ModelConfig
-from largemargin.report.class_table import SHOWN
-from largemargin.report.write import report
-from largemargin.training import ObjectiveConfig, RunConfig, train
+from largemargin.measuring import EvaluationConfig, evaluate, measure, predict
 
 MIB = 2**20
 SLOW = pytest.mark.slow

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from cli.command import environment
+from app.cli.command import environment
 from faults.counting import Faults
 from faults.extras import EXTRAS, MODEL, OPTIONAL
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.command import environment
-from data.pictures import class_folders
+from app.cli.command import environment
+from app.data.pictures import class_folders
 from faults.counting import Faults
 
-from largemargin.cli import main
-from largemargin.data import DataConfig, load_data
+from largemargin.app.cli import main
+from largemargin.app.data import DataConfig, load_data
 from largemargin.errors import LargeMarginError
 
 pytest.importorskip("jsonargparse", reason="the command is built with jsonargparse")
@@ -75,7 +75,7 @@ for name in ("connect", "connect_ex", "sendto"):
     setattr(socket.socket, name, refuse)
 for name in ("getaddrinfo", "gethostbyname", "create_connection"):
     setattr(socket, name, refuse)
-from largemargin.cli import main
+from largemargin.app.cli import main
 folder, commands = sys.argv[1], json.loads(sys.argv[2])
 statuses = []
 for words in commands:

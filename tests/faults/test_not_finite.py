@@ -11,12 +11,12 @@ from faults.counting import Faults
 from faults.small_runs import STEPS, config, digits
 
 import largemargin as lm
-from largemargin.data import Data
+from largemargin.app.data import Data
+from largemargin.app.models import ModelConfig
+from largemargin.app.training import NoiseConfig, ObjectiveConfig, OptimizerConfig, Run, train
+from largemargin.app.training.epoch_totals import Sums
 from largemargin.errors import LargeMarginError
 from largemargin.losses import LOSSES
-from largemargin.models import ModelConfig
-from largemargin.training import NoiseConfig, ObjectiveConfig, OptimizerConfig, Run, train
-from largemargin.training.sums import Sums
 
 QUIET: dict[str, Any] = {"noise": NoiseConfig("none"), "ema": None, "gradients_every": 0}
 

@@ -23,7 +23,7 @@ import largemargin as lm
 import largemargin.functional as LF
 from largemargin.errors import LargeMarginError
 from largemargin.losses import LOSSES
-from largemargin.ops.rows import EPS
+from largemargin.ops.norms import EPS
 
 QUICK, FULL = 15, 295
 """Cases of each loss: more than 500 and 10,000 over all."""

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.command import SMALL
-from data.pictures import class_folders, picture
+from app.cli.command import SMALL
+from app.data.pictures import class_folders, picture
 from faults.children import NEEDS_FORK, as_nobody, ended, open_folder
 from faults.counting import Faults
 from faults.odd_files import READABLE, UNREADABLE, pipe
 
-from largemargin.cli import main
-from largemargin.data import DataConfig, load_data
+from largemargin.app.cli import main
+from largemargin.app.data import DataConfig, load_data
+from largemargin.app.models import ModelConfig, build_model
+from largemargin.app.training import Run
 from largemargin.errors import LargeMarginError
-from largemargin.evaluating import predict
-from largemargin.models import ModelConfig, build_model
-from largemargin.training import Run
+from largemargin.measuring import predict
 
 TINY = ("--model", "mlp", "--data.size", "8", "--data.validation", "0.2", "--measure", "false")
 

@@ -9,9 +9,9 @@ import torch
 from faults.counting import Faults
 from faults.small_runs import STEPS, assert_same, config, digits
 
-from largemargin.data import Data, DataConfig
-from largemargin.models import ModelConfig
-from largemargin.training import (
+from largemargin.app.data import Data, DataConfig
+from largemargin.app.models import ModelConfig
+from largemargin.app.training import (
     Interrupted,
     NoiseConfig,
     ObjectiveConfig,
@@ -20,8 +20,8 @@ from largemargin.training import (
     RunConfig,
     train,
 )
-from largemargin.training.engine import Session
-from largemargin.training.seeds import Stream
+from largemargin.app.training.engine import Session
+from largemargin.app.training.run_rng import RunRng
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "everything": {},
@@ -82,7 +82,7 @@ def test_stopped_in_the_middle_of_an_epoch(tmp_path: Path, faults: Faults, name:
 
 
 def test_all_generators_are_put_back() -> None:
-    stream = Stream(torch.device("cpu"))
+    stream = RunRng(torch.device("cpu"))
     states = stream.states()
     drawn = torch.rand(3), random.random()
     torch.rand(5)

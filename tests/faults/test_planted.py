@@ -23,12 +23,12 @@ from faults.small_runs import digits, trained
 
 import largemargin
 from largemargin import export
-from largemargin.cli import main
-from largemargin.data import DataConfig, load_data
+from largemargin.app.cli import main
+from largemargin.app.data import DataConfig, load_data
+from largemargin.app.models import ModelConfig, build_model
+from largemargin.app.models.library_networks import _fetch_torchvision
+from largemargin.app.training import Run, train
 from largemargin.errors import LargeMarginError
-from largemargin.models import ModelConfig, build_model
-from largemargin.models.outside import _fetch_torchvision
-from largemargin.training import Run, train
 
 SOURCES = sorted(Path(largemargin.__file__).parent.rglob("*.py"))
 

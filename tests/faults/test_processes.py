@@ -15,9 +15,9 @@ from faults.counting import Faults
 from faults.small_runs import config, digits, steps_in, trained
 from two_ranks import NEEDS_GLOO
 
-from largemargin.data import DataConfig
-from largemargin.models import ModelConfig
-from largemargin.training import NoiseConfig, ObjectiveConfig, Run, train
+from largemargin.app.data import DataConfig
+from largemargin.app.models import ModelConfig
+from largemargin.app.training import NoiseConfig, ObjectiveConfig, Run, train
 
 pytestmark = [NEEDS_FORK, NEEDS_GLOO]
 pytest.importorskip("accelerate", reason="accelerate joins the processes")

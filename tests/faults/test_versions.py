@@ -11,13 +11,12 @@ from faults.counting import Faults
 from faults.small_runs import trained
 
 from largemargin import export
-from largemargin.cli import main
+from largemargin.app.cli import main
+from largemargin.app.training import Run, from_dict, read_config, train
+from largemargin.app.training.checkpoints import Checkpoints
+from largemargin.app.training.comparison import Comparison
 from largemargin.errors import LargeMarginError
-from largemargin.evaluating import Evaluation, Threshold
-from largemargin.measuring import Geometry
-from largemargin.training import Run, from_dict, read_config, train
-from largemargin.training.checkpoints import Checkpoints
-from largemargin.training.comparison import Comparison
+from largemargin.measuring import Evaluation, Geometry, Threshold
 
 OLDER = Path(__file__).parent / "older"
 NEWER = "newer version"

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from largemargin import geometry as g
-from largemargin.robust import SCALED_32, Perturbation
+from largemargin.measuring.robust import SCALED_32, Perturbation
 
 pytestmark = pytest.mark.gpu
 

@@ -12,7 +12,7 @@ import largemargin as lm
 
 lightning = pytest.importorskip("lightning", reason="lightning is not installed")
 
-from largemargin.integrations.geometry_monitor import GeometryMonitor  # noqa: E402
+from largemargin.integrations.lightning import GeometryMonitor  # noqa: E402
 
 pytestmark = [
     # Raised inside Lightning on new releases of torch.

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
-from largemargin.losses.schedules import Schedule
+from largemargin.losses.base.schedules import Schedule
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="the Trainer needs accelerate, which is not installed")

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
-from largemargin.losses.schedules import Schedule
+from largemargin.losses.base.schedules import Schedule
 
 lightning = pytest.importorskip("lightning", reason="lightning is not installed")
 

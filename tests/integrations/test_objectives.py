@@ -8,7 +8,7 @@ from sklearn.datasets import load_iris
 
 import largemargin as lm
 from largemargin import LargeMarginError
-from largemargin.integrations.objectives import objective_for
+from largemargin.integrations.objective_text import objective_for
 from largemargin.integrations.scikit_learn import LargeMarginClassifier
 
 

@@ -18,7 +18,7 @@ import largemargin as lm
 
 torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
 
-from largemargin.integrations import feature_metrics  # noqa: E402
+from largemargin.integrations import torchmetrics as feature_metrics  # noqa: E402
 from largemargin.integrations import torchmetrics as ours  # noqa: E402
 
 NEVER_UPDATED = "ignore:The ``compute`` method of metric:UserWarning"

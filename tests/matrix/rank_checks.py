@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import largemargin as lm
-from largemargin.prototypes import centroids
+from largemargin.heads import centroid_bank
 
 D, TOLERANCE = 4, 1e-6
 
@@ -162,7 +162,7 @@ def check_classwise() -> Iterator[str]:
 
 def check_many_classes() -> Iterator[str]:
     """More classes than one row each is sent for: rows are the samples of all ranks."""
-    C = centroids.SHARED_SLOTS + 4
+    C = centroid_bank.SHARED_SLOTS + 4
     cases = {
         "ragged": ([C - 1, 0, 7, 7, C - 1, 2000, 0, 3], (3, 5)),
         "empty": ([C - 1, 0, 7, 7], (0, 4)),
@@ -176,7 +176,7 @@ def check_many_classes() -> Iterator[str]:
 
 def check_as_many_rows_as_classes() -> Iterator[str]:
     """The gathered batch has exactly C rows, which are still samples and not classes."""
-    with mock.patch.object(centroids, "SHARED_SLOTS", 4):
+    with mock.patch.object(centroid_bank, "SHARED_SLOTS", 4):
         losses = classwise(8)
         for name in ("Discriminative", "Discriminative sum", "Center"):
             labels = [7, 3, 3, 0, 1, 7, 7, 5]
@@ -228,7 +228,7 @@ def no_communication() -> Iterator[None]:
 
 def check_evaluation_by_one_rank() -> Iterator[str]:
     losses = [lm.Discriminative(5, D), lm.CenterLoss(5, D), lm.CrossEntropy(sync=True)]
-    wide = lm.Discriminative(centroids.SHARED_SLOTS + 4, D)
+    wide = lm.Discriminative(centroid_bank.SHARED_SLOTS + 4, D)
     for loss in (*losses, wide):
         loss.eval()
         state = copy.deepcopy(loss.state_dict())

@@ -23,7 +23,7 @@ from matrix.loss_calls import (
 from torch import Tensor, nn
 
 from largemargin import LOSSES, Loss
-from largemargin.ops import _chunked
+from largemargin.ops import chunked
 
 # inductor's lowering of torch.diagonal uses a function that torch has deprecated
 pytestmark = pytest.mark.filterwarnings("ignore:.*_prims_common.check:FutureWarning")
@@ -198,7 +198,7 @@ def test_losses_with_other_numbers_compile_in_the_same_process(name: str) -> Non
 @pytest.mark.parametrize("name", ["cosface", pytest.param("kobayashi", marks=pytest.mark.slow)])
 def test_compiled_blocks_of_logits_are_not_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler sees forward and backward pass at once, and the same products in both."""
-    monkeypatch.setattr(_chunked, "block_size", lambda *_: 32)
+    monkeypatch.setattr(chunked, "block_size", lambda *_: 32)
     generator = torch.Generator().manual_seed(0)
     features, prototypes = (torch.randn(n, 4, generator=generator) for n in (64, 200))
     leaves = features.requires_grad_(), prototypes.requires_grad_()

@@ -10,8 +10,7 @@ from torch.testing import assert_close
 
 from largemargin.losses import centroid_margin
 from largemargin.losses.centroid_margin import nearest_rival
-from largemargin.ops.boundary import paired_boundary_distance
-from largemargin.ops.rivals import nearest_two
+from largemargin.ops.boundary import nearest_two, paired_boundary_distance
 
 module = sys.modules[centroid_margin.__module__]
 
@@ -54,7 +53,7 @@ def test_blocks_find_the_nearest(monkeypatch: pytest.MonkeyPatch, block: int) ->
 def test_the_interpreted_kernel_finds_the_nearest() -> None:
     program = (
         "from matrix.test_rivals import compare, module;"
-        "import largemargin.ops._rival_kernels as kernels;"
+        "import largemargin.ops.triton.rival_boundaries as kernels;"
         "module.BLOCK = 256; kernels.COLUMNS = 128; compare('cpu');"
         "kernels.orders = lambda: kernels.SHORT; compare('cpu')"
     )

@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.testing import assert_close
 
-from largemargin.ops import normalize, rows, safe_norm
-from largemargin.ops.rows import _scaled_norm, row_products
+from largemargin.ops import normalize, norms, safe_norm
+from largemargin.ops.norms import _scaled_norm, row_products
 
 
 def extreme(count: int, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -28,7 +28,7 @@ def largest_allocation(function) -> int:
 @pytest.mark.parametrize("numbers", [1, 50, 70, 10_000])
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, numbers: int) -> None:
     x, other = extreme(37, 7), torch.randn(37, 7)
-    monkeypatch.setattr(rows, "BLOCK_NUMBERS", numbers)
+    monkeypatch.setattr(norms, "BLOCK_NUMBERS", numbers)
     exact = torch.linalg.vector_norm(x.double(), dim=1, keepdim=True)
     assert_close(_scaled_norm(x, -1).double(), exact, rtol=1e-6, atol=0)
     with torch.no_grad():
@@ -37,7 +37,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, numbers: int) ->
 
 @pytest.mark.parametrize("function", [normalize, safe_norm], ids=lambda f: f.__name__)
 def test_gradients_of_blocks(monkeypatch: pytest.MonkeyPatch, function) -> None:
-    monkeypatch.setattr(rows, "BLOCK_NUMBERS", 20)
+    monkeypatch.setattr(norms, "BLOCK_NUMBERS", 20)
     x = torch.randn(11, 6, dtype=torch.float64, requires_grad=True)
     weights = torch.randn_like(function(x))
     (once,) = torch.autograd.grad((function(x) * weights).sum(), x)
@@ -47,7 +47,7 @@ def test_gradients_of_blocks(monkeypatch: pytest.MonkeyPatch, function) -> None:
 
 
 def test_no_copy_of_a_large_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "BLOCK_NUMBERS", 2**12)
+    monkeypatch.setattr(norms, "BLOCK_NUMBERS", 2**12)
     x = torch.randn(4096, 64)
     assert largest_allocation(lambda: _scaled_norm(x, -1)) <= 4 * 2**12
     with torch.no_grad():

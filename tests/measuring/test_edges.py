@@ -11,9 +11,14 @@ from torch.utils.data import TensorDataset
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
-from largemargin.evaluating import accuracy_of
-from largemargin.measuring import Geometry, measure, measure_arrays, measure_input_margins
-from largemargin.measuring.sums import ClassSums
+from largemargin.measuring import (
+    Geometry,
+    accuracy_of,
+    measure,
+    measure_arrays,
+    measure_input_margins,
+)
+from largemargin.measuring.stream import ClassSums
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e6])
@@ -350,7 +355,7 @@ def test_an_arrangement_wider_than_the_search_finds_counts(monkeypatch: pytest.M
     cell = torch.zeros(24, 4)
     for row, (i, j, a, b) in zip(cell, rows, strict=True):
         row[i], row[j] = a, b
-    place = sys.modules["largemargin.measuring.prototypes"]
+    place = sys.modules["largemargin.measuring.prototype_geometry"]
     monkeypatch.setattr(place, "widest_known", lambda classes, dim: math.radians(58.9))
     g = measure_arrays(cell, torch.arange(24), cell)
     assert g.prototypes.class_margin == pytest.approx(60)

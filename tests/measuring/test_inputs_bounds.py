@@ -10,7 +10,7 @@ from torch import nn
 from largemargin import geometry as g
 from largemargin.errors import LargeMarginError
 from largemargin.measuring import measure
-from largemargin.measuring.bounds import BROKEN, MET, OPEN, Bound, BoundSettings
+from largemargin.measuring.generalization import BROKEN, MET, OPEN, Bound, BoundSettings
 
 
 def chain(bias=False):

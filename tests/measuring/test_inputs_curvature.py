@@ -9,8 +9,8 @@ from torch import nn
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
-from largemargin.measuring.curvature import Curvature, CurvatureSettings, measure_curvature
-from largemargin.measuring.draws import SampleDraws
+from largemargin.measuring.input_curvature import Curvature, CurvatureSettings, measure_curvature
+from largemargin.measuring.sample_draws import SampleDraws
 
 PLAIN = {"noise": {}}
 

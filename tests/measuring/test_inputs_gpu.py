@@ -6,7 +6,7 @@ from torch import nn
 
 from largemargin import geometry as g
 from largemargin.geometry.input_gradients import evaluation
-from largemargin.measuring.curvature import CurvatureSettings, measure_curvature
+from largemargin.measuring.input_curvature import CurvatureSettings, measure_curvature
 
 pytestmark = pytest.mark.gpu
 

@@ -185,7 +185,7 @@ def test_token_models_have_margins_at_a_layer():
     with pytest.raises(LargeMarginError, match=r"layer_margins=\['embeddings'\]"):
         measure_input_margins(net, loader)
     from largemargin.measuring.input_margins import MarginCollector
-    from largemargin.measuring.reading import Reader
+    from largemargin.measuring.probe import Reader
 
     reader = Reader(net, layers=["embed"])
     collector = MarginCollector(reader, input_margins=False, layer_margins=["embed"])

@@ -13,8 +13,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from largemargin.errors import LargeMarginError
 from largemargin.measuring import Geometry, measure
-from largemargin.measuring.bounds import BoundSettings
-from largemargin.measuring.curvature import CurvatureSettings, measure_curvature
+from largemargin.measuring.generalization import BoundSettings
+from largemargin.measuring.input_curvature import CurvatureSettings, measure_curvature
 from largemargin.measuring.input_margins import measure_input_margins
 
 SETTINGS = CurvatureSettings(

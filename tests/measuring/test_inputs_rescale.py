@@ -8,7 +8,7 @@ from torchvision.models import resnet18
 import largemargin as lm
 from largemargin import geometry as g
 from largemargin.errors import LargeMarginError
-from largemargin.measuring.rescale import rescale_model
+from largemargin.measuring.rescale_model import rescale_model
 
 
 class ConvNet(nn.Module):

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError
 from largemargin.measuring import measure
-from largemargin.measuring.find_blocks import block_names
-from largemargin.measuring.layers import pooled
+from largemargin.measuring.layers import block_names, pooled
 
 
 @pytest.mark.parametrize(

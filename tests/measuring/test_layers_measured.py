@@ -10,7 +10,7 @@ from measuring.layer_cases import C, N, Net, layers_of
 from torch import Tensor, nn
 
 from largemargin.measuring import Geometry, compare_geometry, measure
-from largemargin.measuring.find_blocks import block_names
+from largemargin.measuring.layers import block_names
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from oracles import measurement as oracle
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError
+from largemargin.heads.head_spec import HeadView
 from largemargin.measuring import measure_arrays, scores
-from largemargin.measuring.reliability import auroc, calibration
+from largemargin.measuring.calibration import auroc, calibration
 from largemargin.measuring.stream import Stream
-from largemargin.prototypes.form import HeadView
 
 SIMILARITIES = ("dot", "cosine", "cosine_prototypes", "euclidean")
 

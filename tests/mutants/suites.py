@@ -7,13 +7,13 @@ from pathlib import Path
 
 ROOMS = ("losses", "ops", "prototypes")
 KERNELS = {
-    "ops/_rival_kernels.py",
-    "ops/_tile_chunks.py",
-    "ops/_tile_gradients.py",
-    "ops/_tile_kernels.py",
-    "ops/_tile_ops.py",
-    "ops/_tile_top.py",
-    "ops/_tiles.py",
+    "ops/triton/rival_boundaries.py",
+    "ops/triton/chunks.py",
+    "ops/triton/backward.py",
+    "ops/triton/forward.py",
+    "ops/triton/op.py",
+    "ops/triton/tile_topk.py",
+    "ops/triton/launch.py",
 }
 LOSSES = {
     "arcface": "arcface",
@@ -43,10 +43,10 @@ LOSSES = {
 """Files of losses, and what the names of their tests hold."""
 
 SHARED = {
-    "ops/_dense.py": "class_stats or kobayashi or biased or rival_div or max_hinge or cosface",
+    "ops/dense.py": "class_stats or kobayashi or biased or rival_div or max_hinge or cosface",
     "ops/class_stats.py": "class_stats or kobayashi or max_hinge or cosface",
-    "ops/rows.py": "normface or cosface or compactness",
-    "prototypes/centroids.py": "sequence or compactness or centroid_norm or robust_discriminative",
+    "ops/norms.py": "normface or cosface or compactness",
+    "heads/centroid_bank.py": "sequence or compactness or centroid_norm or robust_discriminative",
 }
 """For files that many losses stand on: those that show the most of them."""
 
@@ -55,40 +55,39 @@ GRADIENTS = "tests/contract/test_gradients.py"
 GOLDEN = "tests/test_conformance.py::test_every_golden_case_passes"
 EXAMPLES = "tests/test_docstrings.py"
 WARM = (
-    *("tests/contract", "tests/mutants", "tests/ops/test_rows.py"),
+    *("tests/contract", "tests/mutants", "tests/ops/test_norms.py"),
     *("tests/properties", GOLDEN, EXAMPLES),
     *(f"tests/dropin/test_{name}.py" for name in ("accumulate", "scale", "schedules")),
     "tests/dropin/test_schedules_in_training.py",
-    *(f"tests/prototypes/test_{n}.py" for n in ("centroids", "fixed", "head", "packing")),
-    *(f"tests/prototypes/test_{n}.py" for n in ("planning", "sharded")),
+    *(f"tests/heads/test_{n}.py" for n in ("centroids", "fixed", "head", "packing")),
+    *(f"tests/heads/test_{n}.py" for n in ("planning", "sharded")),
 )
 """Tests of mutants in forks: quick ones that neither compile nor start processes."""
 ALSO = {
-    "losses/discriminative.py": ("tests/training/test_stable_discriminative.py",),
-    "losses/scale.py": ("tests/dropin/test_scale.py",),
-    "losses/schedules.py": ("tests/dropin/test_schedules.py",),
-    "ops/_fused.py": ("tests/contract/test_fused.py",),
-    "ops/_sharded.py": (
-        "tests/prototypes/test_sharded.py",
-        "tests/prototypes/test_sharded_ranks.py",
+    "losses/discriminative.py": ("tests/app/training/test_stable_discriminative.py",),
+    "losses/base/scale.py": ("tests/dropin/test_scale.py",),
+    "losses/base/schedules.py": ("tests/dropin/test_schedules.py",),
+    "ops/cosine_target_rest.py": ("tests/contract/test_fused.py",),
+    "ops/sharded.py": (
+        "tests/heads/test_sharded.py",
+        "tests/heads/test_sharded_ranks.py",
     ),
-    "ops/shards.py": ("tests/prototypes/test_sharded.py",),
-    "ops/rows.py": ("tests/ops/test_rows.py", "tests/contract/test_fused.py"),
-    "ops/product.py": ("tests/ops/test_product.py",),
+    "ops/shards.py": ("tests/heads/test_sharded.py",),
+    "ops/norms.py": ("tests/ops/test_norms.py", "tests/contract/test_fused.py"),
+    "ops/matmul.py": ("tests/ops/test_matmul.py",),
     "ops/boundary.py": ("tests/properties/test_items_centroids.py",),
-    "ops/rivals.py": ("tests/properties/test_items_centroids.py",),
     "losses/centroid_margin.py": ("tests/mutants/test_centroid_margins.py",),
-    "prototypes/centroids.py": ("tests/prototypes/test_centroids.py",),
-    "prototypes/fixed.py": ("tests/prototypes/test_fixed.py",),
-    "prototypes/form.py": ("tests/prototypes/test_head.py",),
-    "prototypes/head.py": ("tests/prototypes/test_head.py",),
-    "prototypes/packing.py": ("tests/prototypes/test_packing.py",),
-    "prototypes/planning.py": ("tests/prototypes/test_planning.py",),
-    "prototypes/sharded.py": (
-        "tests/prototypes/test_sharded.py",
-        "tests/prototypes/test_sharded_ranks.py",
+    "heads/centroid_bank.py": ("tests/heads/test_centroid_bank.py",),
+    "heads/simplex.py": ("tests/heads/test_simplex.py",),
+    "heads/head_spec.py": ("tests/heads/test_class_head.py",),
+    "heads/class_head.py": ("tests/heads/test_class_head.py",),
+    "heads/packing.py": ("tests/heads/test_packing.py",),
+    "heads/memory_estimate.py": ("tests/heads/test_memory_estimate.py",),
+    "heads/sharded_class_head.py": (
+        "tests/heads/test_sharded.py",
+        "tests/heads/test_sharded_ranks.py",
     ),
-    "prototypes/top.py": ("tests/prototypes/test_head.py", "tests/prototypes/test_sharded.py"),
+    "heads/topk.py": ("tests/heads/test_class_head.py", "tests/heads/test_sharded.py"),
 }
 """Tests that belong to one file and are not found by the name of a loss."""
 

@@ -8,14 +8,14 @@ import torch.nn.functional as F
 
 import largemargin.functional as LF
 from largemargin.errors import LargeMarginError
-from largemargin.losses.angles import (
+from largemargin.losses.arcface import _penalised_cosine
+from largemargin.losses.base.angles import (
     NOISE,
     clipped,
     continued_cosine,
     multiplied_angle,
     sine_of_target,
 )
-from largemargin.losses.arcface import _penalised_cosine
 
 LOSSES = {
     "arcface": lambda *given: LF.arcface(*given, margin=0.5, scale=2.0, mode="none"),

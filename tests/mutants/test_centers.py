@@ -28,7 +28,7 @@ def test_features_that_are_not_finite_move_no_center():
 
 
 def test_other_ranks_are_only_asked_where_that_was_asked_for(monkeypatch):
-    module = importlib.import_module("largemargin.prototypes.centroids")
+    module = importlib.import_module("largemargin.heads.centroid_bank")
     monkeypatch.setattr(module, "world_size", lambda: 2)
     monkeypatch.setattr(module, "all_reduce_sum", lambda x: 2 * x)
     given = torch.tensor([[3.0]]), torch.zeros(1, 1), torch.tensor([0])

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from largemargin.errors import LargeMarginError
-from largemargin.ops import _chunked
-from largemargin.ops._dense import dense_stats
+from largemargin.ops import chunked
+from largemargin.ops.dense import dense_stats
 from largemargin.ops.similarity import AffineForm
 
 NAMES = ("target", "rival", "rest", "spread", "mean")
@@ -23,7 +23,7 @@ NAMES = ("target", "rival", "rest", "spread", "mean")
     ],
 )
 def test_sizes_of_blocks(samples, classes, device, size):
-    assert _chunked.block_size(samples, classes, device) == size
+    assert chunked.block_size(samples, classes, device) == size
 
 
 def form(logits):
@@ -35,7 +35,7 @@ def form(logits):
 def test_nothing_is_returned_that_was_not_asked_for(names):
     logits = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([0, 4, 2])
-    found = _chunked.chunked_stats(form(logits), labels, names)
+    found = chunked.chunked_stats(form(logits), labels, names)
     want = dense_stats(logits, labels, names)
     for got, value in zip(found, want, strict=True):
         assert (got is None) == (value is None)
@@ -46,29 +46,29 @@ def test_logits_of_almost_any_size_are_above_the_hidden_target():
     """Down to a quarter of the range of float32, and up to three quarters of it."""
     logits = torch.tensor([[0.0, -8e37, -8.2e37], [0.0, 2e38, 1e38]])
     labels = torch.tensor([0, 0])
-    _, rival, index, rest, spread, _ = _chunked.chunked_stats(form(logits), labels, NAMES)
+    _, rival, index, rest, spread, _ = chunked.chunked_stats(form(logits), labels, NAMES)
     for values in (rival, rest, spread):
         assert values.tolist() == pytest.approx([-8e37, 2e38], rel=1e-6)
     assert index.tolist() == [1, 1]
 
 
 def test_of_equal_rivals_the_first_counts_in_whichever_block(monkeypatch):
-    monkeypatch.setattr(_chunked, "block_size", lambda *_: 1)
+    monkeypatch.setattr(chunked, "block_size", lambda *_: 1)
     logits = torch.tensor([[0.0, 3.0, 1.0, 3.0]])
-    stats = _chunked.chunked_stats(form(logits), torch.tensor([0]), ("rival",))
+    stats = chunked.chunked_stats(form(logits), torch.tensor([0]), ("rival",))
     assert stats[2].tolist() == [1]
 
 
 def test_gradients_are_marked_where_somebody_may_differentiate_them_again(monkeypatch):
     marked = []
-    unwatched = _chunked._Once.apply
+    unwatched = chunked._Once.apply
     monkeypatch.setattr(
-        _chunked._Once, "apply", lambda *given: marked.append(given) or unwatched(*given)
+        chunked._Once, "apply", lambda *given: marked.append(given) or unwatched(*given)
     )
     for again in (False, True):
         rows = torch.eye(2, requires_grad=True)
         given = AffineForm(rows, torch.ones(3, 2), None, None, False, None)
-        rest = _chunked.chunked_stats(given, torch.tensor([0, 1]), ("rest",))[3]
+        rest = chunked.chunked_stats(given, torch.tensor([0, 1]), ("rest",))[3]
         torch.autograd.grad(rest.sum(), rows, create_graph=again)
         assert len(marked) == again
 
@@ -78,7 +78,7 @@ def test_second_derivatives_by_the_bias_alone_are_refused(function):
     """Also of a function that is linear in the statistics, whose gradients have no graph."""
     bias = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
     given = AffineForm(torch.eye(2), torch.ones(3, 2), bias, None, False, None)
-    rest = _chunked.chunked_stats(given, torch.tensor([0, 1]), ("rest",))[3]
+    rest = chunked.chunked_stats(given, torch.tensor([0, 1]), ("rest",))[3]
     (slope,) = torch.autograd.grad(function(rest).sum(), bias, create_graph=True)
     with pytest.raises(LargeMarginError, match="once only"):
         torch.autograd.grad(slope.sum(), bias)
@@ -88,7 +88,7 @@ def test_second_derivatives_by_what_a_loss_adds_are_refused():
     """The way to a factor of the statistics leads through their gradients alone."""
     rows, factor = torch.eye(2, requires_grad=True), torch.tensor(2.0, requires_grad=True)
     given = AffineForm(rows, torch.ones(3, 2), None, None, False, None)
-    rest = _chunked.chunked_stats(given, torch.tensor([0, 1]), ("rest",))[3]
+    rest = chunked.chunked_stats(given, torch.tensor([0, 1]), ("rest",))[3]
     (slope,) = torch.autograd.grad((factor * rest).sum(), rows, create_graph=True)
     with pytest.raises(LargeMarginError, match="once only"):
         torch.autograd.grad(slope.sum(), factor)
@@ -96,14 +96,14 @@ def test_second_derivatives_by_what_a_loss_adds_are_refused():
 
 def test_no_gradient_is_made_for_what_needs_none(monkeypatch):
     made = []
-    unwatched = _chunked._backward
+    unwatched = chunked._backward
     monkeypatch.setattr(
-        _chunked, "_backward", lambda *given: made.append(unwatched(*given)) or made[-1]
+        chunked, "_backward", lambda *given: made.append(unwatched(*given)) or made[-1]
     )
     rows, columns = torch.eye(2, requires_grad=True), torch.ones(3, 2, requires_grad=True)
     for given in ((rows, columns.detach()), (rows.detach(), columns)):
         form = AffineForm(*given, None, None, False, None)
-        _chunked.chunked_stats(form, torch.tensor([0, 1]), ("rest",))[3].sum().backward()
+        chunked.chunked_stats(form, torch.tensor([0, 1]), ("rest",))[3].sum().backward()
     assert [[each is None for each in results] for results in made] == [
         [False, True, True],
         [True, False, True],
@@ -112,16 +112,16 @@ def test_no_gradient_is_made_for_what_needs_none(monkeypatch):
 
 def test_compiled_code_puts_gradients_together_from_parts(monkeypatch):
     """In the backward pass, where the forward pass was not compiled."""
-    monkeypatch.setattr(_chunked, "block_size", lambda *_: 2)
+    monkeypatch.setattr(chunked, "block_size", lambda *_: 2)
     columns = torch.tensor([[1.0, 2.0], [0.0, 1.0], [3.0, 1.0]], requires_grad=True)
     found = []
     for compiling in (False, True):
         given = AffineForm(torch.eye(2), columns, None, None, False, None)
-        rest = _chunked.chunked_stats(given, torch.tensor([0, 1]), ("rest",))[3]
+        rest = chunked.chunked_stats(given, torch.tensor([0, 1]), ("rest",))[3]
         monkeypatch.setattr(torch.compiler, "is_compiling", lambda known=compiling: known)
         found += torch.autograd.grad(rest.sum(), columns)
         monkeypatch.undo()
-        monkeypatch.setattr(_chunked, "block_size", lambda *_: 2)
+        monkeypatch.setattr(chunked, "block_size", lambda *_: 2)
     assert torch.equal(*found)
     assert found[0].abs().sum() > 1
 
@@ -129,13 +129,13 @@ def test_compiled_code_puts_gradients_together_from_parts(monkeypatch):
 @pytest.mark.parametrize("label", [2, 5])
 def test_blocks_of_bias_minus_infinity_are_not_there(monkeypatch, label):
     """Before, around and after the others: as without these classes."""
-    monkeypatch.setattr(_chunked, "block_size", lambda *_: 2)
+    monkeypatch.setattr(chunked, "block_size", lambda *_: 2)
     logits = torch.tensor([[3.0, 1.0, 0.5, 2.0, 4.0, 1.5, 2.5, 0.0]])
     masked = torch.tensor([True, True, False, False, True, False, True, True])
     bias = torch.zeros(8).masked_fill(masked, -torch.inf)
     whole = form(logits)._replace(columns=logits.T.clone().requires_grad_(), column_bias=bias)
     want = ("target", "rival", "rest")
-    target, rival, index, rest, _, _ = _chunked.chunked_stats(whole, torch.tensor([label]), want)
+    target, rival, index, rest, _, _ = chunked.chunked_stats(whole, torch.tensor([label]), want)
     others = [place for place in (2, 3, 5) if place != label]
     assert target.item() == logits[0, label]
     assert rival.item() == logits[0, 3] == 2.0
@@ -149,6 +149,6 @@ def test_blocks_of_bias_minus_infinity_are_not_there(monkeypatch, label):
 def test_many_gradients_at_once_are_refused():
     columns = torch.eye(3).requires_grad_()
     whole = form(torch.eye(3))._replace(columns=columns)
-    rest = _chunked.chunked_stats(whole, torch.tensor([0, 1, 2]), ("rest",))[3]
+    rest = chunked.chunked_stats(whole, torch.tensor([0, 1, 2]), ("rest",))[3]
     with pytest.raises(LargeMarginError, match=r'one gradient at a time.*impl="dense"'):
         torch.autograd.grad(rest, columns, torch.eye(3), is_grads_batched=True)

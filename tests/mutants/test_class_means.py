@@ -8,9 +8,9 @@ import torch
 from mutants.threads import Ranks
 
 from largemargin.errors import LargeMarginError
-from largemargin.prototypes.centroids import CentroidBank, class_means
+from largemargin.heads.centroid_bank import CentroidBank, class_means
 
-module = importlib.import_module("largemargin.prototypes.centroids")
+module = importlib.import_module("largemargin.heads.centroid_bank")
 
 FEATURES = torch.tensor([[1.0], [2.0], [4.0], [7.0], [5.0]])
 LABELS = torch.tensor([3, 5, 0, 3, 5])

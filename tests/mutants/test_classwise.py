@@ -5,7 +5,7 @@ import torch
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
-from largemargin.losses.terms import check_margin
+from largemargin.losses.base.terms import check_margin
 
 FEATURES = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 5.0]], dtype=torch.float64)
 PROTOTYPES = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64)

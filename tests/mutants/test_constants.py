@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import largemargin as lm
-from largemargin.losses.classwise import ClassWise
+from largemargin.heads.head_spec import HeadSpec, HeadView
+from largemargin.losses.base.classwise import ClassWise
+from largemargin.losses.base.loss import Loss
 from largemargin.losses.cross_entropy import LogitLoss
-from largemargin.losses.loss import Loss
-from largemargin.ops.rows import _Normalize, _SafeNorm
-from largemargin.prototypes.form import HeadForm, HeadView
+from largemargin.ops.norms import _Normalize, _SafeNorm
 
 SHARE = {"at_least": 0, "at_most": 1}
 CONSTANTS = {
@@ -88,7 +88,7 @@ def test_what_losses_change_and_refuse():
 
 
 def test_heads_without_settings():
-    assert HeadForm("dot") == ("dot", 1.0, False)
+    assert HeadSpec("dot") == ("dot", 1.0, False)
     view = HeadView(torch.eye(2))
     assert (view.bias, view.similarity, view.scale) == (None, "dot", 1.0)
     assert lm.SimplexHead.scale == 1

@@ -8,8 +8,8 @@ import torch
 import largemargin as lm
 import largemargin.functional as LF
 from largemargin.errors import LargeMarginError
+from largemargin.heads.head_spec import HeadSpec
 from largemargin.losses.sphereface import _annealed, sphereface_psi
-from largemargin.prototypes.form import HeadForm
 
 
 def test_margins_of_sphereface_count_from_one():
@@ -58,5 +58,5 @@ def test_prototypes_of_any_length_have_gradients_across_it(sizes):
 
 
 def test_heads_of_sphereface_have_its_scale_or_the_length_of_the_features():
-    assert lm.SphereFace().head_form(3) == HeadForm("cosine_prototypes")
-    assert lm.SphereFace(scale=8.0).head_form(3) == HeadForm("cosine", 8.0)
+    assert lm.SphereFace().head_form(3) == HeadSpec("cosine_prototypes")
+    assert lm.SphereFace(scale=8.0).head_form(3) == HeadSpec("cosine", 8.0)

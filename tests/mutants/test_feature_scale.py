@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import largemargin as lm
-from largemargin.ops import rows
-from largemargin.ops.rows import EPS
+from largemargin.ops import norms
+from largemargin.ops.norms import EPS
 
 module = importlib.import_module("largemargin.losses.stable_discriminative")
 
@@ -27,10 +27,10 @@ def test_empty_batches_have_a_scale_on_accelerators_too(monkeypatch):
     """Norms by way of the largest entry, of which no entries have none."""
 
     def norm(x, dim, keepdim):
-        found = rows._scaled_norm(x, dim)
+        found = norms._scaled_norm(x, dim)
         return found if keepdim else found.squeeze(dim)
 
-    monkeypatch.setattr(rows, "_norm", norm)
+    monkeypatch.setattr(norms, "_norm", norm)
     assert module.feature_scale(torch.zeros(0, 3)) == 0
     assert module.feature_scale(FEATURES) == 5
 

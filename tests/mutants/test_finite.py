@@ -5,7 +5,7 @@ import torch
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
-from largemargin.losses import finite
+from largemargin.losses.base import loss as finite
 
 LARGE = torch.full((2, 3), 1e25)
 PROTOTYPES = torch.tensor([[1e20, 0, 0], [0, -1e20, 0]])

@@ -5,8 +5,8 @@ import types
 import pytest
 import torch
 
-from largemargin.prototypes import ClassHead
-from largemargin.prototypes.form import boundary_form
+from largemargin.heads import ClassHead
+from largemargin.heads.head_spec import boundary_form
 
 WEIGHT = torch.tensor([[3.0, 4.0], [0.0, 2.0], [1.0, 1.0]])
 BIAS = torch.tensor([1.0, 2.0, 4.0])

@@ -8,7 +8,7 @@ import torch
 import largemargin as lm
 import largemargin.functional as LF
 from largemargin.errors import LargeMarginError
-from largemargin.prototypes.centroids import class_means
+from largemargin.heads.centroid_bank import class_means
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
@@ -111,7 +111,7 @@ def test_the_first_sample_that_counts_holds_its_class():
 @pytest.mark.parametrize("classes", [2, 9])
 def test_ranks_are_only_asked_where_that_was_asked_for(monkeypatch, classes):
     """Two ranks with the same batch: the same means of twice as many samples."""
-    module = importlib.import_module("largemargin.prototypes.centroids")
+    module = importlib.import_module("largemargin.heads.centroid_bank")
     monkeypatch.setattr(module, "world_size", lambda: 2)
     monkeypatch.setattr(module, "all_reduce_sum", lambda x: 2 * x)
     monkeypatch.setattr(module, "gather_ragged", lambda x, _: torch.cat((x, x)))

@@ -8,7 +8,7 @@ import torch
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
-from largemargin.losses.margins import ldam_margins
+from largemargin.losses.base.class_counts import ldam_margins
 
 FEATURES = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
 LABELS = torch.tensor([0, 1])
@@ -80,7 +80,7 @@ def test_smoothed_labels_that_do_not_exist_have_no_value():
 @pytest.mark.parametrize("sample_weight", [None, torch.tensor([1.0, 3.0])])
 def test_ranks_add_up_values_and_counts(monkeypatch, sample_weight):
     """Two ranks with the same batch have the mean of one."""
-    module = importlib.import_module("largemargin.losses.loss")
+    module = importlib.import_module("largemargin.losses.base.loss")
     alone = lm.CrossEntropy()(FEATURES, LABELS, sample_weight=sample_weight)
     monkeypatch.setattr(module, "world_size", lambda: 2)
     monkeypatch.setattr(module, "all_reduce_sum", lambda x: 2 * x)

@@ -3,7 +3,7 @@
 import pytest
 
 import largemargin as lm
-from largemargin.losses.settings import _limits, find_setting, settings_of
+from largemargin.losses.base.settings import _limits, find_setting, settings_of
 
 
 def names(loss):

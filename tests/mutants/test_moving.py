@@ -3,11 +3,11 @@
 import torch
 from torch import nn
 
-from largemargin.ops.moving import Moving, followed, move, moving_of
+from largemargin.ops.scheduled_values import ScheduledValue, followed, move, scheduled_value_of
 
 
 def test_a_number_keeps_its_tensor():
-    moving = Moving()
+    moving = ScheduledValue()
     moving.put("margin", 0.5)
     tensor = moving.tensor("margin")
     moving.put("margin", 0.25)
@@ -18,14 +18,14 @@ def test_a_number_keeps_its_tensor():
     assert tensor.item() == 0.25
     module = nn.Module()
     move(module, "margin", 0.5)
-    first = moving_of(module).tensor("margin")
+    first = scheduled_value_of(module).tensor("margin")
     move(module, "margin", 0.25)
-    assert moving_of(module).tensor("margin") is first
+    assert scheduled_value_of(module).tensor("margin") is first
     assert (module.margin, first.item()) == (0.25, 0.25)
 
 
 def test_numbers_are_as_wide_as_weights_and_float32_at_least():
-    moving = Moving()
+    moving = ScheduledValue()
     moving.put("margin", 0.1)
     for dtype, wide in (("float64", "float64"), ("float16", "float32"), ("float32", "float32")):
         moving.follow(torch.ones(1, dtype=getattr(torch, dtype)))
@@ -40,7 +40,7 @@ def test_numbers_are_as_wide_as_weights_and_float32_at_least():
 
 
 def test_numbers_come_back_from_where_there_is_no_memory():
-    moving = Moving()
+    moving = ScheduledValue()
     with torch.device("meta"):
         moving.put("margin", 0.5)
     assert moving.tensor("margin").is_meta
@@ -53,5 +53,5 @@ def test_compiled_code_reads_tensors(monkeypatch):
     move(module, "margin", 0.5)
     assert followed(module, "margin") is None
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert followed(module, "margin") is moving_of(module).tensor("margin")
+    assert followed(module, "margin") is scheduled_value_of(module).tensor("margin")
     assert followed(nn.Module(), "margin") is None

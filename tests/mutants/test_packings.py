@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from largemargin.errors import LargeMarginError
-from largemargin.prototypes import packing
+from largemargin.heads import packing
 
 
 def points(count, dim, seed=0, batch=1):

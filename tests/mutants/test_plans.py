@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from largemargin.errors import LargeMarginError
-from largemargin.prototypes import planning
-from largemargin.prototypes.planning import estimate_memory, most_classes
+from largemargin.heads import memory_estimate
+from largemargin.heads.memory_estimate import estimate_memory, most_classes
 
 HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float32, torch.float64
 WORKSPACES = {
@@ -26,8 +26,8 @@ WORKSPACES = {
 @pytest.mark.parametrize(("impl", "dtype"), WORKSPACES, ids=str)
 def test_bytes_of_a_small_head(monkeypatch, impl, dtype):
     asked = []
-    monkeypatch.setattr(planning, "block_size", lambda *given: asked.append(given) or 10)
-    monkeypatch.setattr(planning, "chunk_bytes", lambda classes: 1000)
+    monkeypatch.setattr(memory_estimate, "block_size", lambda *given: asked.append(given) or 10)
+    monkeypatch.setattr(memory_estimate, "chunk_bytes", lambda classes: 1000)
     how = {"world_size": 2, "optimizer": "adam", "dtype": dtype, "impl": impl}
     plan = estimate_memory(3, 11, 7, **how)
     size = 6 * 7 * dtype.itemsize
@@ -39,7 +39,7 @@ def test_bytes_of_a_small_head(monkeypatch, impl, dtype):
     assert plan.kept == 4 * size
     assert plan.total == 4 * size + max(plan.features + plan.workspace, 3 * size)
     assert asked == ([(6, 6, "cuda")] if impl == "chunked" else [])
-    monkeypatch.setattr(planning, "chunk_bytes", lambda classes: 10 * classes)
+    monkeypatch.setattr(memory_estimate, "chunk_bytes", lambda classes: 10 * classes)
     least = 60 + 4 * (6 + 42) if impl == "triton" else WORKSPACES[impl, dtype]
     assert estimate_memory(3, 11, 7, **how).workspace == least
 

@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 
-from largemargin.ops import rivals
+from largemargin.ops import boundary
 from largemargin.ops.boundary import signed_boundary_distance
 
 CLASSES, DIM = 7, 4
@@ -32,7 +32,7 @@ def problem(with_bias=True):
 def searched(points, weight, own, bias):
     middle = weight.mean(0)
     own_bias = None if bias is None else bias[own]
-    return rivals.for_search(points, weight[own] - middle, own_bias, own, middle)
+    return boundary.for_search(points, weight[own] - middle, own_bias, own, middle)
 
 
 def all_pairs(points, weight, own, bias, block):
@@ -65,8 +65,8 @@ def kernels(monkeypatch):
         orders=lambda: ("left", "right"),
         product=lambda rows, columns: rows @ columns.flip(1).T,
     )
-    monkeypatch.setitem(sys.modules, "largemargin.ops._rival_kernels", fake)
-    monkeypatch.setattr(rivals, "_fused", lambda _: True)
+    monkeypatch.setitem(sys.modules, "largemargin.ops.triton.rival_boundaries", fake)
+    monkeypatch.setattr(boundary, "_fused", lambda _: True)
 
 
 BLOCKS = [slice(0, 7), slice(0, 4), slice(2, 5), slice(4, 7), slice(3, 4), slice(6, 7)]
@@ -79,12 +79,12 @@ def test_the_two_nearest_of_a_block(block, with_bias):
     given = searched(points, weight, own, bias)
     assert given.parts is None
     near = None if bias is None else bias[block]
-    values, indices = rivals.nearest_two(given, weight[block], near, block.start)
+    values, indices = boundary.nearest_two(given, weight[block], near, block.start)
     want, where = all_pairs(points, weight, own, bias, block)
     known = want.isfinite()
     assert torch.allclose(values, want)
     assert torch.equal(indices[known], where[known])
-    alone = rivals.nearest_two(searched(points[:1], weight, own[:1], bias), weight, bias, 0)
+    alone = boundary.nearest_two(searched(points[:1], weight, own[:1], bias), weight, bias, 0)
     assert alone[0].shape == (1, 2)
 
 
@@ -97,18 +97,18 @@ def test_the_same_by_kernels(kernels, with_bias, split):
     given = given if split else given._replace(parts=None)
     for block in BLOCKS[:4]:
         near = None if bias is None else bias[block]
-        values, indices = rivals.nearest_two(given, weight[block], near, block.start)
+        values, indices = boundary.nearest_two(given, weight[block], near, block.start)
         want, where = all_pairs(points, weight, own, bias, block)
         assert torch.allclose(values, want)
         assert torch.equal(indices, where)
 
 
-@pytest.mark.parametrize("count", [rivals.MANY_POINTS - 1, rivals.MANY_POINTS])
+@pytest.mark.parametrize("count", [boundary.MANY_POINTS - 1, boundary.MANY_POINTS])
 def test_on_a_gpu_numbers_are_split_for_many_points(kernels, count):
     points, own = torch.ones(count, DIM), torch.zeros(count, dtype=torch.long)
     mine = torch.ones(count, DIM).as_subclass(OnDevice)
-    given = rivals.for_search(points, mine, None, own, torch.zeros(DIM))
-    assert (given.parts is not None) == (count == rivals.MANY_POINTS)
+    given = boundary.for_search(points, mine, None, own, torch.zeros(DIM))
+    assert (given.parts is not None) == (count == boundary.MANY_POINTS)
 
 
 def nearest_of(own, other, point):
@@ -116,8 +116,8 @@ def nearest_of(own, other, point):
     weight = torch.tensor([own, other], dtype=torch.float64)
     points = torch.tensor([point], dtype=torch.float64)
     middle, zero = torch.zeros_like(weight[0]), torch.tensor([0])
-    given = rivals.for_search(points, weight[:1], None, zero, middle)._replace(parts=None)
-    return rivals.nearest_two(given, weight[1:], None, 1)[0].item()
+    given = boundary.for_search(points, weight[:1], None, zero, middle)._replace(parts=None)
+    return boundary.nearest_two(given, weight[1:], None, 1)[0].item()
 
 
 @pytest.mark.parametrize("by", ["torch", "kernels"])
@@ -154,19 +154,19 @@ class Block:
 
 def test_where_kernels_are_launched(monkeypatch):
     found = object()
-    monkeypatch.setattr(rivals.importlib.util, "find_spec", lambda _: found)
+    monkeypatch.setattr(boundary.importlib.util, "find_spec", lambda _: found)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     two = torch.ones(2, DIM)
-    assert rivals._fused(Block())
-    assert not rivals._fused(two)
+    assert boundary._fused(Block())
+    assert not boundary._fused(two)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert rivals._fused(two)
-    assert not rivals._fused(two[:1])
-    assert not rivals._fused(two.double())
+    assert boundary._fused(two)
+    assert not boundary._fused(two[:1])
+    assert not boundary._fused(two.double())
     with monkeypatch.context() as compiling:
-        compiling.setattr(rivals, "plain_eager", lambda: False)
-        assert not rivals._fused(two)
+        compiling.setattr(boundary, "plain_eager", lambda: False)
+        assert not boundary._fused(two)
     found = None
-    assert not rivals._fused(two)
+    assert not boundary._fused(two)
     monkeypatch.delenv("TRITON_INTERPRET")
-    assert not rivals._fused(Block())
+    assert not boundary._fused(Block())

@@ -2,7 +2,7 @@
 
 import torch
 
-from largemargin.ops import rows, safe_norm
+from largemargin.ops import norms, safe_norm
 
 
 def test_the_norm_has_no_slope_and_no_curvature_at_the_origin():
@@ -16,12 +16,12 @@ def test_the_norm_has_no_slope_and_no_curvature_at_the_origin():
 def test_compiled_code_reads_rows_by_an_operator_of_its_own(monkeypatch):
     table, index = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0])
     asked = []
-    operator = rows._read_rows
-    monkeypatch.setattr(rows, "_read_rows", lambda *given: asked.append(given) or operator(*given))
+    operator = norms._read_rows
+    monkeypatch.setattr(norms, "_read_rows", lambda *given: asked.append(given) or operator(*given))
     for eager in (True, False):
-        monkeypatch.setattr(rows, "plain_eager", lambda known=eager: known)
-        assert rows.read_rows(table, index).flatten().tolist() == [3, 1]
-        whole = rows.read_rows(table, None)
+        monkeypatch.setattr(norms, "plain_eager", lambda known=eager: known)
+        assert norms.read_rows(table, index).flatten().tolist() == [3, 1]
+        whole = norms.read_rows(table, None)
         assert torch.equal(whole, table)
         assert whole.data_ptr() != table.data_ptr()
         assert len(asked) == (0 if eager else 2)

@@ -9,10 +9,14 @@ import torch
 import largemargin as lm
 import largemargin.functional as LF
 from largemargin.errors import LargeMarginError
-from largemargin.losses.loss import Loss
-from largemargin.losses.rebuild import _literal, constructor_arguments, rebuilding_repr
+from largemargin.losses.base.constructor_arguments import (
+    _literal,
+    constructor_arguments,
+    constructor_repr,
+)
+from largemargin.losses.base.loss import Loss
 
-module = importlib.import_module("largemargin.losses.scale")
+module = importlib.import_module("largemargin.losses.base.scale")
 
 
 def test_the_narrowest_margin_decides_on_a_number():
@@ -58,8 +62,8 @@ def test_super_symmetry_of_prototypes_of_any_length(size):
 
 
 def test_the_text_of_a_loss_names_what_differs_from_the_defaults():
-    assert rebuilding_repr(lm.CosFace(), Loss) == "CosFace()"
-    assert rebuilding_repr(lm.CosFace(scale=8.0), Loss) == "CosFace(scale=8.0)"
+    assert constructor_repr(lm.CosFace(), Loss) == "CosFace()"
+    assert constructor_repr(lm.CosFace(scale=8.0), Loss) == "CosFace(scale=8.0)"
     assert constructor_arguments(lm.CenterLoss(3, 2), Loss) == {"num_classes": 3, "dim": 2}
     assert [_literal(x) for x in (math.inf, -math.inf, 0.5)] == [
         "float('inf')",

@@ -5,7 +5,7 @@ import torch
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
-from largemargin.losses.schedules import Annealing, DeferredReweighting, Ramp, preset_schedule
+from largemargin.losses.base.schedules import Annealing, DeferredReweighting, Ramp, preset_schedule
 
 
 def test_schedules_are_equal_with_equal_settings():

@@ -8,7 +8,7 @@ import torch
 from mutants.threads import Ranks
 
 from largemargin.errors import LargeMarginError
-from largemargin.ops import _sharded, class_stats
+from largemargin.ops import class_stats, sharded
 from largemargin.ops.shards import ClassSample, Shard, _Whole, class_range, once, times_gradient
 
 NAMES = ("target", "rival", "rest", "spread", "mean")
@@ -30,7 +30,7 @@ def on_ranks(monkeypatch, features, weight, bias, scale, want):
         _, first = class_range(CLASSES, len(SIZES), ranks.get_rank())
         return Shard(prototypes, own_bias, first, CLASSES, "all", None)
 
-    monkeypatch.setattr(_sharded, "shard_of", shard_of)
+    monkeypatch.setattr(sharded, "shard_of", shard_of)
     factors = draw(len(NAMES), sum(SIZES), seed=9)
 
     def task(rank):
@@ -42,7 +42,7 @@ def on_ranks(monkeypatch, features, weight, bias, scale, want):
         if isinstance(scale, torch.Tensor):
             own_scale = scale.detach().clone().requires_grad_()
             leaves.append(own_scale)
-        found = _sharded.sharded_stats(
+        found = sharded.sharded_stats(
             class_stats,
             *leaves[:2],
             LABELS[mine],
@@ -134,7 +134,7 @@ def test_ranks_wait_for_those_whose_features_need_no_gradient(monkeypatch, grad)
     ranks = Ranks(2, monkeypatch)
     weight, labels = draw(4, DIM, seed=1), torch.tensor([3, 0])
     monkeypatch.setattr(
-        _sharded,
+        sharded,
         "shard_of",
         lambda columns, _: Shard(columns, None, 2 * ranks.get_rank(), 4, "all", None),
     )
@@ -145,7 +145,7 @@ def test_ranks_wait_for_those_whose_features_need_no_gradient(monkeypatch, grad)
         how = {"bias": None, "similarity": "dot", "scale": 1.0, "precision": None}
         with torch.set_grad_enabled(grad):
             given = features, columns, labels[: len(features)]
-            rest = _sharded.sharded_stats(class_stats, *given, want=("rest",), **how)["rest"]
+            rest = sharded.sharded_stats(class_stats, *given, want=("rest",), **how)["rest"]
         if not grad:
             assert not rest.requires_grad
             return rest, None
@@ -215,16 +215,16 @@ def test_labels_that_do_not_exist_have_no_statistics():
 def test_the_numbers_of_classes_are_the_same_ones_for_ever(seed, number, want):
     """A run that is resumed with another release draws the classes it would have drawn."""
     index = torch.tensor([0, 1, 2, 1000, 2**31 + 5])
-    found = _sharded._uniform(index, ClassSample(0.3, seed, number)) * 2**31
+    found = sharded._uniform(index, ClassSample(0.3, seed, number)) * 2**31
     assert found.tolist() == want
 
 
 def test_a_class_is_drawn_below_the_rate():
     none = torch.tensor([], dtype=torch.long)
-    score = _sharded._uniform(torch.arange(50), ClassSample(0.0, 3, 4))
+    score = sharded._uniform(torch.arange(50), ClassSample(0.0, 3, 4))
     third = score.sort().values[2].item()
     for rate, count in ((third, 2), (third + 1e-9, 3)):
-        found = _sharded.sampled_classes(ClassSample(rate, 3, 4), 0, 50, none)
+        found = sharded.sampled_classes(ClassSample(rate, 3, 4), 0, 50, none)
         assert len(found) == count
         assert set(score.sort().indices[:count].tolist()) == set(found.tolist())
 

@@ -10,10 +10,10 @@ import torch
 from mutants.threads import Ranks
 
 from largemargin.errors import LargeMarginError
+from largemargin.heads import ShardedClassHead
 from largemargin.ops.shards import Shard, class_range
-from largemargin.prototypes import ShardedClassHead
 
-module = importlib.import_module("largemargin.prototypes.sharded")
+module = importlib.import_module("largemargin.heads.sharded_class_head")
 
 CLASSES, DIM = 7, 2
 SIZES = (2, 0, 3, 1, 1)

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from largemargin.errors import LargeMarginError
+from largemargin.heads.topk import best_of, flat_features, top_classes
 from largemargin.ops import similarity_logits
 from largemargin.ops.similarity import dense_logits
-from largemargin.prototypes.top import best_of, flat_features, top_classes
 
-module = importlib.import_module("largemargin.prototypes.top")
+module = importlib.import_module("largemargin.heads.topk")
 
 
 def whole_numbers(*shape, seed=0, below=4):

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from largemargin.ops import _rival_kernels
-from largemargin.ops._tile_ops import interpreted
-from largemargin.ops.rivals import for_search, nearest_two
+from largemargin.ops.boundary import for_search, nearest_two
+from largemargin.ops.triton import rival_boundaries
+from largemargin.ops.triton.op import interpreted
 
 pytestmark = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
 
@@ -16,13 +16,13 @@ def test_products_of_split_numbers(order):
     generator = torch.Generator().manual_seed(0)
     rows, columns = torch.randn(5, 11, generator=generator), torch.randn(7, 11, generator=generator)
     middle = columns.mean(0)
-    left, right = getattr(_rival_kernels, order)
-    parts = _rival_kernels.split(rows, None, left, 1.0)[0]
-    others, sizes = _rival_kernels.split(columns, middle, right, 0.5)
+    left, right = getattr(rival_boundaries, order)
+    parts = rival_boundaries.split(rows, None, left, 1.0)[0]
+    others, sizes = rival_boundaries.split(columns, middle, right, 0.5)
     centred = columns.double() - middle.double()
     bound = 1e-6 if order == "EXACT" else 2e-3
     assert_close(
-        _rival_kernels.product(parts, others).double(), rows.double() @ centred.T,
+        rival_boundaries.product(parts, others).double(), rows.double() @ centred.T,
         rtol=0, atol=bound,
     )  # fmt: skip
     assert_close(sizes.double(), 0.5 * centred.square().sum(1), rtol=1e-6, atol=0)

@@ -8,7 +8,7 @@ from ops.tile_problems import made
 from torch import Tensor
 
 from largemargin import ArcFace, Kobayashi
-from largemargin.ops import _tile_chunks, _tile_ops
+from largemargin.ops.triton import chunks, op
 
 pytest.importorskip("triton", reason="triton is not installed")
 pytestmark = pytest.mark.gpu
@@ -24,12 +24,12 @@ def test_the_same_numbers_bit_by_bit(
     given[2][:2] = torch.tensor([0, classes - 1])
     loss = kind(impl="triton", precision="bf16").to("cuda")
     # Several chunks backward; one forward either way, or sums would have another order.
-    monkeypatch.setattr(_tile_chunks, "CHUNK_BYTES", 2**20)
-    monkeypatch.setattr(_tile_chunks, "COPY_BYTES", 2**30)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 2**20)
+    monkeypatch.setattr(chunks, "COPY_BYTES", 2**30)
     found: list[tuple[Tensor, ...]] = []
     for keeps in (True, False):
         if not keeps:
-            monkeypatch.setattr(_tile_ops, "leaves_room", lambda *_: False)
+            monkeypatch.setattr(op, "leaves_room", lambda *_: False)
         value = loss(*given)
         first = torch.autograd.grad(value, given[:2], retain_graph=True)
         found += [first, torch.autograd.grad(value, given[:2])]

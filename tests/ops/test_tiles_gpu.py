@@ -14,8 +14,8 @@ from waiting import no_synchronisation
 
 from largemargin import ArcFace, Kobayashi, class_stats
 from largemargin.errors import LargeMarginError
+from largemargin.heads.topk import top_classes
 from largemargin.ops import SIMILARITIES
-from largemargin.prototypes.top import top_classes
 
 pytest.importorskip("triton", reason="triton is not installed")
 pytestmark = pytest.mark.gpu

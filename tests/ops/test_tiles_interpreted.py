@@ -8,7 +8,7 @@ from interpreted import NEEDS_TRITON, run_interpreted
 
 from largemargin import CosFace, class_stats
 from largemargin.errors import LargeMarginError
-from largemargin.ops import _tile_ops
+from largemargin.ops.triton import op
 
 HERE = Path(__file__).resolve().parent
 INPUTS = (torch.ones(2, 3), torch.eye(4, 3), torch.tensor([0, 1]))
@@ -51,7 +51,7 @@ def test_without_a_gpu_the_message_names_a_way_out(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_triton_the_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_tile_ops, "HAS_TRITON", False)
+    monkeypatch.setattr(op, "HAS_TRITON", False)
     with pytest.raises(LargeMarginError, match="Triton is not installed"):
         class_stats(*INPUTS, impl="triton")
 

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ops.tile_problems import STATISTICS, check_budget, made, outcome
 
-from largemargin.ops import SIMILARITIES, _tile_chunks
-from largemargin.ops._tile_ops import interpreted
+from largemargin.ops import SIMILARITIES
+from largemargin.ops.triton import chunks
+from largemargin.ops.triton.op import interpreted
 
 pytestmark = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
 
@@ -100,20 +101,20 @@ def test_an_empty_batch_has_gradients_of_zero(similarity):
 @pytest.fixture
 def small_chunks(monkeypatch):
     """A thousand classes at a time, the least there is, in tiles large enough to interpret."""
-    tile = _tile_chunks.Tile(16, 512, 16, 1, 1)
-    tiles = _tile_chunks.Tiles(tile, tile, _tile_chunks.Tile(16, 512, 16, 1, 1))
-    monkeypatch.setattr(_tile_chunks, "INTERPRETED", tiles)
-    monkeypatch.setattr(_tile_chunks, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(_tile_chunks, "COPY_BYTES", 1)
+    tile = chunks.Tile(16, 512, 16, 1, 1)
+    tiles = chunks.Tiles(tile, tile, chunks.Tile(16, 512, 16, 1, 1))
+    monkeypatch.setattr(chunks, "INTERPRETED", tiles)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(chunks, "COPY_BYTES", 1)
     sizes = []
-    original = _tile_chunks.Chunks.pieces
+    original = chunks.Chunks.pieces
 
     def counted(self, *args):
         for piece in original(self, *args):
             sizes.append(piece[1] - piece[0])
             yield piece
 
-    monkeypatch.setattr(_tile_chunks.Chunks, "pieces", counted)
+    monkeypatch.setattr(chunks.Chunks, "pieces", counted)
     return sizes
 
 

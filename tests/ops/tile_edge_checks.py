@@ -9,7 +9,7 @@ from ops.tile_problems import STATISTICS, Problem, check_budget, made, outcome
 from torch import Tensor
 
 from largemargin import class_stats
-from largemargin.ops._tile_ops import interpreted
+from largemargin.ops.triton.op import interpreted
 
 pytestmark = pytest.mark.skipif(not interpreted(), reason="needs TRITON_INTERPRET=1")
 

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from largemargin import ArcFace, CrossEntropy
-from largemargin.ops import _tile_chunks, _tile_ops
+from largemargin.ops.triton import chunks as _tile_chunks
+from largemargin.ops.triton import op
 
-pytestmark = pytest.mark.skipif(not _tile_ops.interpreted(), reason="needs TRITON_INTERPRET=1")
+pytestmark = pytest.mark.skipif(not op.interpreted(), reason="needs TRITON_INTERPRET=1")
 SLOW = pytest.mark.slow
 LOSS = ArcFace(scale=4.0, impl="triton", precision="bf16")
 
@@ -29,13 +30,13 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     taken: list[str] = []
 
     def watch(name: str) -> None:
-        original: Callable[..., Any] = getattr(_tile_ops, name)
+        original: Callable[..., Any] = getattr(op, name)
 
         def called(*given: Any) -> Any:
             taken.append(name.removeprefix("_tile_stats_backward"))
             return original(*given)
 
-        monkeypatch.setattr(_tile_ops, name, called)
+        monkeypatch.setattr(op, name, called)
 
     watch("_tile_stats_backward")
     watch("_tile_stats_backward_into")
@@ -44,7 +45,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def without_copies(function: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
     with monkeypatch.context() as patch:
-        patch.setattr(_tile_ops, "leaves_room", lambda *_: False)
+        patch.setattr(op, "leaves_room", lambda *_: False)
         return function()
 
 
@@ -54,14 +55,14 @@ def test_operators_are_what_torch_expects() -> None:
     given = rows, columns, None, labels, True, "bf16", 15
     # Not what compares outputs: half of the last one is not written yet.
     torch.library.opcheck(
-        _tile_ops._tile_stats_keeping,
+        op._tile_stats_keeping,
         given,
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
-    found = [tensor.detach() for tensor in _tile_ops._tile_stats_keeping(*given)]
+    found = [tensor.detach() for tensor in op._tile_stats_keeping(*given)]
     plain = rows.detach(), columns.detach(), None, labels
     torch.library.opcheck(
-        _tile_ops._tile_stats_backward_into,
+        op._tile_stats_backward_into,
         (found[3], *plain, *found[:3], torch.randn(5, 5), True, "bf16", 15, 3),
         test_utils=("test_schema", "test_faketensor"),  # it is no one's to differentiate
     )
@@ -162,7 +163,7 @@ def test_nothing_is_kept_where_there_is_no_use_or_no_room(
     def refuse(*_: Any) -> None:
         raise AssertionError("copies were kept")
 
-    monkeypatch.setattr(_tile_ops, "_tile_stats_keeping", refuse)
+    monkeypatch.setattr(op, "_tile_stats_keeping", refuse)
     loss = ArcFace(impl="triton", precision="highest" if why == "precise" else "bf16")
     with torch.set_grad_enabled(why != "no_grad"):
         loss(features, prototypes, labels)

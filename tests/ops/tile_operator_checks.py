@@ -14,12 +14,13 @@ from torch.utils.checkpoint import checkpoint
 import largemargin.functional as LF
 from largemargin import ArcFace, CosFace, CrossEntropy, Kobayashi, class_stats
 from largemargin.errors import LargeMarginError
-from largemargin.ops import SIMILARITIES, _tile_chunks, _tile_ops
-from largemargin.ops._tile_top import tile_top
+from largemargin.heads import ShardedClassHead
+from largemargin.ops import SIMILARITIES
 from largemargin.ops.similarity import AffineForm, affine_form, dense_logits
-from largemargin.prototypes import ShardedClassHead
+from largemargin.ops.triton import chunks, op
+from largemargin.ops.triton.tile_topk import tile_top
 
-pytestmark = pytest.mark.skipif(not _tile_ops.interpreted(), reason="needs TRITON_INTERPRET=1")
+pytestmark = pytest.mark.skipif(not op.interpreted(), reason="needs TRITON_INTERPRET=1")
 
 # The package exports a function of the module's name.
 OPERATOR = sys.modules["largemargin.ops.class_stats"]
@@ -69,12 +70,12 @@ def test_second_derivatives_under_activation_checkpointing() -> None:
 )
 def test_operators_are_what_torch_expects(normalize: bool, bias: bool, transposed: bool) -> None:
     given = operands(normalize, bias, transposed)
-    torch.library.opcheck(_tile_ops._tile_stats, given)
-    found = _tile_ops._tile_stats(*given)
+    torch.library.opcheck(op._tile_stats, given)
+    found = op._tile_stats(*given)
     plain = [value.detach() if isinstance(value, Tensor) else value for value in given]
     for needs in (7, 1):
         torch.library.opcheck(
-            _tile_ops._tile_stats_backward,
+            op._tile_stats_backward,
             (
                 *plain[:4],
                 *(tensor.detach() for tensor in found),
@@ -91,7 +92,7 @@ def test_operators_are_what_torch_expects(normalize: bool, bias: bool, transpose
 def test_operators_on_an_empty_batch() -> None:
     given = operands(True, True)
     empty = given[0].detach()[:0].requires_grad_()
-    torch.library.opcheck(_tile_ops._tile_stats, (empty, *given[1:3], given[3][:0], *given[4:]))
+    torch.library.opcheck(op._tile_stats, (empty, *given[1:3], given[3][:0], *given[4:]))
 
 
 @pytest.mark.parametrize("name", LOSSES_ON_STATISTICS)
@@ -206,8 +207,8 @@ def test_precision_left_open_is_that_of_torch() -> None:
     try:
         for setting, meant in (("tf32", "tf32"), ("ieee", "highest"), ("none", "highest")):
             torch.backends.cuda.matmul.fp32_precision = setting
-            assert _tile_ops.precision_of(None) == meant
-            assert _tile_ops.precision_of("bf16") == "bf16"
+            assert op.precision_of(None) == meant
+            assert op.precision_of("bf16") == "bf16"
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
 
@@ -306,9 +307,9 @@ def test_first_classes_among_equals(tied: list[int], k: int) -> None:
 
 @SLOW
 def test_best_over_several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    tile = _tile_chunks.Tile(16, 512, 16, 1, 1)
-    monkeypatch.setattr(_tile_chunks, "INTERPRETED", _tile_chunks.Tiles(tile, tile, tile))
-    monkeypatch.setattr(_tile_chunks, "COPY_BYTES", 1)
+    tile = chunks.Tile(16, 512, 16, 1, 1)
+    monkeypatch.setattr(chunks, "INTERPRETED", chunks.Tiles(tile, tile, tile))
+    monkeypatch.setattr(chunks, "COPY_BYTES", 1)
     problem = made(3, 2053, 3)
     problem.prototypes[2052] = 4 * problem.features[1]
     assert_top(form_of(problem, "dot"), form_of(problem.double(), "dot"), 4, "highest")

@@ -1,16 +1,20 @@
-"""``attach``: a loss on a model that exists already, in two lines."""
+"""``attach``: a loss on a model that exists already, in two lines.
+
+What ``attach`` is given as objective: a loss, several, or what makes them.
+"""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from largemargin.dropin.criterion import Criterion
-from largemargin.dropin.find import (
+from largemargin.dropin.feature_hooks import FeatureHooks
+from largemargin.dropin.find_head import (
     ancestors,
     check_plain,
     find_layer,
@@ -18,20 +22,73 @@ from largemargin.dropin.find import (
     parents_of,
     unwrapped,
 )
-from largemargin.dropin.given import objective_from
-from largemargin.dropin.sharded import is_fsdp, is_sharded, refuse_tensor_parallel
-from largemargin.dropin.tap import Tap
-from largemargin.dropin.watch import Watch, check_ceiling, check_shape_left
+from largemargin.dropin.fsdp import is_fsdp, refuse_tensor_parallel
+from largemargin.dropin.training_warnings import Watch, check_ceiling, check_shape_left
 from largemargin.errors import LargeMarginError, check_choice, check_number
-from largemargin.losses import Loss, Objective
-from largemargin.losses.micro_batches import set_accumulation
-from largemargin.losses.schedules import Schedule, preset_schedule
-from largemargin.losses.terms import matrix_of
-from largemargin.losses.weighted import Weighted
-from largemargin.ops import SIMILARITIES
-from largemargin.prototypes import ClassHead
-from largemargin.prototypes.form import HeadForm
-from largemargin.prototypes.sharded import ShardedClassHead
+from largemargin.heads.class_head import ClassHead
+from largemargin.heads.head_spec import HeadSpec
+from largemargin.heads.sharded_class_head import ShardedClassHead
+from largemargin.losses import LOSSES
+from largemargin.losses.base.loss import Loss, Weighted
+from largemargin.losses.base.micro_batches import set_accumulation
+from largemargin.losses.base.objective import Objective
+from largemargin.losses.base.schedules import Schedule, preset_schedule
+from largemargin.losses.base.terms import matrix_of
+from largemargin.ops.shards import is_sharded
+from largemargin.ops.similarity import SIMILARITIES
+
+
+def objective_from(given: Any, num_classes: int, dim: int) -> Objective:
+    """The objective of a loss, a weighted one, an objective or a function of the head's size."""
+    if isinstance(given, type) and issubclass(given, Loss):
+        raise LargeMarginError(
+            f"objective must be a loss, but the class {given.__name__} was given. Make one: "
+            f"{given.__name__}(...), or pass a function that makes one for this head: lambda "
+            f"num_classes, dim: {given.__name__}(...)."
+        )
+    if isinstance(given, type) and issubclass(given, nn.Module):
+        raise _refusal(f"the class {given.__name__}", _instead_of(given))
+    made = given
+    if not isinstance(given, nn.Module) and callable(given):
+        made = given(num_classes, dim)
+    if isinstance(made, Objective):
+        return made
+    inner = made.loss if isinstance(made, Weighted) else made
+    if isinstance(made, str):
+        raise _refusal(repr(made), _written(made))
+    if not isinstance(inner, Loss):
+        raise _refusal(type(made).__name__, _instead_of(type(made)))
+    names = [name for name, kind in LOSSES.items() if kind is type(inner)]
+    return Objective(**{names[0] if names else "loss": made})
+
+
+def _refusal(what: str, instead: str) -> LargeMarginError:
+    return LargeMarginError(
+        "objective must be a loss of largemargin, `weight * loss`, an Objective, or a function "
+        f"(num_classes, dim) that returns one, but {what} was given.{instead}"
+    )
+
+
+def _written(text: str) -> str:
+    """The losses that a text names, as they are made."""
+    kinds = [LOSSES.get(part.split("*")[-1].strip()) for part in text.lower().split("+")]
+    made = " + ".join(f"lm.{kind.__name__}(...)" for kind in kinds if kind)
+    return f" Make it: {made}." if all(kinds) else ""
+
+
+def _instead_of(kind: type) -> str:
+    """What to write for what people try first."""
+    if issubclass(kind, nn.CrossEntropyLoss):
+        return " torch's cross entropy, with weight and label_smoothing, is lm.CrossEntropy(...)."
+    if issubclass(kind, nn.Module):
+        return (
+            " Add a loss of your own to that of the criterion: criterion(outputs, labels) + "
+            "yours(outputs, labels)."
+        )
+    if issubclass(kind, Iterable):
+        return " Losses add up: lm.CosFace() + 0.5 * lm.SampleMargin()."
+    return ""
+
 
 Terms: TypeAlias = Objective | Loss | Weighted
 Stepping: TypeAlias = Literal["automatic", "manual"]
@@ -82,8 +139,8 @@ def attach(
         layers: names of modules (or one) whose outputs go to a loss on hidden layers
             (``LayerMargin``).
         similarity: of the head; default what the objective asks for, otherwise as it is.
-        schedule: schedules of hyper-parameters (:mod:`largemargin.losses.schedules`), or "preset":
-            the usual ones for these losses over ``total_steps``. Default none, but for an
+        schedule: schedules of hyper-parameters (:mod:`largemargin.losses.base.schedules`), or
+            "preset": the usual ones for these losses over ``total_steps``. Default none, but for an
             objective that was measured with one (:func:`largemargin.preset`): then "preset".
         stepping: "automatic" counts training calls, "manual" waits for ``criterion.step()``.
         accumulate: micro-batches per optimisation step; schedules, centroid banks and the centers
@@ -138,7 +195,7 @@ def attach(
             check_ceiling(objective, num_classes, dim)
             check_shape_left(objective, head if form is None else None)
         needs = {name for loss in objective.terms.values() for name in loss.needs}  # type: ignore[union-attr]
-        tap = Tap(
+        tap = FeatureHooks(
             bare,
             changed,
             features=named,
@@ -230,12 +287,12 @@ def _check_sizes(objective: Objective, num_classes: int, dim: int, elsewhere: se
                 )
 
 
-def _form(objective: Objective, num_classes: int, similarity: str | None) -> HeadForm | None:
+def _form(objective: Objective, num_classes: int, similarity: str | None) -> HeadSpec | None:
     if similarity is None:
         return objective.head_form(num_classes)
     check_choice("similarity", similarity, SIMILARITIES)
     wanted = objective.head_form(num_classes, similarity)
-    return wanted or HeadForm(similarity, bias=similarity == "dot")
+    return wanted or HeadSpec(similarity, bias=similarity == "dot")
 
 
 def _move(objective: Objective, head: nn.Module) -> None:
@@ -251,7 +308,7 @@ def _reshape(
     model: nn.Module,
     path: str,
     head: nn.Module,
-    form: HeadForm | None,
+    form: HeadSpec | None,
     undo: list[Callable[[], None]],
     *,
     in_ddp: bool,

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from largemargin.dropin.marks import Pass
-from largemargin.dropin.outputs import (
+from largemargin.dropin.feature_hooks import FeatureHooks, Pass
+from largemargin.dropin.fsdp import reach, waits
+from largemargin.dropin.model_outputs import (
     check_rows,
     first_half,
     flat_beside,
@@ -19,19 +20,18 @@ from largemargin.dropin.outputs import (
     rows,
     tensors_in,
 )
-from largemargin.dropin.sharded import gathered, reach, waits
-from largemargin.dropin.tap import Tap
-from largemargin.dropin.watch import Watch
+from largemargin.dropin.training_warnings import Watch
 from largemargin.errors import LargeMarginError, refuse_script
-from largemargin.losses import Objective
-from largemargin.losses.micro_batches import collectors
-from largemargin.losses.schedules import Schedule, check_schedules
-from largemargin.losses.settings import settle
-from largemargin.losses.terms import matrix_of
-from largemargin.ops.moving import Moving, live, move
-from largemargin.prototypes import CentroidBank, ClassHead
-from largemargin.prototypes.centroids import recomputing
-from largemargin.prototypes.form import HeadView
+from largemargin.heads.centroid_bank import CentroidBank, recomputing
+from largemargin.heads.class_head import ClassHead
+from largemargin.heads.head_spec import HeadView
+from largemargin.losses.base.micro_batches import collectors
+from largemargin.losses.base.objective import Objective
+from largemargin.losses.base.schedules import Schedule, check_schedules
+from largemargin.losses.base.settings import settle
+from largemargin.losses.base.terms import matrix_of
+from largemargin.ops.scheduled_values import ScheduledValue, current, move
+from largemargin.ops.shards import gathered
 
 
 class Criterion(nn.Module):
@@ -51,7 +51,7 @@ class Criterion(nn.Module):
     def __init__(
         self,
         objective: Objective,
-        tap: Tap,
+        tap: FeatureHooks,
         *,
         undo: Sequence[Any] = (),
         schedules: Sequence[Schedule] = (),
@@ -229,7 +229,7 @@ class Criterion(nn.Module):
             weight,
             None if bias is None else gathered(bias),
             getattr(layer, "similarity", "dot"),
-            live(layer, "scale", 1.0),
+            current(layer, "scale", 1.0),
         )
 
     @property
@@ -343,7 +343,7 @@ class Criterion(nn.Module):
         if self.schedules:
             weight = matrix_of(self._tap.layer)
             for module in (*self.objective.modules(), *self._tap.layer.modules()):
-                if isinstance(module, Moving):
+                if isinstance(module, ScheduledValue):
                     module.follow(weight)
 
     def _follow(self, features: Tensor) -> None:

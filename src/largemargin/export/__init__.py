@@ -6,9 +6,8 @@ lm.export.save("run", model, criterion)                  # safetensors and JSON,
 loaded = lm.export.load("run", build_model())
 """
 
-from largemargin.export.folder import read_config, save
 from largemargin.export.onnx_file import to_onnx
 from largemargin.export.program import to_exported_program
-from largemargin.export.restore import Loaded, load
+from largemargin.export.saved_model import Loaded, load, read_config, save
 
 __all__ = ["Loaded", "load", "read_config", "save", "to_exported_program", "to_onnx"]

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import largemargin
-from largemargin.dropin.find import unwrapped
+from largemargin.dropin.find_head import unwrapped
 from largemargin.errors import LargeMarginError, MissingPackage
-from largemargin.export.plain import HeadFacts, Outputs, check_class_names
+from largemargin.export.plain_model import HeadFacts, Outputs, check_class_names
 from largemargin.export.program import Check, Example, check_equal, trace
+from largemargin.version import __version__
 
 PREFIX = "largemargin."
 """Keys of the metadata this library writes begin with it."""
@@ -106,7 +106,7 @@ def to_onnx(
         _name_batch(made.model.graph)
     own = _metadata(facts, outputs, temperature, class_names)
     made.model.metadata_props.update({**own, **(metadata or {})})
-    made.model.producer_name, made.model.producer_version = "largemargin", largemargin.__version__
+    made.model.producer_name, made.model.producer_version = "largemargin", __version__
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
         draft = Path(folder) / target.name
         made.save(draft)
@@ -147,7 +147,7 @@ def _metadata(
     class_names: Sequence[str] | None,
 ) -> dict[str, str]:
     entries = {
-        f"{PREFIX}version": largemargin.__version__,
+        f"{PREFIX}version": __version__,
         f"{PREFIX}outputs": outputs,
         f"{PREFIX}temperature": json.dumps(float(temperature)),
         f"{PREFIX}head": json.dumps(facts._asdict()),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from largemargin.errors import LargeMarginError
-from largemargin.export.plain import Deployed, HeadFacts, Outputs, deployed
+from largemargin.export.plain_model import Deployed, HeadFacts, Outputs, deployed
 
 Example: TypeAlias = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
@@ -46,7 +46,7 @@ def to_exported_program(
             softmax; "features" the head's input. One tensor in any case, also where the model
             returns a tuple or a dict.
         temperature: what logits are divided by for "probabilities", from
-            :func:`largemargin.evaluating.calibrate_temperature`.
+            :func:`largemargin.measuring.calibrate_temperature`.
         layer: name of the head where it is not the last linear layer.
         strict: trace with TorchDynamo instead of running the Python code.
         verify: compare with the model on the example, and on another batch size if that is free.

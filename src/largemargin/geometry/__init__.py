@@ -1,30 +1,34 @@
 """Looking, never training: margins, dispersion, packings, curvature and the bounds about them."""
 
 from largemargin.geometry.bounds import (
+    BallBound,
     JsdLowerBound,
+    LinearMarginBound,
     LMSoftmaxInequality,
     SimplexOptimum,
+    ball_bound,
     gm_softmax_bound,
     jensen_shannon,
     jsd_lower_bound,
     kl_divergence,
+    linear_margin_bound,
     lm_softmax_inequality,
+    ramp_loss,
     simplex_optimum,
     total_variation,
 )
 from largemargin.geometry.curvature import (
+    CurvatureBounds,
     ExactCurvature,
+    LowCurvatureAccuracy,
+    RobustnessGroups,
     curvature,
+    curvature_bounds,
+    curvature_by_robustness,
     curvature_limit,
     exact_curvature,
     hessian_trace,
     input_hessian,
-)
-from largemargin.geometry.curvature_bounds import CurvatureBounds, curvature_bounds
-from largemargin.geometry.curvature_groups import (
-    LowCurvatureAccuracy,
-    RobustnessGroups,
-    curvature_by_robustness,
     low_curvature_accuracy,
     low_curvature_mask,
 )
@@ -40,13 +44,6 @@ from largemargin.geometry.dispersion import (
     rescale_network,
     variance_split,
 )
-from largemargin.geometry.generalization import (
-    BallBound,
-    LinearMarginBound,
-    ball_bound,
-    linear_margin_bound,
-    ramp_loss,
-)
 from largemargin.geometry.input_gradients import InputGradient, input_gradient
 from largemargin.geometry.margins import (
     MarginRatio,
@@ -57,6 +54,9 @@ from largemargin.geometry.margins import (
     implicit_bias,
     magnitude_ratio,
     margin_ratio,
+    min_distance,
+    riesz_energy,
+    riesz_root,
     sample_margins,
     summarize_margins,
 )
@@ -70,7 +70,6 @@ from largemargin.geometry.pac_bayes import (
     pac_bayes_quantities,
     spectral_complexity,
 )
-from largemargin.geometry.packing import min_distance, riesz_energy, riesz_root
 
 __all__ = [
     "angle_matrix",

@@ -23,7 +23,7 @@ from largemargin.geometry.pairs import (
     widen,
 )
 from largemargin.ops.boundary import DEGENERATE
-from largemargin.ops.rows import promote
+from largemargin.ops.norms import promote
 from largemargin.shapes import Features, Labels, Prototypes
 
 

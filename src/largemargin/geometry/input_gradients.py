@@ -8,15 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from largemargin.errors import (
-    LargeMarginError,
-    check_logits,
-    check_number,
-    check_same_device,
-)
+from largemargin.errors import LargeMarginError, check_logits, check_number, check_same_device
 from largemargin.geometry.pairs import blocks
-from largemargin.ops.product import without_autocast
-from largemargin.ops.rows import promote
+from largemargin.ops.matmul import without_autocast
+from largemargin.ops.norms import promote
 from largemargin.shapes import Labels
 
 Model: TypeAlias = Callable[[Tensor], Tensor]

@@ -20,8 +20,7 @@ from largemargin.errors import (
     check_number,
 )
 from largemargin.geometry.pairs import blocks
-from largemargin.ops import safe_norm
-from largemargin.ops.rows import promote
+from largemargin.ops.norms import promote, safe_norm
 
 JACOBIAN_SAMPLES = 64
 """Samples whose Jacobians are held at a time."""

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from largemargin.dropin import Criterion
+from largemargin.dropin.criterion import Criterion
 from largemargin.errors import LargeMarginError, MissingPackage
+from largemargin.heads.class_head import ClassHead
 from largemargin.integrations.trainer_duties import (
     average_gradients,
     check_accumulation,
@@ -23,8 +24,7 @@ from largemargin.integrations.trainer_duties import (
     check_criterion,
     check_trained,
 )
-from largemargin.losses import Loss
-from largemargin.prototypes import ClassHead
+from largemargin.losses.base.loss import Loss
 
 try:
     from transformers import TrainerCallback

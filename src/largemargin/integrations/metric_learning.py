@@ -12,9 +12,14 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError
-from largemargin.losses import ArcFace, CosFace, CrossEntropy, Loss, LSoftmax, NormFace, SphereFace
-from largemargin.prototypes import ClassHead
-from largemargin.prototypes.form import HeadForm
+from largemargin.heads.class_head import ClassHead
+from largemargin.heads.head_spec import HeadSpec
+from largemargin.losses.arcface import ArcFace
+from largemargin.losses.base.loss import Loss
+from largemargin.losses.cosface import CosFace
+from largemargin.losses.cross_entropy import CrossEntropy
+from largemargin.losses.normface import NormFace
+from largemargin.losses.sphereface import LSoftmax, SphereFace
 
 REDUCTIONS = {"MeanReducer": "mean", "SumReducer": "sum"}
 
@@ -113,7 +118,7 @@ def from_pml_state_dict(state: Mapping[str, Tensor], prefix: str = "") -> dict[s
     return {"weight": state[key].detach().t().contiguous().clone()}
 
 
-def _head(W: Any, form: HeadForm) -> ClassHead:
+def _head(W: Any, form: HeadSpec) -> ClassHead:
     weight = from_pml_state_dict({"W": W})["weight"]
     head = ClassHead(
         weight.shape[1],
@@ -127,7 +132,7 @@ def _head(W: Any, form: HeadForm) -> ClassHead:
     return head
 
 
-Conversion = tuple[Loss, HeadForm]
+Conversion = tuple[Loss, HeadSpec]
 
 
 def _arcface(pml: Any, options: Any) -> Conversion:
@@ -141,32 +146,32 @@ def _arcface(pml: Any, options: Any) -> Conversion:
             stacklevel=3,
         )
     scale = float(pml.scale)
-    return ArcFace(margin=margin, scale=scale, **options), HeadForm("cosine", scale)
+    return ArcFace(margin=margin, scale=scale, **options), HeadSpec("cosine", scale)
 
 
 def _cosface(pml: Any, options: Any) -> Conversion:
     scale = float(pml.scale)
     loss = CosFace(margin=float(pml.margin), scale=scale, **options)
-    return loss, HeadForm("cosine", scale)
+    return loss, HeadSpec("cosine", scale)
 
 
 def _normalized_softmax(pml: Any, options: Any) -> Conversion:
     scale = 1 / float(pml.temperature)
     if pml.distance.normalize_embeddings:
-        return NormFace(scale=scale, **options), HeadForm("cosine", scale)
+        return NormFace(scale=scale, **options), HeadSpec("cosine", scale)
     similarity = "cosine_prototypes"
     loss = CrossEntropy(similarity=similarity, scale=scale, **options)
-    return loss, HeadForm(similarity, scale)
+    return loss, HeadSpec(similarity, scale)
 
 
 def _sphereface(pml: Any, options: Any) -> Conversion:
     _check_factor(pml)
-    return SphereFace(margin=pml.margin, **options), HeadForm("cosine_prototypes")
+    return SphereFace(margin=pml.margin, **options), HeadSpec("cosine_prototypes")
 
 
 def _large_margin_softmax(pml: Any, options: Any) -> Conversion:
     _check_factor(pml)
-    return LSoftmax(margin=pml.margin, **options), HeadForm("dot")
+    return LSoftmax(margin=pml.margin, **options), HeadSpec("dot")
 
 
 CONVERTERS: dict[str, Callable[[Any, Any], Conversion]] = {

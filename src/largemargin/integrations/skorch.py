@@ -6,9 +6,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-import largemargin as lm
+from largemargin.dropin.attach import attach
+from largemargin.dropin.criterion import Criterion
 from largemargin.errors import LargeMarginError, MissingPackage
-from largemargin.integrations.objectives import objective_for
+from largemargin.integrations.objective_text import objective_for
+from largemargin.losses.cosface import CosFace
 
 try:
     import numpy as np
@@ -64,14 +66,14 @@ class LargeMarginNet(NeuralNetClassifier):  # type: ignore[misc]
     re-initialised by skorch.
     """
 
-    criterion_: lm.Criterion
+    criterion_: Criterion
     module_: nn.Module
 
     def __init__(
         self,
         module: Any,
         *args: Any,
-        criterion: Any = lm.CosFace,
+        criterion: Any = CosFace,
         predict_nonlinearity: Any = softmax,
         attach_params: dict[str, Any] | None = None,
         **kwargs: Any,
@@ -108,7 +110,7 @@ class LargeMarginNet(NeuralNetClassifier):  # type: ignore[misc]
     def initialize_criterion(self) -> Self:
         """Attach the objective to the module; what was attached to it before is taken off."""
         before = getattr(self, "criterion_", None)
-        if isinstance(before, lm.Criterion):
+        if isinstance(before, Criterion):
             before.undo()
         criterion = self.criterion
         if isinstance(criterion, nn.Module) and self.get_params_for("criterion"):
@@ -126,5 +128,5 @@ class LargeMarginNet(NeuralNetClassifier):  # type: ignore[misc]
             )
         counts = getattr(self, "_class_counts", None)
         objective = objective_for(criterion, self.get_params_for("criterion"), counts)
-        self.criterion_ = lm.attach(self.module_, objective, **params)
+        self.criterion_ = attach(self.module_, objective, **params)
         return self

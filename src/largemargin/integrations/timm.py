@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from largemargin.dropin import Criterion
+from largemargin.dropin.criterion import Criterion
 from largemargin.errors import LargeMarginError, MissingPackage
 from largemargin.integrations.trainer_duties import (
     average_gradients,

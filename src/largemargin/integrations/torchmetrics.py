@@ -13,23 +13,42 @@ classification layer, its weight, or the criterion that ``attach`` returned; whe
 all, ``update(logits=logits, labels=labels)`` will do. What several metrics keep alike (features,
 margins of one kind) a ``MetricCollection`` keeps once. Samples labelled -100 are left out; without
 samples a metric is NaN. ``options`` are those of ``torchmetrics.Metric``.
+
+What the torchmetrics of this package share: reading batches, keeping states, joining ranks.
+
+torchmetrics of features: how tight and how far apart classes are. See ``torchmetrics.py``.
 """
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from largemargin.errors import LargeMarginError, check_choice, check_number
-from largemargin.geometry import class_margin, implicit_bias
-from largemargin.geometry.margins import check_prototypes
-from largemargin.geometry.pairs import widen
-from largemargin.integrations.feature_metrics import Dispersion, NeuralCollapse, VarianceSplit
-from largemargin.integrations.metric_states import GeometryMetric, Head, HeadMetric, as_head
+from largemargin.dropin.criterion import Criterion
+from largemargin.dropin.model_outputs import flat_beside, rows
+from largemargin.errors import (
+    LargeMarginError,
+    MissingPackage,
+    check_choice,
+    check_labels,
+    check_matrix,
+    check_num_classes,
+    check_number,
+)
+from largemargin.geometry.dispersion import class_dispersion
+from largemargin.geometry.margins import check_prototypes, class_margin, implicit_bias
+from largemargin.geometry.pairs import blocks, closest_pair, row_distance, widen
+from largemargin.heads.head_spec import HeadView
+from largemargin.measuring.batches import IGNORED, SKIP
+from largemargin.measuring.calibration import auroc
 from largemargin.measuring.distributions import describe
-from largemargin.measuring.reliability import auroc
-from largemargin.ops import class_stats_from_logits
+from largemargin.measuring.feature_geometry import measure_collapse, measure_variance
+from largemargin.measuring.measure import COVARIANCE_DIM
+from largemargin.measuring.probe import head_view
+from largemargin.measuring.scores import Scores
+from largemargin.measuring.stream import ClassSums, Stream, check_norms
+from largemargin.ops.class_stats import class_stats_from_logits
 
 __all__ = [
     "ClassMargin",
@@ -40,6 +59,419 @@ __all__ = [
     "SampleMargin",
     "VarianceSplit",
 ]
+
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+else:
+    try:
+        from torchmetrics import Metric
+    except ImportError as error:
+        raise MissingPackage(
+            "largemargin.integrations.torchmetrics needs torchmetrics. Install it: "
+            "pip install 'largemargin[torchmetrics]'"
+        ) from error
+
+Head = HeadView | Criterion | nn.Module | Tensor
+"""A head, in any form in which a user holds one."""
+
+
+class Batch(NamedTuple):
+    """Rows of features (or logits) in float64 and their labels, without those labelled -100."""
+
+    rows: Tensor
+    labels: Tensor
+
+
+class GeometryMetric(Metric):
+    """A metric whose states are lists of flat tensors, joined over updates and processes.
+
+    Flat, because a process without samples does not know how wide features are, and torchmetrics
+    can join an empty vector with a vector only.
+    """
+
+    is_differentiable = False
+    full_state_update = False
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._dtypes: dict[str, torch.dtype] = {}
+
+    def sync(self, *args: Any, **options: Any) -> None:
+        # torchmetrics would send an empty float32 tensor for a state without entries, whatever the
+        # type of what other processes send: they would not understand each other.
+        for name, dtype in self._dtypes.items():
+            if isinstance(getattr(self, name), list) and not getattr(self, name):
+                setattr(self, name, [torch.zeros(0, dtype=dtype, device=self.device)])
+        super().sync(*args, **options)
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        value = super().forward(*args, **options)
+        self._fold()
+        return value
+
+    def plot(self, *args: Any, **options: Any) -> Any:
+        """A single value or a list of them, by torchmetrics."""
+        return self._plot(*args, **options)
+
+    def _add_column(self, name: str, dtype: torch.dtype = torch.float64) -> None:
+        self.add_state(name, default=[], dist_reduce_fx="cat")
+        self._dtypes[name] = dtype
+
+    def _column(self, name: str) -> Tensor:
+        """All of a state, however many parts it is in."""
+        found: Tensor | list[Tensor] = getattr(self, name)
+        if isinstance(found, Tensor):
+            return found
+        if not found:
+            return torch.zeros(0, dtype=self._dtypes[name], device=self.device)
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _fold(self) -> None:
+        """Make one part of those that torchmetrics has put side by side, where that is possible."""
+
+    def _number(self, value: float) -> Tensor:
+        dtype = torch.float32 if self.device.type == "mps" else torch.float64
+        return torch.tensor(value, dtype=dtype, device=self.device)
+
+    def _batch(
+        self, given: Tensor | None, labels: Tensor | None, num_classes: int, name: str = "features"
+    ) -> Batch:
+        """Check rows with their labels; (N, T, D) of a sequence head become rows too."""
+        if given is None or labels is None:
+            raise LargeMarginError(
+                f"{type(self).__name__} needs {name} and labels. Call "
+                f"update({name}={name}, labels=labels, ...)."
+            )
+        if isinstance(given, Tensor) and isinstance(labels, Tensor):
+            labels, given = flat_beside(labels, given), rows(given)
+        check_matrix(name, given, "(N, D)" if name == "features" else "(N, C)")
+        if isinstance(labels, Tensor) and labels.dim() == 1 and len(labels) == len(given):
+            keep = labels.long() != IGNORED  # torch takes 156 of uint8 for -100
+            given, labels = given[keep.to(given.device)], labels[keep]
+        check_labels(labels, len(given), num_classes, of=name, soft=False, skip=SKIP, validate=True)
+        return Batch(widen(given.to(self.device)), labels.to(self.device).long())
+
+
+class HeadMetric(GeometryMetric):
+    """A metric of what a head says about features."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._last: Scores | None = None
+
+    def _labelled(
+        self,
+        features: Tensor | None,
+        labels: Tensor | None,
+        head: Head | None,
+        bias: Tensor | None,
+    ) -> dict[str, Tensor]:
+        """What is known of each sample: see ``measuring.stream.PER_SAMPLE``."""
+        scores = self._scores(as_head(head, bias, type(self).__name__))
+        batch = self._batch(features, labels, scores.num_classes)
+        check_width(batch.rows, scores.dim, "the head's weight has")
+        parts = [
+            {"label": batch.labels[part], **scores.labelled(batch.rows[part], batch.labels[part])}
+            for part in blocks(max(len(batch.labels), 1), scores.rows_at_once)
+        ]
+        found = {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
+        check_norms(found["norm"])
+        return found
+
+    def _scores(self, head: HeadView) -> Scores:
+        """The head, ready to be asked: that of the last batch where it is still the same."""
+        weight = head.weight.to(self.device, copy=True)
+        bias = None if head.bias is None else head.bias.to(self.device, copy=True)
+        head = HeadView(weight, bias, head.similarity, head.scale)
+        if self._last is None or not _same(self._last.head, head):
+            self._last = Scores(head)
+        return self._last
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_last": None}
+
+
+def as_head(head: Head | None, bias: Tensor | None, metric: str) -> HeadView:
+    """Class vectors and how logits are made from them, detached."""
+    if head is None:
+        raise LargeMarginError(
+            f"{metric} needs the head: pass the classification layer, its (C, D) weight (and "
+            "bias=... where it has one) or the criterion that attach returned as head=..."
+        )
+    if isinstance(head, Criterion):
+        head = head.head
+    if isinstance(head, HeadView):
+        own = None if head.bias is None else head.bias.detach()
+        return HeadView(head.weight.detach(), own, head.similarity, float(head.scale))
+    if isinstance(head, Tensor):
+        if bias is not None and tuple(bias.shape) != tuple(head.shape[:1]):
+            raise LargeMarginError(
+                f"bias must have one number per row of the head, {tuple(head.shape[:1])}, but its "
+                f"shape is {tuple(bias.shape)}."
+            )
+        return HeadView(head.detach(), None if bias is None else bias.detach())
+    if not isinstance(getattr(head, "weight", None), Tensor):
+        raise LargeMarginError(
+            f"head must be the classification layer itself, its weight or a criterion, but "
+            f"{type(head).__name__} has no weight. Pass the layer: head=model.fc."
+        )
+    return head_view(head)
+
+
+def check_width(features: Tensor, dim: int, reason: str) -> None:
+    if features.shape[1] != dim:
+        raise LargeMarginError(
+            f"features must have {dim} columns, as {reason}, but their shape is "
+            f"{tuple(features.shape)}."
+        )
+
+
+def _same(one: HeadView, other: HeadView) -> bool:
+    def equal(a: Tensor | None, b: Tensor | None) -> bool:
+        if a is None or b is None:
+            return a is b
+        return a.device == b.device and a.dtype == b.dtype and torch.equal(a, b)
+
+    return (
+        (one.similarity, one.scale) == (other.similarity, other.scale)
+        and equal(one.weight, other.weight)
+        and equal(one.bias, other.bias)
+    )
+
+
+PAIRWISE = ("largest", "separation", "ratio")
+VARIANCES = ("within", "between", "total", "ratio")
+COLLAPSES = ("variability", "norm_spread", "angle_spread", "simplex_gap", "duality")
+
+
+class Dispersion(GeometryMetric):
+    """Diameters of the classes in feature space (NGY-D4), exact; needs no head.
+
+    Keeps all features, in float64; ``compute_on_cpu=True`` keeps them off the accelerator. Time
+    grows with the square of the samples.
+
+    Args:
+        num_classes: C.
+        statistic: "largest" dispersion of a class; "separation", the smallest distance between
+            samples of different classes (infinite with one class); or their "ratio": below 1
+            features are ideal (NGY-P4.2).
+
+    Example:
+        >>> metric = Dispersion(2)
+        >>> metric.update(torch.tensor([[0.0], [3.0], [5.0]]), torch.tensor([0, 0, 1]))
+        >>> float(metric.compute())
+        3.0
+    """
+
+    kept: list[Tensor]
+    classes: list[Tensor]
+
+    def __init__(self, num_classes: int, statistic: str = "largest", **options: Any) -> None:
+        super().__init__(**options)
+        check_choice("statistic", statistic, PAIRWISE)
+        check_number("num_classes", num_classes, at_least=1)
+        self.num_classes, self.statistic = num_classes, statistic
+        self._add_column("kept")
+        self._add_column("classes", torch.long)
+
+    def update(
+        self,
+        features: Tensor | None = None,
+        labels: Tensor | None = None,
+        head: Head | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
+        found, labels = self._batch(features, labels, self.num_classes)
+        check_norms(torch.linalg.vector_norm(found, dim=1))
+        if len(labels) == 0:
+            return
+        if self.classes and len(self.classes[-1]) > 0:
+            check_width(found, self.kept[-1].numel() // len(self.classes[-1]), "those before had")
+        self.kept.append(found.reshape(-1))
+        self.classes.append(labels)
+
+    def compute(self) -> Tensor:
+        labels = self._column("classes")
+        if len(labels) == 0:
+            return self._number(math.nan)
+        features = self._column("kept").view(len(labels), -1)
+        largest = separation = math.nan
+        if self.statistic != "separation":
+            diameters = class_dispersion(features, labels, self.num_classes)
+            largest = float(diameters[~diameters.isnan()].max())
+        if self.statistic != "largest":
+            pair = closest_pair(features, labels)
+            separation = math.inf if pair is None else float(row_distance(features, pair))
+        if self.statistic == "ratio":
+            return self._number(largest / separation if separation > 0 else math.inf)
+        return self._number(largest if self.statistic == "largest" else separation)
+
+
+class ClassSumsMetric(GeometryMetric):
+    """Counts, means and scatter of classes from one pass; features are dropped."""
+
+    covariance = False
+    counts: list[Tensor]
+    outer: list[Tensor]
+
+    def __init__(self, num_classes: int, **options: Any) -> None:
+        super().__init__(**options)
+        check_num_classes(num_classes)
+        self.num_classes = num_classes
+        for name in ("counts", "anchors", "sums", "squares"):
+            self._add_column(name, torch.long if name == "counts" else torch.float64)
+        if self.covariance:
+            self._add_column("outer")
+
+    def _add(self, features: Tensor | None, labels: Tensor | None) -> None:
+        found, labels = self._batch(features, labels, self.num_classes)
+        check_norms(torch.linalg.vector_norm(found, dim=1))
+        sums = self._sums()
+        if sums is None:
+            dim = found.shape[1]
+            keep = self.covariance and dim <= COVARIANCE_DIM
+            sums = ClassSums.empty(self.num_classes, dim, covariance=keep, like=found)
+        check_width(found, sums.sums.shape[1], "those before had")
+        sums.add(found, labels)
+        self._put(sums)
+
+    def _put(self, sums: ClassSums) -> None:
+        for name in ("counts", "anchors", "sums", "squares"):
+            setattr(self, name, [getattr(sums, name).reshape(-1)])
+        if self.covariance:
+            self.outer = [] if sums.outer is None else [sums.outer.reshape(-1)]
+
+    def _sums(self) -> ClassSums | None:
+        """The sums of all parts; None without one."""
+        counts = self._column("counts").view(-1, self.num_classes)
+        if len(counts) == 0:
+            return None
+        anchors, sums = (self._column(name).view(*counts.shape, -1) for name in ("anchors", "sums"))
+        squares = self._column("squares").view(counts.shape)
+        outer = None
+        if self.covariance and len(flat := self._column("outer")) > 0:
+            outer = flat.view(len(counts), sums.shape[-1], -1)
+        joined: ClassSums | None = None
+        for part in range(len(counts)):
+            one = ClassSums(
+                counts[part],
+                anchors[part],
+                sums[part],
+                squares[part],
+                None if outer is None else outer[part],
+                torch.finfo(torch.float32).eps,  # in which features come, whatever they are kept in
+            )
+            if joined is None:
+                joined = one
+            else:
+                joined.merge(one)
+        return joined
+
+    def _fold(self) -> None:
+        if len(self.counts) > 1:
+            sums = self._sums()
+            assert sums is not None
+            self._put(sums)
+
+
+class VarianceSplit(ClassSumsMetric):
+    """Variance of features within and between classes (ODN-VAR), in one pass; needs no head.
+
+    Args:
+        num_classes: C.
+        statistic: "within", "between", "total" or the "ratio" between / within, which is infinite
+            for collapsed classes.
+
+    Example:
+        >>> metric = VarianceSplit(2)
+        >>> metric.update(torch.tensor([[0.0], [2.0], [4.0], [6.0]]), torch.tensor([0, 0, 1, 1]))
+        >>> float(metric.compute())
+        4.0
+    """
+
+    def __init__(self, num_classes: int, statistic: str = "ratio", **options: Any) -> None:
+        super().__init__(num_classes, **options)
+        check_choice("statistic", statistic, VARIANCES)
+        self.statistic = statistic
+
+    def update(
+        self,
+        features: Tensor | None = None,
+        labels: Tensor | None = None,
+        head: Head | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
+        self._add(features, labels)
+
+    def compute(self) -> Tensor:
+        sums = self._sums()
+        if sums is None or not bool(sums.counts.any()):
+            return self._number(math.nan)
+        return self._number(getattr(measure_variance(sums, []), self.statistic))
+
+
+class NeuralCollapse(ClassSumsMetric):
+    """Neural collapse (Papyan, Han and Donoho 2020), NC1 to NC3, in one pass.
+
+    All statistics tend to 0 in it. Keeps a D x D covariance.
+
+    Args:
+        num_classes: C.
+        statistic: "variability" (NC1; NaN beyond 4096 dimensions), "norm_spread", "angle_spread"
+            or "simplex_gap" (NC2), "duality" (NC3, of the class vectors at the last update): see
+            ``Geometry.collapse``.
+
+    Example:
+        >>> metric = NeuralCollapse(2, "duality")
+        >>> features = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+        >>> metric.update(features, torch.tensor([0, 1]), head=features)
+        >>> float(metric.compute())
+        0.0
+    """
+
+    higher_is_better = False
+    covariance = True
+    prototypes: list[Tensor]
+
+    def __init__(self, num_classes: int, statistic: str = "variability", **options: Any) -> None:
+        super().__init__(num_classes, **options)
+        check_choice("statistic", statistic, COLLAPSES)
+        self.statistic = statistic
+        self._add_column("prototypes")
+
+    def update(
+        self,
+        features: Tensor | None = None,
+        labels: Tensor | None = None,
+        head: Head | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
+        weight = as_head(head, bias, "NeuralCollapse").weight
+        check_prototypes(weight)
+        if len(weight) != self.num_classes:
+            raise LargeMarginError(
+                f"NeuralCollapse was made for {self.num_classes} classes, but the head has "
+                f"{len(weight)}. Pass num_classes={len(weight)}."
+            )
+        self._add(features, labels)
+        self.prototypes = [widen(weight.to(self.device)).reshape(-1).clone()]
+
+    def compute(self) -> Tensor:
+        sums = self._sums()
+        if sums is None:
+            return self._number(math.nan)
+        size = sums.sums.numel()
+        weight = self._column("prototypes")[-size:].view(sums.sums.shape)
+        stream = Stream(HeadView(weight), covariance=False)
+        stream.sums = sums
+        found = measure_collapse(stream, [])
+        return self._number(math.nan if found is None else getattr(found, self.statistic))
+
+    def _fold(self) -> None:
+        super()._fold()
+        self.prototypes = self.prototypes[-1:]
+
 
 KINDS = ("raw", "cosine", "distance")
 """Of sample margins, as in ``Geometry.margins``."""

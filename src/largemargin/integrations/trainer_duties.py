@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from largemargin.dropin import Criterion
+from largemargin.dropin.criterion import Criterion
 from largemargin.errors import LargeMarginError
-from largemargin.losses.micro_batches import collectors
+from largemargin.losses.base.micro_batches import collectors
 
 
 def check_criterion(criterion: object, user: str) -> None:

@@ -1,6 +1,9 @@
 """Losses: one paper term, one file, a pure function and a module each."""
 
 from largemargin.losses.arcface import ArcFace, arcface
+from largemargin.losses.base.class_counts import balanced_weights, ldam_margins
+from largemargin.losses.base.loss import Loss, LossValue
+from largemargin.losses.base.objective import Objective
 from largemargin.losses.center import CenterLoss, center_loss, center_update
 from largemargin.losses.centroid_margin import (
     CentroidMargin,
@@ -44,10 +47,7 @@ from largemargin.losses.kobayashi import (
 from largemargin.losses.layer_margin import LayerMargin, layer_margin
 from largemargin.losses.ldam import LDAM
 from largemargin.losses.lm_softmax import LMSoftmax, lm_softmax
-from largemargin.losses.loss import Loss, LossValue
-from largemargin.losses.margins import balanced_weights, ldam_margins
 from largemargin.losses.normface import NormFace, normface
-from largemargin.losses.objective import Objective
 from largemargin.losses.prototype_penalties import (
     SuperSymmetry,
     ZeroCentroid,
@@ -56,13 +56,7 @@ from largemargin.losses.prototype_penalties import (
     zero_centroid,
 )
 from largemargin.losses.sample_margin import SampleMargin, sample_margin
-from largemargin.losses.sphereface import (
-    LSoftmax,
-    SphereFace,
-    lsoftmax,
-    sphereface,
-    sphereface_psi,
-)
+from largemargin.losses.sphereface import LSoftmax, SphereFace, lsoftmax, sphereface, sphereface_psi
 from largemargin.losses.stability import Stability, stability
 from largemargin.losses.stable_discriminative import StableDiscriminative
 from largemargin.losses.unified_margin import UnifiedMargin, unified_margin

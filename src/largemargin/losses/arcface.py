@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import check_choice
-from largemargin.losses.angles import clipped, sine_of_target
-from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.scale import Scale, check_scale_setting, resolve_scale, turned
-from largemargin.losses.terms import check_margin, expect, of_target, target_and_rest
-from largemargin.ops import ComputeOptions
-from largemargin.ops.moving import live
+from largemargin.losses.base.angles import clipped, sine_of_target
+from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.losses.base.scale import Scale, check_scale_setting, resolve_scale, turned
+from largemargin.losses.base.terms import at_target, check_margin, over_targets, target_and_rest
+from largemargin.ops.class_stats import ComputeOptions
+from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 Mode: TypeAlias = Literal["hard", "easy", "none"]
@@ -76,13 +76,13 @@ def arcface(
     target, rest = target_and_rest(
         features, prototypes, labels, similarity="cosine", scale=s, **how
     )
-    m = of_target(margin, labels, prototypes.shape[0], "margin")
+    m = at_target(margin, labels, prototypes.shape[0], "margin")
     cosine = clipped(target / s)
     sine = sine_of_target(cosine, features, prototypes, labels, how.get("precision"))
     penalised = s * _penalised_cosine(cosine, sine, m, mode)
     if gradient == "detached":
         penalised = target + (penalised - target).detach()
-    return expect(F.softplus(rest - penalised), labels)
+    return over_targets(F.softplus(rest - penalised), labels)
 
 
 def _check_radians(margin: float | Tensor) -> None:
@@ -140,8 +140,8 @@ class ArcFace(Loss):
     def per_sample(self, *inputs: Tensor) -> Tensor:
         return arcface(
             *inputs,
-            margin=live(self, "margin") if self.class_margins is None else self.class_margins,
-            scale=live(self, "scale"),
+            margin=current(self, "margin") if self.class_margins is None else self.class_margins,
+            scale=current(self, "scale"),
             mode=self.mode,
             gradient=self.gradient,
             **self.how,

@@ -12,16 +12,10 @@ from largemargin.errors import (
     check_number,
     check_same_device,
 )
-from largemargin.losses.classwise import ClassWise
-from largemargin.losses.loss import Loss, LossOptions
-from largemargin.ops.rows import promote, read_rows
-from largemargin.prototypes.centroids import (
-    NO_SOFT,
-    Replay,
-    class_means,
-    load_pending,
-    recomputing,
-)
+from largemargin.heads.centroid_bank import NO_SOFT, Replay, class_means, load_pending, recomputing
+from largemargin.losses.base.classwise import ClassWise
+from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.ops.norms import promote, read_rows
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 

@@ -7,18 +7,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from largemargin.errors import check_choice, check_inputs, check_matrix, check_number
-from largemargin.losses.classwise import ClassWise
-from largemargin.losses.loss import LossOptions
-from largemargin.losses.terms import check_setting, matrix_of
-from largemargin.ops import safe_norm
-from largemargin.ops.boundary import DEGENERATE, paired_boundary_distance
-from largemargin.ops.moving import live
-from largemargin.ops.product import without_autocast
-from largemargin.ops.rivals import for_search, nearest_two
-from largemargin.ops.rows import promote
+from largemargin.heads.centroid_bank import NO_SOFT, CentroidBank
+from largemargin.heads.head_spec import boundary_form
+from largemargin.losses.base.classwise import ClassWise
+from largemargin.losses.base.loss import LossOptions
+from largemargin.losses.base.terms import check_setting, matrix_of
+from largemargin.ops.boundary import DEGENERATE, for_search, nearest_two, paired_boundary_distance
+from largemargin.ops.matmul import without_autocast
+from largemargin.ops.norms import promote, safe_norm
+from largemargin.ops.scheduled_values import current
 from largemargin.ops.shards import refuse_sharded
-from largemargin.prototypes.centroids import NO_SOFT, CentroidBank
-from largemargin.prototypes.form import boundary_form
 from largemargin.shapes import Labels, Prototypes
 
 Aggregate: TypeAlias = Literal["max", "mean"]
@@ -266,7 +264,7 @@ class CentroidMargin(ClassWise):
             matrix,
             batch.slots.classes,
             bias=bias,
-            margin=live(self, "margin"),
+            margin=current(self, "margin"),
             power=self.power,
             aggregate=self.aggregate,
             validate=False,

@@ -7,11 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from largemargin.errors import check_choice, check_inputs, check_number
-from largemargin.losses.classwise import ClassWise
-from largemargin.losses.loss import LossOptions
-from largemargin.ops import safe_norm
-from largemargin.ops.rows import promote
-from largemargin.prototypes.centroids import NO_SOFT, CentroidBank
+from largemargin.heads.centroid_bank import NO_SOFT, CentroidBank
+from largemargin.losses.base.classwise import ClassWise
+from largemargin.losses.base.loss import LossOptions
+from largemargin.ops.norms import promote, safe_norm
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 

@@ -6,11 +6,11 @@ from typing import ClassVar, Unpack
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.scale import Scale, check_scale_setting, lowered, resolve_scale
-from largemargin.losses.terms import check_margin, expect, of_target, target_and_rest
-from largemargin.ops import ComputeOptions
-from largemargin.ops.moving import live
+from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.losses.base.scale import Scale, check_scale_setting, lowered, resolve_scale
+from largemargin.losses.base.terms import at_target, check_margin, over_targets, target_and_rest
+from largemargin.ops.class_stats import ComputeOptions
+from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -59,8 +59,8 @@ def cosface(
         below=num_classes / max(num_classes - 1, 1),
         hint=f"With {num_classes} classes no arrangement has a wider cosine margin.",
     )
-    required = s * of_target(margin, labels, num_classes, "margin")
-    return expect(F.softplus(rest - target + required), labels)
+    required = s * at_target(margin, labels, num_classes, "margin")
+    return over_targets(F.softplus(rest - target + required), labels)
 
 
 class CosFace(Loss):
@@ -92,5 +92,5 @@ class CosFace(Loss):
         return lowered(self.margin if self.class_margins is None else self.class_margins)
 
     def per_sample(self, *inputs: Tensor) -> Tensor:
-        margin = live(self, "margin") if self.class_margins is None else self.class_margins
-        return cosface(*inputs, margin=margin, scale=live(self, "scale"), **self.how)
+        margin = current(self, "margin") if self.class_margins is None else self.class_margins
+        return cosface(*inputs, margin=margin, scale=current(self, "scale"), **self.how)

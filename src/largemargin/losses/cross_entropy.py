@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import check_choice
-from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.terms import expect, need, stats_of
-from largemargin.ops import SIMILARITIES, ComputeOptions
+from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.losses.base.terms import over_targets, require, stats_of
+from largemargin.ops.class_stats import ComputeOptions
+from largemargin.ops.similarity import SIMILARITIES
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -50,7 +51,7 @@ def cross_entropy(
         scale=scale,
         how=how,
     )
-    return expect(F.softplus(need(stats.rest) - need(stats.target)), labels)
+    return over_targets(F.softplus(require(stats.rest) - require(stats.target)), labels)
 
 
 class LogitLoss(Loss):

@@ -13,6 +13,9 @@ from largemargin.errors import (
     check_number,
     check_same_device,
 )
+from largemargin.heads.centroid_bank import CentroidBank, FirstSeen, Strategy
+from largemargin.losses.base.classwise import ClassBatch, ClassWise
+from largemargin.losses.base.loss import LossOptions, LossValue
 from largemargin.losses.centroid_margin import (
     AGGREGATES,
     Aggregate,
@@ -20,12 +23,9 @@ from largemargin.losses.centroid_margin import (
     centroid_norm,
     classifier_of,
 )
-from largemargin.losses.classwise import ClassBatch, ClassWise
 from largemargin.losses.compactness import check_hinge, hinge_to_center
 from largemargin.losses.cross_entropy import CrossEntropy
-from largemargin.losses.loss import LossOptions, LossValue
-from largemargin.ops.moving import live
-from largemargin.prototypes.centroids import CentroidBank, FirstSeen, Strategy
+from largemargin.ops.scheduled_values import current
 
 
 class Discriminative(ClassWise):
@@ -172,17 +172,17 @@ class Discriminative(ClassWise):
             matrix,
             batch.slots.classes,
             bias=bias,
-            margin=live(self, "margin"),
+            margin=current(self, "margin"),
             power=self.margin_power,
             aggregate=self.aggregate,
             validate=False,
         )
         margin = self.mean_over_classes(distances, batch)
         terms = {"compact": compact, "margin": margin}
-        total = live(self, "alpha") * compact + live(self, "beta") * margin
+        total = current(self, "alpha") * compact + current(self, "beta") * margin
         if self.has_norm:
             terms["reg"] = self.mean_over_classes(centroid_norm(batch.centroids.margin), batch)
-            total = total + live(self, "gamma_reg") * terms["reg"]
+            total = total + current(self, "gamma_reg") * terms["reg"]
         return LossValue(total, terms), batch
 
     def _in_units(

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import check_number
+from largemargin.losses.base.loss import LossOptions
+from largemargin.losses.base.terms import at_target, class_count, over_targets, require, stats_of
 from largemargin.losses.cross_entropy import LogitLoss
-from largemargin.losses.loss import LossOptions
-from largemargin.losses.terms import class_count, expect, need, of_target, stats_of
-from largemargin.ops import ComputeOptions
+from largemargin.ops.class_stats import ComputeOptions
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -58,13 +58,13 @@ def focal(
         scale=scale,
         how=how,
     )
-    gap = need(stats.rest) - need(stats.target)
+    gap = require(stats.rest) - require(stats.target)
     # The factor is 1 long before the clamp. Without it the gradient at infinity would be NaN: that
     # of an ignored row too, which stands for class 0, where its bias is minus infinity.
     values = F.softplus(gap) * torch.exp(-gamma * F.softplus(-gap.clamp_max(1000)))
     if alpha is not None:
-        values = values * of_target(alpha.to(values.dtype), labels, num_classes, "alpha")
-    return expect(values, labels)
+        values = values * at_target(alpha.to(values.dtype), labels, num_classes, "alpha")
+    return over_targets(values, labels)
 
 
 def label_smoothing(
@@ -109,10 +109,10 @@ def label_smoothing(
         scale=scale,
         how=how,
     )
-    target = need(stats.target)
-    cross_entropy = F.softplus(need(stats.rest) - target)
+    target = require(stats.target)
+    cross_entropy = F.softplus(require(stats.rest) - target)
     to_rivals = smoothing * (num_classes - 1) / num_classes
-    return expect(cross_entropy + to_rivals * (target - need(stats.mean)), labels)
+    return over_targets(cross_entropy + to_rivals * (target - require(stats.mean)), labels)
 
 
 class Focal(LogitLoss):

@@ -7,13 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_all_finite, check_number
-from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.terms import check_setting, expect, of_target, target_and_rest
-from largemargin.ops import ComputeOptions
-from largemargin.ops.moving import live
-from largemargin.ops.rows import promote
+from largemargin.heads.head_spec import HeadSpec
+from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.losses.base.terms import at_target, check_setting, over_targets, target_and_rest
+from largemargin.ops.class_stats import ComputeOptions
+from largemargin.ops.norms import promote
+from largemargin.ops.scheduled_values import current
 from largemargin.ops.shards import refuse_sharded
-from largemargin.prototypes.form import HeadForm
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -80,10 +80,10 @@ def gaussian_mixture(
             similarity="dot",
             **how,
         )
-        normaliser = of_target(half_logdet, labels, num_classes, "log_variances")
+        normaliser = at_target(half_logdet, labels, num_classes, "log_variances")
     distance = -target - normaliser
     values = F.softplus(rest - target + alpha * distance) - likelihood_weight * target
-    return expect(values, labels)
+    return over_targets(values, labels)
 
 
 class GaussianMixture(Loss):
@@ -123,7 +123,7 @@ class GaussianMixture(Loss):
             nn.Parameter(torch.zeros(num_classes, dim)) if learn_variances else None
         )
 
-    def head_form(self, num_classes: int) -> HeadForm | None:
+    def head_form(self, num_classes: int) -> HeadSpec | None:
         if self.learn_variances:
             raise LargeMarginError(
                 "learn_variances=True classifies by distances in units of learned variances, which "
@@ -135,7 +135,7 @@ class GaussianMixture(Loss):
         return gaussian_mixture(
             *inputs,
             log_variances=self.log_variances,
-            alpha=live(self, "alpha"),
-            likelihood_weight=live(self, "likelihood_weight"),
+            alpha=current(self, "alpha"),
+            likelihood_weight=current(self, "likelihood_weight"),
             **self.how,
         )

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_length
-from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.scale import Scale, check_scale_setting, resolve_scale
-from largemargin.losses.terms import expect, target_and_rest
-from largemargin.ops import ComputeOptions
-from largemargin.ops.moving import live
+from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.losses.base.scale import Scale, check_scale_setting, resolve_scale
+from largemargin.losses.base.terms import over_targets, target_and_rest
+from largemargin.ops.class_stats import ComputeOptions
+from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -58,7 +58,7 @@ def gm_softmax(
     )
     numerator = _rows("alpha1", alpha1, labels) * target + s * _rows("beta1", beta1, labels)
     denominator = _rows("alpha2", alpha2, labels) * target + s * _rows("beta2", beta2, labels)
-    return expect(torch.logaddexp(rest, denominator) - numerator, labels)
+    return over_targets(torch.logaddexp(rest, denominator) - numerator, labels)
 
 
 # Not inside gm_softmax: dynamo of torch 2.9 cannot trace a function whose annotation has a union.
@@ -129,11 +129,11 @@ class GMSoftmax(Loss):
     def per_sample(self, *inputs: Tensor) -> Tensor:
         return gm_softmax(
             *inputs,
-            alpha1=live(self, "alpha1"),
-            beta1=live(self, "beta1"),
-            alpha2=live(self, "alpha2"),
-            beta2=live(self, "beta2"),
-            scale=live(self, "scale"),
+            alpha1=current(self, "alpha1"),
+            beta1=current(self, "beta1"),
+            alpha2=current(self, "alpha2"),
+            beta2=current(self, "beta2"),
+            scale=current(self, "scale"),
             check=self.check,
             **self.how,
         )

@@ -8,21 +8,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_inputs, check_logits
-from largemargin.losses.cross_entropy import LogitLoss
-from largemargin.losses.kobayashi import LogitOptions
-from largemargin.losses.loss import LossOptions
-from largemargin.losses.terms import (
+from largemargin.losses.base.loss import LossOptions
+from largemargin.losses.base.terms import (
+    at_target,
     check_form,
     check_plain_margin,
     class_count,
-    expect,
-    need,
-    of_target,
+    over_targets,
+    require,
     stats_of,
 )
-from largemargin.ops import similarity_logits
-from largemargin.ops.rows import promote
+from largemargin.losses.cross_entropy import LogitLoss
+from largemargin.losses.kobayashi import LogitOptions
+from largemargin.ops.norms import promote
 from largemargin.ops.shards import refuse_sharded
+from largemargin.ops.similarity import similarity_logits
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 _DENSE = "it looks at every rival's logit by itself, so the (N, C) logits must exist."
@@ -40,8 +40,8 @@ def _gap(
     num_classes = class_count(features, prototypes, labels)
     form = {name: options.pop(name, default) for name, default in _FORM.items()}
     stats, labels = stats_of(features, prototypes, labels, ("target", "rival"), how=options, **form)
-    required = of_target(margin, labels, num_classes, "margin")
-    return need(stats.rival) - need(stats.target) + required, labels
+    required = at_target(margin, labels, num_classes, "margin")
+    return require(stats.rival) - require(stats.target) + required, labels
 
 
 _FORM: dict[str, Any] = {"bias": None, "similarity": "dot", "scale": 1.0}
@@ -107,7 +107,7 @@ def max_hinge(
         tensor([0.5000])
     """
     gap, labels = _gap(features, prototypes, labels, margin, options)
-    return expect(F.relu(gap), labels)
+    return over_targets(F.relu(gap), labels)
 
 
 def max_softplus(
@@ -127,7 +127,7 @@ def max_softplus(
         tensor([0.6931])
     """
     gap, labels = _gap(features, prototypes, labels, margin, options)
-    return expect(F.softplus(gap), labels)
+    return over_targets(F.softplus(gap), labels)
 
 
 def dense_hinge(
@@ -156,13 +156,13 @@ def dense_hinge(
     check_plain_margin("margin", margin)
     logits, labels = _logits(features, prototypes, labels, options, "dense_hinge")
     rivals = logits.shape[1] - 1
-    required = of_target(margin, labels, rivals + 1, "margin")
+    required = at_target(margin, labels, rivals + 1, "margin")
     if isinstance(required, Tensor) and required.dim() > 0:
         required = required[..., None]
     if labels.dim() == 2:
         gaps = F.relu(logits[:, None, :] - logits[:, :, None] + required)
         own = torch.diagonal(gaps, dim1=1, dim2=2)
-        return expect((gaps.sum(2) - own) / rivals, labels)
+        return over_targets((gaps.sum(2) - own) / rivals, labels)
     index, target = _at_target(logits, labels)
     return F.relu(logits - target + required).scatter(1, index, 0.0).sum(1) / rivals
 
@@ -192,7 +192,7 @@ def soft_hinge(
     logits, labels = _logits(features, prototypes, labels, options, "soft_hinge")
     if labels.dim() == 2:
         every = F.softplus(logits).sum(1, keepdim=True)
-        return expect((every - logits) / logits.shape[1], labels)
+        return over_targets((every - logits) / logits.shape[1], labels)
     index, target = _at_target(logits, labels)
     return F.softplus(logits.scatter(1, index, -target)).mean(1)
 

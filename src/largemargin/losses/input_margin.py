@@ -7,17 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.errors import (
-    LargeMarginError,
-    check_logits,
-    check_matrix,
-    check_number,
-    exporting,
-)
-from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.terms import need
-from largemargin.ops import class_stats_from_logits, safe_norm
-from largemargin.ops.rows import promote
+from largemargin.errors import LargeMarginError, check_logits, check_matrix, check_number, exporting
+from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.losses.base.terms import require
+from largemargin.ops.class_stats import class_stats_from_logits
+from largemargin.ops.norms import promote, safe_norm
 from largemargin.shapes import Labels, Logits, PerSample
 
 _ONE_PASS = "each class as the target would take a backward pass of its own."
@@ -88,7 +82,7 @@ def linearized_margins(
     check_logits(logits, labels, validate=validate)
     check_graph(logits, [inputs], "inputs")
     stats = class_stats_from_logits(logits, labels, want=("target", "rival"), validate=validate)
-    gap = need(stats.target) - need(stats.rival)
+    gap = require(stats.target) - require(stats.rival)
     (gradient,) = torch.autograd.grad(
         gap.sum(),
         inputs,
@@ -102,7 +96,7 @@ def linearized_margins(
             "inputs.requires_grad_()."
         )
     norm = safe_norm(gradient.flatten(1))
-    return InputMargins(gap / (norm + eps), need(stats.rival_index))
+    return InputMargins(gap / (norm + eps), require(stats.rival_index))
 
 
 def check_distribution(r: float, theta: float, mu: float) -> None:

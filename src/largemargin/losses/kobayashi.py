@@ -8,17 +8,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import check_choice, check_number
-from largemargin.losses.cross_entropy import LogitLoss
-from largemargin.losses.loss import LossOptions
-from largemargin.losses.terms import (
+from largemargin.losses.base.loss import LossOptions
+from largemargin.losses.base.terms import (
+    at_target,
     check_plain_margin,
     class_count,
-    expect,
-    need,
-    of_target,
+    over_targets,
+    require,
     stats_of,
 )
-from largemargin.ops import ComputeOptions
+from largemargin.losses.cross_entropy import LogitLoss
+from largemargin.ops.class_stats import ComputeOptions
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 Divergence: TypeAlias = Literal["symmetric", "rivals_to_uniform", "uniform_to_rivals"]
@@ -87,12 +87,12 @@ def rival_divergence(
         how=how,
     )
     if kind == "symmetric":
-        values = 0.5 * (need(stats.spread) - need(stats.mean))
+        values = 0.5 * (require(stats.spread) - require(stats.mean))
     elif kind == "rivals_to_uniform":
-        values = math.log(num_classes - 1) + need(stats.spread) - need(stats.rest)
+        values = math.log(num_classes - 1) + require(stats.spread) - require(stats.rest)
     else:
-        values = need(stats.rest) - need(stats.mean) - math.log(num_classes - 1)
-    return expect(values, labels)
+        values = require(stats.rest) - require(stats.mean) - math.log(num_classes - 1)
+    return over_targets(values, labels)
 
 
 def biased_softmax(
@@ -140,11 +140,11 @@ def biased_softmax(
         scale=scale,
         how=how,
     )
-    required = of_target(margin, labels, num_classes, "margin")
-    values = F.softplus(need(stats.rest) - need(stats.target) + required)
+    required = at_target(margin, labels, num_classes, "margin")
+    values = F.softplus(require(stats.rest) - require(stats.target) + required)
     if strength:
-        values = values + 0.5 * strength * (need(stats.spread) - need(stats.mean))
-    return expect(values, labels)
+        values = values + 0.5 * strength * (require(stats.spread) - require(stats.mean))
+    return over_targets(values, labels)
 
 
 def kobayashi(

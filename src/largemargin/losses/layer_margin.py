@@ -15,10 +15,9 @@ from largemargin.errors import (
     check_matrix,
     check_number,
 )
+from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.input_margin import REFUSES, check_graph
-from largemargin.losses.loss import Loss, LossOptions
-from largemargin.ops import safe_norm
-from largemargin.ops.rows import promote
+from largemargin.ops.norms import promote, safe_norm
 from largemargin.shapes import Labels, Logits, PerSample
 
 Norm: TypeAlias = Literal[1, 2] | float

@@ -6,11 +6,11 @@ from typing import Any, ClassVar, Unpack
 from torch import Tensor
 
 from largemargin.errors import check_number
+from largemargin.losses.base.class_counts import balanced_weights
+from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.losses.base.scale import Scale, check_scale_setting, lowered
 from largemargin.losses.cosface import cosface
-from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.margins import balanced_weights
-from largemargin.losses.scale import Scale, check_scale_setting, lowered
-from largemargin.ops.moving import live
+from largemargin.ops.scheduled_values import current
 
 
 class LDAM(Loss):
@@ -75,4 +75,4 @@ class LDAM(Loss):
         return lowered(self.margins)
 
     def per_sample(self, *inputs: Tensor) -> Tensor:
-        return cosface(*inputs, margin=self.margins, scale=live(self, "scale"), **self.how)
+        return cosface(*inputs, margin=self.margins, scale=current(self, "scale"), **self.how)

@@ -4,11 +4,11 @@ from typing import ClassVar, Unpack
 
 from torch import Tensor
 
-from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.scale import Scale, check_scale_setting, resolve_scale, untouched
-from largemargin.losses.terms import expect, target_and_rest
-from largemargin.ops import ComputeOptions
-from largemargin.ops.moving import live
+from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.losses.base.scale import Scale, check_scale_setting, resolve_scale, untouched
+from largemargin.losses.base.terms import over_targets, target_and_rest
+from largemargin.ops.class_stats import ComputeOptions
+from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -49,7 +49,7 @@ def lm_softmax(
     target, rest = target_and_rest(
         features, prototypes, labels, similarity="cosine", scale=s, **how
     )
-    return expect((rest - target) / s, labels)
+    return over_targets((rest - target) / s, labels)
 
 
 class LMSoftmax(Loss):
@@ -63,4 +63,4 @@ class LMSoftmax(Loss):
         self.scale = scale
 
     def per_sample(self, *inputs: Tensor) -> Tensor:
-        return lm_softmax(*inputs, scale=live(self, "scale"), **self.how)
+        return lm_softmax(*inputs, scale=current(self, "scale"), **self.how)

@@ -5,11 +5,11 @@ from typing import ClassVar, Unpack
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.scale import Scale, check_scale_setting, resolve_scale, untouched
-from largemargin.losses.terms import expect, target_and_rest
-from largemargin.ops import ComputeOptions
-from largemargin.ops.moving import live
+from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.losses.base.scale import Scale, check_scale_setting, resolve_scale, untouched
+from largemargin.losses.base.terms import over_targets, target_and_rest
+from largemargin.ops.class_stats import ComputeOptions
+from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -45,7 +45,7 @@ def normface(
     target, rest = target_and_rest(
         features, prototypes, labels, similarity="cosine", scale=s, **how
     )
-    return expect(F.softplus(rest - target), labels)
+    return over_targets(F.softplus(rest - target), labels)
 
 
 class NormFace(Loss):
@@ -59,4 +59,4 @@ class NormFace(Loss):
         self.scale = scale
 
     def per_sample(self, *inputs: Tensor) -> Tensor:
-        return normface(*inputs, scale=live(self, "scale"), **self.how)
+        return normface(*inputs, scale=current(self, "scale"), **self.how)

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.errors import check_matrix, check_num_classes, check_number
-from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.terms import matrix_of
-from largemargin.ops import normalize as normalize_rows
-from largemargin.ops import safe_norm
-from largemargin.ops.product import without_autocast
-from largemargin.ops.rows import SQUARABLE, promote
+from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.losses.base.terms import matrix_of
+from largemargin.ops.matmul import without_autocast
+from largemargin.ops.norms import SQUARABLE, promote, safe_norm
+from largemargin.ops.norms import normalize as normalize_rows
 from largemargin.ops.shards import refuse_sharded
 from largemargin.shapes import Prototypes
 

@@ -4,9 +4,9 @@ from typing import Unpack
 
 from torch import Tensor
 
-from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.terms import expect, need
-from largemargin.ops import ComputeOptions, class_stats
+from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.losses.base.terms import over_targets, require
+from largemargin.ops.class_stats import ComputeOptions, class_stats
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -44,7 +44,7 @@ def sample_margin(
         want=("target", "rival"),
         **how,
     )
-    return expect(need(stats.rival) - need(stats.target), labels)
+    return over_targets(require(stats.rival) - require(stats.target), labels)
 
 
 class SampleMargin(Loss):

@@ -8,15 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError
-from largemargin.losses.angles import multiplied_angle
-from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.scale import Scale, check_scale_setting, resolve_scale, untouched
-from largemargin.losses.terms import check_setting, expect, of_target, target_and_rest
-from largemargin.ops import ComputeOptions, safe_norm
-from largemargin.ops.moving import live
-from largemargin.ops.rows import EPS
+from largemargin.heads.head_spec import HeadSpec
+from largemargin.losses.base.angles import multiplied_angle
+from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.losses.base.scale import Scale, check_scale_setting, resolve_scale, untouched
+from largemargin.losses.base.terms import at_target, check_setting, over_targets, target_and_rest
+from largemargin.ops.class_stats import ComputeOptions
+from largemargin.ops.norms import EPS, safe_norm
+from largemargin.ops.scheduled_values import current
 from largemargin.ops.shards import refuse_sharded
-from largemargin.prototypes.form import HeadForm
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -105,7 +105,7 @@ def sphereface(
         length = torch.ones_like(target) * s
     cosine = target / length.clamp_min(EPS)
     penalised = length * _annealed(cosine, margin, annealing)
-    return expect(F.softplus(rest - penalised), labels)
+    return over_targets(F.softplus(rest - penalised), labels)
 
 
 def lsoftmax(
@@ -145,10 +145,10 @@ def lsoftmax(
         own = prototypes[labels.long().clamp(0, prototypes.shape[0] - 1)]
         length = length * safe_norm(own)
     else:
-        length = length[:, None] * of_target(safe_norm(prototypes), labels, len(prototypes), "W")
+        length = length[:, None] * at_target(safe_norm(prototypes), labels, len(prototypes), "W")
     cosine = target / length.clamp_min(EPS)
     penalised = length * _annealed(cosine, margin, annealing)
-    return expect(F.softplus(rest - penalised), labels)
+    return over_targets(F.softplus(rest - penalised), labels)
 
 
 class SphereFace(Loss):
@@ -173,17 +173,17 @@ class SphereFace(Loss):
         self.scale = scale
         self.annealing = annealing
 
-    def head_form(self, num_classes: int) -> HeadForm:
+    def head_form(self, num_classes: int) -> HeadSpec:
         if self.scale is None:
-            return HeadForm("cosine_prototypes")
-        return HeadForm("cosine", self.scale_for(num_classes))
+            return HeadSpec("cosine_prototypes")
+        return HeadSpec("cosine", self.scale_for(num_classes))
 
     def per_sample(self, *inputs: Tensor) -> Tensor:
         return sphereface(
             *inputs,
             margin=self.margin,
-            scale=live(self, "scale"),
-            annealing=live(self, "annealing"),
+            scale=current(self, "scale"),
+            annealing=current(self, "annealing"),
             **self.how,
         )
 
@@ -200,8 +200,10 @@ class LSoftmax(Loss):
         self.margin = check_integer_margin(margin, "LSoftmax")
         self.annealing = annealing
 
-    def head_form(self, num_classes: int) -> HeadForm:
-        return HeadForm("dot")
+    def head_form(self, num_classes: int) -> HeadSpec:
+        return HeadSpec("dot")
 
     def per_sample(self, *inputs: Tensor) -> Tensor:
-        return lsoftmax(*inputs, margin=self.margin, annealing=live(self, "annealing"), **self.how)
+        return lsoftmax(
+            *inputs, margin=self.margin, annealing=current(self, "annealing"), **self.how
+        )

@@ -12,9 +12,8 @@ from largemargin.errors import (
     check_same_device,
     check_sample_weight,
 )
-from largemargin.losses.loss import Loss, LossOptions
-from largemargin.ops import safe_norm
-from largemargin.ops.rows import promote
+from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.ops.norms import promote, safe_norm
 from largemargin.shapes import Features, PerSample
 
 _NO_LABELS = "it compares two feature sets and sees no labels."

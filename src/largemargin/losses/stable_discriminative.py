@@ -9,15 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import check_all_finite, check_choice, check_inputs, check_number
+from largemargin.heads.centroid_bank import NO_SOFT, FirstSeen, Strategy
+from largemargin.losses.base.classwise import ClassBatch
+from largemargin.losses.base.loss import LossOptions
 from largemargin.losses.centroid_margin import Aggregate
-from largemargin.losses.classwise import ClassBatch
 from largemargin.losses.compactness import hinge_to_center
 from largemargin.losses.discriminative import Discriminative
-from largemargin.losses.loss import LossOptions
-from largemargin.ops import safe_norm
 from largemargin.ops.distributed import all_reduce_sum, world_size
-from largemargin.ops.rows import EPS, promote
-from largemargin.prototypes.centroids import NO_SOFT, FirstSeen, Strategy
+from largemargin.ops.norms import EPS, promote, safe_norm
 
 Gradient: TypeAlias = Literal["bounded", "exact", "detached"]
 GRADIENTS: tuple[Gradient, ...] = ("bounded", "exact", "detached")

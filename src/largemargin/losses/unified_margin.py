@@ -8,17 +8,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.losses.angles import clipped, continued_cosine, sine_of_target
-from largemargin.losses.loss import Loss, LossOptions
-from largemargin.losses.scale import (
+from largemargin.losses.base.angles import clipped, continued_cosine, sine_of_target
+from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.losses.base.scale import (
     Scale,
     check_scale_setting,
     resolve_scale,
     turned_and_lowered,
 )
-from largemargin.losses.terms import check_margin, check_setting, expect, of_target, target_and_rest
-from largemargin.ops import ComputeOptions
-from largemargin.ops.moving import live
+from largemargin.losses.base.terms import (
+    at_target,
+    check_margin,
+    check_setting,
+    over_targets,
+    target_and_rest,
+)
+from largemargin.ops.class_stats import ComputeOptions
+from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -70,9 +76,9 @@ def unified_margin(
     num_classes = prototypes.shape[0]
     cosine = clipped(target / s)
     sine = sine_of_target(cosine, features, prototypes, labels, how.get("precision"))
-    phi = m1 * torch.atan2(sine, cosine) + of_target(m2, labels, num_classes, "m2")
-    penalised = s * (continued_cosine(phi) - of_target(m3, labels, num_classes, "m3"))
-    return expect(F.softplus(rest - penalised), labels)
+    phi = m1 * torch.atan2(sine, cosine) + at_target(m2, labels, num_classes, "m2")
+    penalised = s * (continued_cosine(phi) - at_target(m3, labels, num_classes, "m3"))
+    return over_targets(F.softplus(rest - penalised), labels)
 
 
 class UnifiedMargin(Loss):
@@ -106,9 +112,9 @@ class UnifiedMargin(Loss):
     def per_sample(self, *inputs: Tensor) -> Tensor:
         return unified_margin(
             *inputs,
-            m1=live(self, "m1"),
-            m2=live(self, "m2"),
-            m3=live(self, "m3"),
-            scale=live(self, "scale"),
+            m1=current(self, "m1"),
+            m2=current(self, "m2"),
+            m3=current(self, "m3"),
+            scale=current(self, "scale"),
             **self.how,
         )

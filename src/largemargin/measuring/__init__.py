@@ -1,36 +1,95 @@
 """Measuring whole models: one call, one result."""
 
-from largemargin.measuring.bounds import Bound, BoundSettings
-from largemargin.measuring.compare import Comparison, compare_geometry
-from largemargin.measuring.curvature import Curvature, CurvatureSettings, measure_curvature
-from largemargin.measuring.embeddings import Embeddings, embed, embed_arrays
+from largemargin.measuring.accuracy import Accuracy, Correct, accuracy_of, crossed
+from largemargin.measuring.accuracy_interval import paired_interval, wilson
+from largemargin.measuring.attacked_accuracy import (
+    AttackedAccuracy,
+    attack_curve,
+    attacked_accuracy,
+)
+from largemargin.measuring.compare_geometry import Comparison, compare_geometry
+from largemargin.measuring.embed import Embeddings, embed, embed_arrays
+from largemargin.measuring.evaluate import Evaluation, EvaluationConfig, Origin, Search, evaluate
+from largemargin.measuring.generalization import Bound, BoundSettings
+from largemargin.measuring.geometry_result import Geometry
+from largemargin.measuring.input_curvature import Curvature, CurvatureSettings, measure_curvature
 from largemargin.measuring.input_margins import LinearizedMargins, measure_input_margins
 from largemargin.measuring.layer_geometry import LayerGeometry
+from largemargin.measuring.loss_surface import LossSurface, measure_surface
 from largemargin.measuring.measure import measure, measure_arrays
-from largemargin.measuring.rescale import rescale_model
-from largemargin.measuring.results import Geometry
+from largemargin.measuring.ood import OODScores, detect_ood
+from largemargin.measuring.perturbed_accuracy import (
+    PerturbedAccuracy,
+    perturbation_suite,
+    perturbed_accuracy,
+)
+from largemargin.measuring.predict import predict
+from largemargin.measuring.predictions import Prediction, Predictions
+from largemargin.measuring.rescale_model import rescale_model
+from largemargin.measuring.retrieval import (
+    CrossCamera,
+    HeadInputs,
+    Retrieval,
+    cross_camera,
+    head_inputs_of,
+    retrieval_of,
+)
 from largemargin.measuring.sphere import Sphere
-from largemargin.measuring.surface import LossSurface, measure_surface
+from largemargin.measuring.temperature import Temperature, Tempered, calibrate_temperature
+from largemargin.measuring.threshold import Threshold, calibrate_threshold
 
 __all__ = [
+    "Accuracy",
+    "AttackedAccuracy",
     "Bound",
     "BoundSettings",
     "Comparison",
+    "Correct",
+    "CrossCamera",
     "Curvature",
     "CurvatureSettings",
     "Embeddings",
+    "HeadInputs",
+    "Evaluation",
+    "EvaluationConfig",
     "Geometry",
     "LayerGeometry",
     "LinearizedMargins",
     "LossSurface",
+    "Origin",
+    "PerturbedAccuracy",
+    "Prediction",
+    "Predictions",
+    "Retrieval",
+    "Search",
     "Sphere",
+    "OODScores",
+    "Temperature",
+    "Tempered",
+    "Threshold",
+    "accuracy_of",
+    "attack_curve",
+    "attacked_accuracy",
+    "calibrate_temperature",
+    "calibrate_threshold",
     "compare_geometry",
+    "cross_camera",
+    "crossed",
+    "detect_ood",
     "embed",
     "embed_arrays",
+    "head_inputs_of",
+    "evaluate",
     "measure",
     "measure_arrays",
     "measure_curvature",
     "measure_input_margins",
     "measure_surface",
+    "paired_interval",
+    "perturbation_suite",
+    "perturbed_accuracy",
+    "predict",
     "rescale_model",
+    "retrieval_of",
+    "wilson",
 ]

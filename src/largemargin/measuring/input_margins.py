@@ -10,18 +10,17 @@ from torch import Tensor, nn
 from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.geometry.input_gradients import evaluation
 from largemargin.losses.layer_margin import NORMS
-from largemargin.measuring.batches import batches, device_of
+from largemargin.measuring.batches import batches, chosen, device_of
 from largemargin.measuring.distributions import (
     ClassDistribution,
     Distribution,
     describe,
     describe_classes,
 )
-from largemargin.measuring.reading import INPUT, Columns, Normalization, Reader, chosen
+from largemargin.measuring.probe import INPUT, Columns, Normalization, Reader
 from largemargin.measuring.records import Record
-from largemargin.ops import safe_norm
 from largemargin.ops.distributed import world_size
-from largemargin.ops.rows import promote
+from largemargin.ops.norms import promote, safe_norm
 
 ODN = "odn"
 """Name of the column of input margins with the rival of the largest logit."""

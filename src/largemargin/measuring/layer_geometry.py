@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from largemargin.geometry.pairs import blocks, widen
+from largemargin.heads.head_spec import HeadView
 from largemargin.measuring.distributions import Distribution, Margins, describe, describe_classes
-from largemargin.measuring.features import (
+from largemargin.measuring.feature_geometry import (
     Centers,
     Collapse,
     Compactness,
@@ -22,7 +23,6 @@ from largemargin.measuring.layers import LayerStream
 from largemargin.measuring.records import Record
 from largemargin.measuring.scores import Scores
 from largemargin.measuring.stream import Stream, check_norms
-from largemargin.prototypes.form import HeadView
 
 CLASS_MEANS = "class means of these samples"
 MARGINS = ("raw", "cosine", "distance")

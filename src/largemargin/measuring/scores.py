@@ -8,9 +8,9 @@ from torch import Tensor
 
 from largemargin.errors import check_all_finite, check_matrix, check_num_classes
 from largemargin.geometry.pairs import distances, widen
+from largemargin.heads.head_spec import HeadView, boundary_form
 from largemargin.ops.boundary import DEGENERATE
-from largemargin.ops.rows import EPS, safe_norm
-from largemargin.prototypes.form import HeadView, boundary_form
+from largemargin.ops.norms import EPS, safe_norm
 
 LENGTH_CLASSES = 1024
 """Up to this many classes the lengths of all boundary normals are kept: 8 MiB."""

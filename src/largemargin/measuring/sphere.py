@@ -10,7 +10,7 @@ from largemargin.errors import LargeMarginError
 from largemargin.geometry.pairs import widen
 from largemargin.measuring.records import Record
 from largemargin.measuring.stream import Stream
-from largemargin.ops.rows import EPS, safe_norm
+from largemargin.ops.norms import EPS, safe_norm
 
 POINTS = 5000
 """More samples than this are thinned: more would only hide each other."""

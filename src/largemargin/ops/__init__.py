@@ -7,7 +7,7 @@ from largemargin.ops.class_stats import (
     class_stats,
     class_stats_from_logits,
 )
-from largemargin.ops.rows import normalize, safe_norm
+from largemargin.ops.norms import normalize, safe_norm
 from largemargin.ops.similarity import SIMILARITIES, similarity_logits
 
 __all__ = [

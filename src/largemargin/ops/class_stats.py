@@ -13,15 +13,15 @@ from largemargin.errors import (
     plain_eager,
     values_are_checked,
 )
-from largemargin.ops._chunked import chunked_stats
-from largemargin.ops._dense import dense_stats
-from largemargin.ops._fused import fusable, fused_stats
-from largemargin.ops._sharded import sharded_stats
-from largemargin.ops._tile_ops import missing, tile_stats
-from largemargin.ops.product import Precision, resolve_precision, without_autocast
-from largemargin.ops.rows import promote
+from largemargin.ops.chunked import chunked_stats
+from largemargin.ops.cosine_target_rest import fusable, fused_stats
+from largemargin.ops.dense import dense_stats
+from largemargin.ops.matmul import Precision, resolve_precision, without_autocast
+from largemargin.ops.norms import promote
+from largemargin.ops.sharded import sharded_stats
 from largemargin.ops.shards import is_shared
 from largemargin.ops.similarity import SIMILARITIES, affine_form, check_scale, dense_logits
+from largemargin.ops.triton.op import missing, tile_stats
 from largemargin.shapes import Features, Labels, Logits, Prototypes
 
 Statistic: TypeAlias = Literal["target", "rival", "rest", "spread", "mean"]

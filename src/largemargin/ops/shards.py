@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError
-from largemargin.ops.rows import promote
+from largemargin.ops.norms import promote
 
 
 def is_sharded(tensor: object) -> bool:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_choice, check_classifier, check_number
-from largemargin.ops.product import matmul, resolve_precision, without_autocast
-from largemargin.ops.rows import normalize, promote
+from largemargin.ops.matmul import matmul, resolve_precision, without_autocast
+from largemargin.ops.norms import normalize, promote
 from largemargin.shapes import Features, Logits, Prototypes
 
 SIMILARITIES = ("dot", "cosine", "cosine_prototypes", "euclidean")

@@ -1,0 +1,1 @@
+"""The papers' tables as recipes, and the benchmark of margin methods."""

@@ -1,0 +1,130 @@
+"""Questions that results raise: runs beside the registered ones, and what they answer."""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from largemargin.app.training.config_file import read_yaml, settings_from
+from largemargin.errors import LargeMarginError, check_number
+from largemargin_papers.benchmark.halving import ASKED, Job, Records, finalists, job, scores_of
+from largemargin_papers.benchmark.protocol import Protocol
+
+
+@dataclass(frozen=True)
+class Question:
+    """A method with its tuned settings, or one thing changed, run with the final seeds.
+
+    Args:
+        name: its key.
+        situation: where it is asked.
+        asked: in words.
+        method: whose tuned settings are taken.
+        epochs: share of the situation's.
+        reweight_at: share of the steps after which the class weights are the balanced ones.
+        trial: whose settings are taken in place of those that were left of the tuning.
+    """
+
+    name: str
+    situation: str
+    asked: str
+    method: str
+    epochs: float = 1.0
+    reweight_at: float | None = None
+    trial: int | None = None
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything differs from the final runs of the method."""
+        return self.epochs != 1 or self.reweight_at is not None or self.trial is not None
+
+
+def read_questions(path: Path, protocol: Protocol) -> dict[str, Question]:
+    """The questions of a YAML file, checked against the protocol; none where there is no file."""
+    if not path.is_file():
+        return {}
+    found = {
+        name: settings_from({"name": name, **entry}, Question, name)
+        for name, entry in read_yaml(path).items()
+    }
+    for each in found.values():
+        situation = protocol.situation(each.situation)
+        if each.method not in situation.methods:
+            raise LargeMarginError(
+                f"the question {each.name} is about {each.method}, but the methods of "
+                f"{situation.name} are {', '.join(situation.methods)}."
+            )
+        check_number("epochs", each.epochs, above=0, at_most=1)
+        if each.reweight_at is not None:
+            check_number("reweight_at", each.reweight_at, at_least=0, below=1)
+        if each.trial is not None:
+            check_number("trial", each.trial, at_least=0, at_most=protocol.trials - 1)
+        if not each.changes and each.method in (situation.baseline, situation.beside):
+            raise LargeMarginError(
+                f"the question {each.name} changes nothing, and {each.method} has final runs: give "
+                "epochs, reweight_at or trial."
+            )
+    return found
+
+
+def question_jobs(protocol: Protocol, question: Question, records: Records) -> list[Job] | None:
+    """Its runs, one for every final seed; None while the method is not tuned."""
+    situation = protocol.situation(question.situation)
+    tuned = finalists(protocol, situation, records)
+    if tuned is None:
+        return None
+    trial = tuned[question.method][0] if question.trial is None else question.trial
+    return [
+        replace(
+            job(protocol, situation, question.method, None, trial, seed),
+            stage=f"{ASKED}{question.name}",
+            epochs=max(1, round(situation.epochs * question.epochs)),
+            late_weights=question.reweight_at,
+        )
+        for seed in protocol.seeds
+    ]
+
+
+def answers(
+    protocol: Protocol, questions: Mapping[str, Question], name: str, records: Records
+) -> dict[str, dict[str, Any]]:
+    """What is known of the questions of a situation; ``scores`` is None where runs are missing."""
+    return {
+        each.name: _answer(protocol, each, records)
+        for each in questions.values()
+        if each.situation == name
+    }
+
+
+def _answer(protocol: Protocol, question: Question, records: Records) -> dict[str, Any]:
+    situation = protocol.situation(question.situation)
+    found: dict[str, Any] = {
+        "asked": question.asked,
+        "method": question.method,
+        "epochs": question.epochs,
+        "reweight_at": question.reweight_at,
+        "trial": question.trial,
+        "scores": None,
+    }
+    jobs = question_jobs(protocol, question, records)
+    if jobs is None or any(each.key not in records for each in jobs):
+        return found
+    scores = scores_of([records[each.key] for each in jobs], situation)
+    found |= {"scores": scores, "mean": statistics.fmean(scores), "std": statistics.stdev(scores)}
+    return found
+
+
+def said(question: Mapping[str, Any]) -> str:
+    """What was changed, as words behind the method's name."""
+    parts = []
+    if question["epochs"] != 1:
+        parts.append(f"{100 * question['epochs']:g} % of the epochs")
+    if question["reweight_at"] is not None:
+        late = 100 * (1 - question["reweight_at"])
+        parts.append(f"balanced class weights in the last {late:.0f} % of the steps")
+    if question["trial"] is not None:
+        parts.append(f"the settings of trial {question['trial']}")
+    if not parts:
+        parts.append("its tuned settings")
+    return f"{question['method']} with " + " and ".join(parts)

@@ -1,0 +1,221 @@
+"""The protocol of the benchmark, as typed settings from a YAML file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from largemargin.app.config import DataConfig, NoiseConfig, ObjectiveConfig, RunConfig
+from largemargin.app.training.config_file import from_dict, read_yaml, settings_from, to_dict
+from largemargin.app.training.objective import parse_objective
+from largemargin.errors import LargeMarginError, check_number
+
+SCORES = ("accuracy", "balanced_accuracy", "mean_average_precision", "corrupted_mean")
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """One method of the benchmark.
+
+    Args:
+        name: of the method.
+        objective: as in ``ObjectiveConfig.name``.
+        margin: whether it is one of the methods in question; the others are what they are held
+            against.
+        noise: settings of ``NoiseConfig`` that it trains with.
+        reweight_at: share of the steps after which LDAM's class weights are the balanced ones.
+        space: its own parameters: ``[low, high]`` or a list of values, by path.
+    """
+
+    name: str
+    objective: str
+    margin: bool = False
+    noise: dict[str, Any] = field(default_factory=dict)
+    reweight_at: float | None = None
+    space: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A round of successive halving: so many settings, so much of the epochs, these seeds."""
+
+    keep: int
+    epochs: float
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A task on which methods are compared.
+
+    Args:
+        name: its key.
+        title: how tables call it.
+        data: settings of ``DataConfig``; the name omniglot is known here alone.
+        model: settings of ``ModelConfig``.
+        epochs: of a final run.
+        batch_size: of all runs.
+        score: what is compared: accuracy, balanced_accuracy, mean_average_precision or
+            corrupted_mean.
+        methods: names, in the order that breaks ties.
+        images: training images, the same number of every class; default all.
+        precision: default that of the protocol.
+        baseline: the method to beat.
+        beside: another method that gets final runs whatever wins.
+        aim: the difference in ``score`` that was hoped for.
+        space: ranges that differ from those of the methods.
+        choice_seeds: seeds of the last rung, over which the score is averaged.
+        chance: the score of guessing, which a final run that diverged counts with.
+    """
+
+    name: str
+    title: str
+    data: dict[str, Any]
+    model: dict[str, Any]
+    epochs: int
+    batch_size: int
+    score: str
+    methods: tuple[str, ...]
+    images: int | None = None
+    precision: str | None = None
+    baseline: str = "softmax"
+    beside: str = "label_smoothing"
+    aim: float | None = None
+    space: dict[str, Any] = field(default_factory=dict)
+    choice_seeds: int = 1
+    chance: float = 0.1
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Everything that is fixed before the first run."""
+
+    path: Path
+    trials: int
+    draws_seed: int
+    rungs: tuple[Rung, ...]
+    seeds: tuple[int, ...]
+    level: float
+    power: float
+    run: dict[str, Any]
+    space: dict[str, Any]
+    methods: dict[str, MethodSpec]
+    situations: dict[str, Situation]
+    presets: dict[str, tuple[str, ...]]
+
+    def situation(self, name: str) -> Situation:
+        if name not in self.situations:
+            known = ", ".join(self.situations)
+            raise LargeMarginError(f"there is no situation {name!r} in {self.path}, but {known}.")
+        return self.situations[name]
+
+    def rung_seeds(self, situation: Situation, stage: int) -> tuple[int, ...]:
+        """The seeds that every trial of a rung is run with."""
+        last = stage == len(self.rungs) - 1
+        return self.rungs[stage].seeds[: situation.choice_seeds if last else None]
+
+    def config(self, situation: Situation, method: MethodSpec) -> RunConfig:
+        """A run of the method with the library's defaults, before any trial's values."""
+        base = from_dict(self.run)
+        noise = settings_from({**to_dict(base.noise), **method.noise}, NoiseConfig, method.name)
+        return replace(
+            base,
+            model=settings_from(situation.model, type(base.model), "model"),
+            objective=ObjectiveConfig(method.objective),
+            noise=noise,
+            epochs=situation.epochs,
+            batch_size=situation.batch_size,
+            precision=situation.precision or base.precision,  # type: ignore[arg-type]
+        )
+
+    def own_space(self, situation: Situation, method: MethodSpec) -> dict[str, Any]:
+        """The method's own ranges in this situation."""
+        changed = {path: each for path, each in situation.space.items() if path in method.space}
+        return {**method.space, **changed}
+
+
+def read_protocol(path: str | Path) -> Protocol:
+    """The protocol in a YAML file, checked."""
+    file = Path(path)
+    values = dict(read_yaml(file))
+    missing = [
+        each.name for each in fields(Protocol) if each.name != "path" and each.name not in values
+    ]
+    if missing:
+        raise LargeMarginError(f"{file} lacks {', '.join(missing)}.")
+    values["rungs"] = tuple(settings_from(each, Rung, "rungs") for each in values["rungs"])
+    values["methods"] = _named(values["methods"], MethodSpec, "methods")
+    values["situations"] = _named(values["situations"], Situation, "situations")
+    values["presets"] = {name: tuple(each) for name, each in values["presets"].items()}
+    values["seeds"] = tuple(values["seeds"])
+    protocol = Protocol(path=file, **values)
+    _check(protocol)
+    return protocol
+
+
+def _named(groups: Mapping[str, Any], kind: type[Any], place: str) -> dict[str, Any]:
+    return {
+        name: settings_from({"name": name, **each}, kind, f"{place}.{name}")
+        for name, each in groups.items()
+    }
+
+
+def _check(protocol: Protocol) -> None:
+    # All that conclude would stumble over, when days of training are over.
+    check_number("trials", protocol.trials, at_least=1)
+    if len({*protocol.seeds}) < max(2, len(protocol.seeds)):
+        raise LargeMarginError(
+            "seeds must be two different numbers or more, for tests of pairs, but they are "
+            f"{list(protocol.seeds)}."
+        )
+    check_number("level", protocol.level, above=0, below=1)
+    check_number("power", protocol.power, above=protocol.level, below=1)
+    keeps = [rung.keep for rung in protocol.rungs]
+    if not keeps or keeps[0] != protocol.trials or keeps[-1] != 1 or keeps != sorted(keeps)[::-1]:
+        raise LargeMarginError(
+            f"rungs must keep from {protocol.trials} trials down to 1, but they keep {keeps}."
+        )
+    if set(protocol.seeds) & {seed for rung in protocol.rungs for seed in rung.seeds}:
+        raise LargeMarginError("seeds of final runs must not be those of a rung.")
+    if not all(rung.seeds for rung in protocol.rungs):
+        raise LargeMarginError("every rung needs a seed.")
+    for method in protocol.methods.values():
+        parse_objective(ObjectiveConfig(method.objective))
+    for situation in protocol.situations.values():
+        _check_situation(protocol, situation)
+    for name, used in protocol.presets.items():
+        for each in used:
+            if each not in protocol.situations:
+                raise LargeMarginError(f"the preset {name} follows from {each}, which is none.")
+
+
+def _check_situation(protocol: Protocol, situation: Situation) -> None:
+    if situation.score not in SCORES:
+        raise LargeMarginError(
+            f"the score of {situation.name} must be one of {', '.join(SCORES)}, but it is "
+            f"{situation.score!r}."
+        )
+    most = len(protocol.rungs[-1].seeds)
+    check_number("choice_seeds", situation.choice_seeds, at_least=1, at_most=most)
+    unknown = [name for name in situation.methods if name not in protocol.methods]
+    if unknown:
+        raise LargeMarginError(f"{situation.name} names the method {unknown[0]!r}, which is none.")
+    for name in (situation.baseline, situation.beside):
+        if name not in situation.methods:
+            raise LargeMarginError(f"{situation.name} must have {name} among its methods.")
+        if protocol.methods[name].margin:
+            raise LargeMarginError(f"{name} cannot be its own baseline in {situation.name}.")
+    if situation.beside == situation.baseline:
+        raise LargeMarginError(
+            f"{situation.beside} is the baseline of {situation.name} already: beside must be "
+            "another method."
+        )
+    if not any(protocol.methods[name].margin for name in situation.methods):
+        raise LargeMarginError(
+            f"{situation.name} has no method to choose: one of {', '.join(situation.methods)} must "
+            "be a margin method (margin: true)."
+        )
+    if situation.data.get("name") != "omniglot":
+        settings_from(situation.data, DataConfig, f"situations.{situation.name}.data")
+    for name in situation.methods:
+        protocol.config(situation, protocol.methods[name])

@@ -1,0 +1,208 @@
+"""``drive``: runs of the benchmark until time is up, each recorded when it ends."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from largemargin.app.data.load import Data
+from largemargin.app.training.environment import commit, device_name
+from largemargin.app.training.runs import pick_device
+from largemargin_papers.benchmark.assess import assess
+from largemargin_papers.benchmark.followups import Question, question_jobs
+from largemargin_papers.benchmark.halving import Job, is_complete, next_jobs
+from largemargin_papers.benchmark.images import Images
+from largemargin_papers.benchmark.parallel_runs import Outcome, outcomes
+from largemargin_papers.benchmark.plan import seconds_of, train_images
+from largemargin_papers.benchmark.protocol import Protocol, Situation
+from largemargin_papers.benchmark.records import read_records
+from largemargin_papers.record_lines import append_record
+
+MEMORY = Path("/dev/shm")
+"""Where runs under way are kept if there is one: their weights are read once and thrown away."""
+
+RECENT, SAFETY = 15, 1.3
+"""The time a run will take is guessed from the last ones, with some air."""
+
+
+def drive(
+    protocol: Protocol,
+    situations: Sequence[str],
+    *,
+    out: Path,
+    known: Sequence[Path] = (),
+    minutes: float | None = None,
+    device: str = "auto",
+    side_by_side: int = 5,
+    paths: Mapping[str, str] | None = None,
+    everyone: bool = False,
+    questions: Sequence[Question] = (),
+    commit_name: str | None = None,
+    say: Callable[[str], None] = print,
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, bool]:
+    """Do what is left of some situations; called again it goes on.
+
+    Args:
+        protocol: what to do.
+        situations: names, in the order in which they are done.
+        out: folder of the new lines, one file for each situation.
+        known: folders with lines of earlier calls, which are only read.
+        minutes: begin no run that would end later, as far as can be guessed.
+        device: as in ``RunConfig``.
+        side_by_side: runs at a time on a GPU.
+        paths: where data lies, by name.
+        everyone: final runs of all methods, also those that no test is about.
+        questions: whose runs are made too, after the registered ones of their situation.
+        commit_name: of the code, where there is no git to ask.
+        say: where a line about every run goes.
+        clock: seconds.
+
+    Returns:
+        Whether each situation is complete.
+    """
+    end = None if minutes is None else clock() + 60 * minutes
+    images = Images(paths)
+    where = {
+        "device": device_name(pick_device(device)),
+        "torch": _torch_version(),
+        "commit": commit_name or commit(),
+        "side_by_side": side_by_side,
+    }
+    # All names are looked up before the first run.
+    chosen = [protocol.situation(name) for name in situations]
+    share = float(side_by_side if pick_device(device).type == "cuda" else 1)
+    sessions: dict[str, _Session] = {}
+    for situation in chosen:
+        name = situation.name
+        records = read_records([folder / f"{name}.jsonl" for folder in (*known, out)])
+        asked = [each for each in questions if each.situation == name]
+        session = _Session(protocol, situation, images, records, everyone, asked, end, clock)
+        session.ratios.append(share)
+        sessions[name] = session
+
+    def next_job() -> tuple[Job, Data] | None:
+        """Of the first situation that has one: the next fills lanes that wait for a rung's end."""
+        return next(filter(None, (each.next_job() for each in sessions.values())), None)
+
+    base = MEMORY if MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="largemargin-", dir=base) as scratch:
+        for outcome in outcomes(
+            next_job, folder=Path(scratch), device=device, side_by_side=side_by_side
+        ):
+            if outcome.facts["status"] == "failed":
+                # Not a result: it is tried again by the next call.
+                say(f"{outcome.job.key}: FAILED: {outcome.facts['failure']}")
+                continue
+            session = sessions[outcome.job.task.name]
+            record = session.judge(outcome, where)
+            append_record(out / f"{session.situation.name}.jsonl", record)
+            say(line(record))
+            if session.is_over():
+                images.forget(session.situation)
+    return {
+        name: is_complete(protocol, each.situation, each.records) for name, each in sessions.items()
+    }
+
+
+class _Session:
+    """The runs of one situation."""
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        situation: Situation,
+        images: Images,
+        records: dict[str, dict[str, Any]],
+        everyone: bool,
+        asked: Sequence[Question],
+        end: float | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.protocol, self.situation, self.images = protocol, situation, images
+        self.records, self.everyone, self.asked = records, everyone, asked
+        self.end, self.clock = end, clock
+        self.begun: set[str] = set()
+        self.ratios: list[float] = []
+        """How much longer runs took than was guessed; beside four others about five times."""
+
+    def next_job(self) -> tuple[Job, Data] | None:
+        job = next((each for each in self._waiting() if each.key not in self.begun), None)
+        if job is None or (self.end is not None and self.clock() + self._guess(job) > self.end):
+            return None
+        task = self.images.task(self.situation, job.seed, job.split)
+        self.begun.add(job.key)
+        return job, task.data
+
+    def is_over(self) -> bool:
+        """Whether no run is left, not even one under way."""
+        return self.begun <= self.records.keys() and next(self._waiting(), None) is None
+
+    def _waiting(self) -> Iterator[Job]:
+        yield from next_jobs(self.protocol, self.situation, self.records, everyone=self.everyone)
+        for question in self.asked:
+            jobs = question_jobs(self.protocol, question, self.records) or []
+            yield from (each for each in jobs if each.key not in self.records)
+
+    def _guess(self, job: Job) -> float:
+        """Seconds until a run that begins now ends, with what runs beside it."""
+        recent = self.ratios[-RECENT:]
+        return SAFETY * statistics.median(recent) * self._alone(job)
+
+    def _alone(self, job: Job) -> float:
+        return seconds_of(self.situation, job, train_images(self.situation))
+
+    def judge(self, outcome: Outcome, where: Mapping[str, Any]) -> dict[str, Any]:
+        job, situation = outcome.job, self.situation
+        self.ratios.append(outcome.facts["wall_seconds"] / self._alone(job))
+        scores: dict[str, Any] = {"score": None}
+        if outcome.model is not None:
+            judged = self.images.task(situation, job.seed, job.split).judged
+            scores = assess(
+                outcome.model,
+                judged,
+                score=situation.score,
+                split=job.split,
+                precision=job.config.precision,
+            )
+        record = {
+            "key": job.key,
+            "situation": situation.name,
+            "method": job.method,
+            "stage": job.stage,
+            "trial": job.trial,
+            "seed": job.seed,
+            "judged_on": job.split,
+            "epochs": job.epochs,
+            "objective": asdict(job.config.objective),
+            "optimizer": {
+                name: getattr(job.config.optimizer, name)
+                for name in ("lr", "weight_decay", "clip_norm")
+            },
+            "noise": asdict(job.config.noise),
+            "reweight_at": job.reweight_at,
+            **outcome.facts,
+            **scores,
+            **where,
+            "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        self.records[job.key] = record
+        return record
+
+
+def line(record: Mapping[str, Any]) -> str:
+    """A run as people read it."""
+    score = record["score"]
+    said = "diverged" if record["status"] == "diverged" else "not a number"
+    if score is not None:
+        said = f"{record['judged_on']} {100 * score:.2f} %"
+    return f"{record['key']}: {said}, {record['wall_seconds']:.1f} s"
+
+
+def _torch_version() -> str:
+    import torch
+
+    return str(torch.__version__)

@@ -1,0 +1,59 @@
+"""Features along a network: after every part of it that has a width of its own."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from largemargin.app.data.epoch_batches import Batches
+from largemargin.app.data.samples import Samples
+from largemargin.app.models.build import Classifier
+from largemargin.app.training.epoch_geometry import spread
+from largemargin.measuring.layers import LayerReader, block_names
+from largemargin.measuring.probe import Capture
+
+FEATURES = "features"
+"""What enters the head."""
+
+BATCH = 500
+
+
+class Stages(NamedTuple):
+    """Of some samples, on the CPU."""
+
+    rows: dict[str, Tensor]
+    """(N, D) by stage: "block 1", "block 2", ..., and "features"."""
+    labels: Tensor
+
+
+def stages_of(
+    model: Classifier, samples: Samples, *, count: int, device: torch.device | str = "cpu"
+) -> Stages:
+    """Features after the last block of every width, averaged over space (LMD 7.4), and the last.
+
+    The four groups of a ResNet are four stages; the widths of other networks likewise.
+
+    Args:
+        model: a network of this library.
+        samples: from which as many of every class are taken.
+        count: of the samples, at most.
+        device: for the passes.
+    """
+    capture = Capture(model, layer="head", features=None)
+    names = [f"backbone.{name}" for name in block_names(model.backbone, model.head)]
+    reader = LayerReader(capture, names)
+    chosen = samples.subset(spread(samples.labels, count))
+    parts: dict[str, list[Tensor]] = {}
+    labels = []
+    with capture.running(), reader.hooked(), torch.no_grad():
+        for images, label in Batches(chosen, BATCH, device=device, shuffle=False):
+            reader.expect(label)
+            features, _ = capture.read(images)
+            for name, each in {**reader.taken(), FEATURES: features}.items():
+                parts.setdefault(name, []).append(each.float().cpu())
+            labels.append(label.cpu())
+    rows = {name: torch.cat(batches) for name, batches in parts.items()}
+    last = {rows[name].shape[1]: name for name in names}
+    ends = [name for name in names if name in last.values()]
+    found = {f"block {number}": rows[name] for number, name in enumerate(ends, 1)}
+    return Stages({**found, FEATURES: rows[FEATURES]}, torch.cat(labels))

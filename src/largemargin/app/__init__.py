@@ -1,0 +1,1 @@
+"""The command-line product: data, models, training, report and the command itself."""

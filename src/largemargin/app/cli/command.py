@@ -1,0 +1,193 @@
+"""From the words of a command line to a sub-command, its exit status and its messages."""
+
+import ast
+import errno
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from largemargin.app.cli.parser import CommandParser
+
+COMMANDS = (
+    "list",
+    "demo",
+    "train",
+    "evaluate",
+    "measure",
+    "compare",
+    "report",
+    "tune",
+    "predict",
+    "export",
+    "plan",
+)
+"""In the order a newcomer meets them."""
+
+ADDED = "largemargin.commands"
+"""The group of entry points by which other packages add sub-commands: name -> module."""
+
+OUTSIDE = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO),
+    *(errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP),
+)
+"""Failures of disks and folders: nothing in the program is at fault, so they need no traceback."""
+
+NO_PAPERS = (
+    "reproduce runs the papers' tables, whose recipes come with a clone of the repository, not "
+    "with the library. In the clone: pip install ./papers"
+)
+USAGE = "usage: largemargin COMMAND [options]    (largemargin COMMAND --help for its options)"
+FIRST_STEPS = """\
+First steps:
+  largemargin demo                                        four losses on digits, one table
+  largemargin list                                        all losses
+  largemargin train --data photos/ --objective cosface    photos/ has one folder per class
+  largemargin measure runs/<time>-<name>                  the geometry of what came out
+
+  --version    version of this library
+  --traceback  with any command: where an error comes from (also LARGEMARGIN_TRACEBACK=1)
+  --trust_config  let settings name a network by its Python path: model.name package.module.Net"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command with these arguments, by default those of the process."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    wants_traceback = os.environ.get("LARGEMARGIN_TRACEBACK") == "1" or "--traceback" in words
+    words = [word for word in words if word != "--traceback"]
+    try:
+        return _dispatch(words)
+    except SystemExit as stop:  # argparse's own way out: help, print_config, wrong options
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt as stop:
+        return _interrupted(str(stop))
+    except BrokenPipeError:  # `largemargin list | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except ValueError as error:
+        from largemargin.errors import LargeMarginError
+
+        if wants_traceback or not isinstance(error, LargeMarginError):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if wants_traceback or error.errno not in OUTSIDE:
+            raise
+        file = "" if error.filename is None else f": {error.filename}"
+        print(f"error: {error.strerror}{file}", file=sys.stderr)
+        return 2
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        if words[1:]:
+            return _dispatch([words[1], "--help"])
+        print(overview())
+        return 0 if words else 2
+    name, rest = words[0], words[1:]
+    if name == "--version":
+        from largemargin.version import __version__
+
+        print(f"largemargin {__version__}")
+        return 0
+    if name == "reproduce" and name not in _added():
+        print(f"error: {NO_PAPERS}", file=sys.stderr)
+        return 2
+    if name not in COMMANDS and name not in _added():
+        close = get_close_matches(name, (*COMMANDS, *_added()), n=2, cutoff=0.5)
+        meant = f"Did you mean {' or '.join(close)}?" if close else f"They are {_listed()}."
+        print(f"{USAGE}\nerror: there is no command {name!r}. {meant}", file=sys.stderr)
+        return 2
+    return _run(name, rest)
+
+
+def _run(name: str, words: list[str]) -> int:
+    try:
+        parser = parser_of(name)
+    except ImportError as error:
+        print(
+            f"error: the command needs {error.name}. Install it: pip install 'largemargin[train]'",
+            file=sys.stderr,
+        )
+        return 2
+    options = parser.instantiate(parser.parse_args(words))
+    status: int = _module(name).run(options)
+    return status
+
+
+def parser_of(name: str) -> "CommandParser":
+    """The parser of a sub-command."""
+    from largemargin.app.cli.parser import CommandParser
+
+    command = _module(name)
+    parser = CommandParser(prog=f"largemargin {name}", description=command.HELP)
+    command.arguments(parser)
+    return parser
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(
+        f"largemargin.app.cli.{name}" if name in COMMANDS else _added()[name]
+    )
+
+
+def _added() -> dict[str, str]:
+    """Modules of sub-commands that other installed packages bring."""
+    from importlib.metadata import entry_points
+
+    return {each.name: each.module for each in entry_points(group=ADDED)}
+
+
+def _interrupted(command: str) -> int:
+    print("\nStopped.", file=sys.stderr)
+    if command:
+        print(f"Continue where it stopped: {command}", file=sys.stderr)
+    return 130
+
+
+def overview() -> str:
+    """What ``largemargin --help`` prints."""
+    names = (*COMMANDS, *_added())
+    width = max(map(len, names))
+    lines = [f"  {name:<{width}}  {help_line(name)}" for name in names]
+    return "\n".join(
+        [
+            USAGE,
+            "",
+            "Large-margin classifiers: train, measure and compare them.",
+            "",
+            "Commands:",
+            *lines,
+            "",
+            FIRST_STEPS,
+        ]
+    )
+
+
+def help_line(name: str) -> str:
+    """``HELP`` of a sub-command, read without importing it: imports take seconds."""
+    found = importlib.util.find_spec(
+        f"largemargin.app.cli.{name}" if name in COMMANDS else _added()[name]
+    )
+    path = Path(found.origin or "") if found else Path()
+    if path.is_file():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            targets = (
+                node.targets
+                if isinstance(node, ast.Assign)
+                else [node.target]
+                if isinstance(node, ast.AnnAssign)
+                else []
+            )
+            if any(isinstance(each, ast.Name) and each.id == "HELP" for each in targets):
+                return str(ast.literal_eval(node.value))  # type: ignore[attr-defined]
+    return ""
+
+
+def _listed() -> str:
+    return ", ".join(COMMANDS[:-1]) + f" and {COMMANDS[-1]}"

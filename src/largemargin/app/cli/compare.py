@@ -1,0 +1,131 @@
+"""``largemargin compare``: several objectives under equal conditions, against softmax."""
+
+import os
+import shlex
+from typing import Any
+
+import jsonargparse
+
+from largemargin.app.cli.multi_run import (
+    add_folder_options,
+    begun,
+    refuse_several_processes,
+    resumable,
+    say,
+    study_folder,
+)
+from largemargin.app.cli.run_options import add_run_options, run_config, show_progress
+from largemargin.errors import LargeMarginError
+
+HELP = "compare losses with softmax under equal conditions, with a significance test"
+
+DESCRIPTION = """\
+Train the same network on the same data with the same seeds and several losses, and say which
+differences to softmax are more than noise. Softmax (cross_entropy) is always among them. With
+--trials every loss is tuned with the same number of trials on the validation images; the test
+images are used once, at the end."""
+
+EXAMPLES = """\
+Examples:
+  largemargin compare --methods cosface,kobayashi --seeds 5
+  largemargin compare --methods 'cosface,cross_entropy + 0.5*sample_margin' --trials 20
+  largemargin compare --config compare.yaml       with methods that have settings of their own:
+
+    methods:
+      - kobayashi
+      - {name: cosface, label: CosFace 0.2, settings: {margin: 0.2}, optimizer: {lr: 0.1}}
+    seeds: 5
+    data: {name: cifar10, path: ~/cifar}
+    epochs: 100
+
+  largemargin compare --resume runs/20260101-120000-compare    after Ctrl-C or a crash"""
+
+DEFAULT_SEEDS = 3
+
+
+def arguments(parser: jsonargparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    group = parser.add_argument_group("Comparison")
+    group.add_argument(
+        "--methods",
+        type=Any,
+        default=None,
+        metavar="NAME,NAME",
+        help="losses or sums of losses between commas, or a YAML list",
+    )
+    group.add_argument(
+        "--seeds",
+        type=Any,
+        default=None,
+        metavar="N",
+        help=f"how many seeds, or a list of them: [0,1,7] (default {DEFAULT_SEEDS})",
+    )
+    group.add_argument(
+        "--trials",
+        type=int,
+        default=0,
+        help="tuning trials for each method; 0 trains with the settings as given (default 0)",
+    )
+    group.add_argument(
+        "--space",
+        type=dict[str, Any],
+        default={},
+        help="changes of what tuning searches: {optimizer.lr: [0.01, 0.5], ...}",
+    )
+    add_folder_options(group, "compare", further="seeds")
+    add_run_options(parser, skip=("objective", "seed"), title="What all methods have in common")
+
+
+def run(options: Any) -> int:
+    from largemargin.app.training.comparison import PLAN, checked_plan, compare, read_methods
+
+    refuse_several_processes("compare")
+    if options.get("resume"):
+        folder = options.resume
+        config, given = begun(folder, PLAN, "compare", ("methods", "seeds", "trials", "space"))
+        if options.seeds is not None:
+            given["seeds"] = options.seeds
+    else:
+        config, given = run_config(options), options
+        if not options.methods:
+            raise LargeMarginError(
+                "compare needs methods beside softmax: --methods cosface,kobayashi. "
+                "largemargin list shows them all."
+            )
+    methods = read_methods(given["methods"])
+    seeds = read_seeds(given["seeds"])
+    plan = {"seeds": seeds, "trials": given["trials"], "space": given["space"]}
+    # Before a folder is made for nothing.
+    _, _, data = checked_plan(config, methods, **plan)
+    if not options.get("resume"):
+        folder = study_folder(options, config, "compare")
+    say(f"Comparing {', '.join(m.title for m in methods)}: {len(seeds)} seeds, in {folder}")
+    with resumable("compare", folder):
+        found = compare(
+            config,
+            methods,
+            folder=folder,
+            **plan,
+            data=data,
+            progress=show_progress(),
+            say=say,
+        )
+    print(f"\n{found}\n\nwritten to {os.path.join(folder, 'compare.json')}")
+    print(f"Margins, features and classes: largemargin report {shlex.quote(folder)}")
+    return 0
+
+
+def read_seeds(given: Any) -> list[int]:
+    """``5`` is five seeds, from 0 on; a list is itself."""
+    if given is None:
+        given = DEFAULT_SEEDS
+    if isinstance(given, str):
+        parts = [part.strip() for part in given.split(",")]
+        given = [int(part) for part in parts if part.isdigit()] if all(parts) else given
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 1:
+        return list(range(given))
+    if isinstance(given, list) and given and all(isinstance(seed, int) for seed in given):
+        return list(given)
+    raise LargeMarginError(
+        f"--seeds must be how many, as 5, or a list of them, as [0,1,7], but {given!r} was given."
+    )

@@ -1,0 +1,122 @@
+"""``largemargin evaluate``: accuracy, robustness, calibration, strangers and retrieval of a run."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import jsonargparse
+
+from largemargin.app.cli.calibration_cache import Fitted, fitted_temperature, number_or
+from largemargin.app.cli.open_run import (
+    Asked,
+    Chosen,
+    add_data,
+    add_run,
+    ask,
+    data_of,
+    output_file,
+    strangers_of,
+)
+from largemargin.app.cli.run_options import show_progress
+from largemargin.errors import LargeMarginError
+from largemargin.measuring.evaluate import EvaluationConfig
+from largemargin.measuring.temperature import Temperature
+
+HELP = "test a trained model: noise, occlusion, attacks, calibration, other data"
+
+DESCRIPTION = """\
+Test a trained model on its test images or on other data of the same classes: accuracy with its
+interval, by class and balanced, confusion, calibration, every perturbation of the robustness
+papers, attacks, detection of other data and retrieval. The result is printed and written to
+evaluation.json in the folder of the run; that of other images, or of --which last, to a file
+beside it."""
+
+EXAMPLES = """\
+Examples:
+  largemargin evaluate runs/20260101-120000-run
+  largemargin evaluate RUN --attacks [] --draws 3          faster
+  largemargin evaluate RUN --gaussian [0.05,0.1] --perturbations none
+  largemargin evaluate RUN --data new_photos/ --out new.json
+  largemargin evaluate RUN --ood other_photos/             or a data set: --ood svhn:~/svhn"""
+
+
+def arguments(parser: jsonargparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    parser.usage = "largemargin evaluate RUN [options]"
+    add_run(parser)
+    parser.add_argument(
+        "--ood",
+        type=str,
+        default=None,
+        metavar="FOLDER",
+        help="images of other things, or NAME:PATH of a data set: can the model tell?",
+    )
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=str,
+        default=None,
+        help="JSON file; default evaluation.json in the run, or beside it",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=str,
+        default="auto",
+        help="report calibration with logits divided by it, too: a number, none, or auto (fitted "
+        "to the validation images of the run; for other data only if it was before)",
+    )
+    parser.add_argument("--config", action="config", help="YAML file with any of these settings")
+    parser.add_class_arguments(EvaluationConfig)
+    for group in parser._action_groups:
+        if group.title and group.title.startswith("Which parts"):
+            group.title = "What to test"
+    add_data(parser)
+
+
+def run(options: Any) -> int:
+    from largemargin.measuring.evaluate import Search, evaluate
+
+    names = [field.name for field in fields(EvaluationConfig)]
+    config = EvaluationConfig(**{name: options[name] for name in names})
+    asked = ask(options)
+    path = output_file(options.out or asked.run.folder / "evaluation.json")
+    chosen = data_of(options, asked)
+    if options.out is None:
+        path = path.with_name(chosen.origin.file_name)
+    data = chosen.data
+    temperature = _temperature(options, asked, chosen)
+    search = None
+    if data.query is not None and data.gallery is not None:
+        search = Search(data.query, data.gallery)
+    ood = None if options.ood is None else strangers_of(options.ood, asked)
+    found = evaluate(
+        asked.model,
+        chosen.samples,
+        class_names=asked.classes,
+        config=config,
+        ood=ood,
+        search=search,
+        temperature=temperature,
+        device=asked.device,
+        progress=show_progress(),
+    )
+    replace(found, origin=chosen.origin).save(path)
+    print(f"{asked.run.folder}, {chosen.what} images\n{found}\n\nwritten to {path}")
+    if not chosen.origin.usual:
+        print(f"These are {chosen.origin}, not the result of the run: the report leaves them out.")
+    return 0
+
+
+def _temperature(options: Any, asked: Asked, chosen: Chosen) -> Any:
+    given = number_or("temperature", options.temperature)
+    if given != "auto":
+        return None if given == "none" else given
+    fitted = Fitted(asked, say=False)  # the table does
+    if not chosen.origin.own:
+        return fitted.kept(Temperature, "temperature")  # the run's own data may not be here
+    if chosen.origin.split == "validation":
+        return None  # it would be judged on what it was fitted to
+    fitted.images = chosen.data.validation  # which need not be read again
+    try:
+        return fitted_temperature(fitted)
+    except LargeMarginError:
+        return None  # nobody asked for it

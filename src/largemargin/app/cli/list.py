@@ -1,0 +1,410 @@
+"""``largemargin list``: the losses, networks and data sets there are.
+
+Equations of docstrings, written in LaTeX, as text for a terminal.
+
+\\ell = -\\log\frac{e^{s\\cos\theta_y}}{\\sum_j e^{s\\cos\theta_j}}
+ℓ = -log e^(s cos θ_y) / Σ_j e^(s cos θ_j)
+
+What the docstrings and signatures of the losses say, as data for ``largemargin list``.
+"""
+
+import inspect
+import json
+import re
+import sys
+import textwrap
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import jsonargparse
+
+import largemargin.functional as functional
+from largemargin.errors import LargeMarginError
+from largemargin.integrations.objective_text import PENALTIES
+from largemargin.losses import LOSSES
+from largemargin.losses.base.loss import Loss
+
+SYMBOLS = {
+    "ell": "ℓ",
+    "alpha": "α",
+    "beta": "β",
+    "gamma": "γ",
+    "delta": "δ",
+    "Delta": "Δ",
+    "theta": "θ",
+    "lambda": "λ",
+    "mu": "μ",
+    "pi": "π",
+    "phi": "φ",
+    "psi": "ψ",
+    "rho": "ρ",
+    "sigma": "σ",
+    "Sigma": "Σ",
+    "tau": "τ",
+    "eps": "ε",
+    "epsilon": "ε",
+    "varepsilon": "ε",
+    "partial": "∂",
+    "nabla": "∇",
+    "infty": "∞",
+    "sum": "Σ",
+    "cdot": "·",
+    "times": "×",
+    "ne": "≠",
+    "le": "≤",
+    "ge": "≥",
+    "in": "∈",
+    "to": "→",
+    "iff": "⇔",
+    "propto": "∝",
+    "odot": "⊙",
+    "ldots": "...",
+    "dots": "...",
+    "langle": "⟨",
+    "rangle": "⟩",
+    "lfloor": "⌊",
+    "rfloor": "⌋",
+    "lVert": "‖",
+    "rVert": "‖",
+    "prime": "'",
+}
+SPACES = (r"\quad", r"\qquad", r"\,", r"\;", r"\:", r"\ ", "~")
+NOTHING = (
+    *(r"\textstyle", r"\displaystyle", r"\left", r"\right", r"\Bigl", r"\Bigr", r"\bigl"),
+    *(r"\bigr", r"\Big", r"\big", r"\!", r"\limits"),
+)
+
+
+def as_text(latex: str) -> str:
+    """An equation in LaTeX as one line of text.
+
+    Example:
+        >>> as_text(r"\\frac{a + b}{2}, x_{j\\ne y}")
+        '(a + b) / 2, x_(j≠y)'
+    """
+    text = re.sub(r"\\begin\{cases\}(.*?)\\end\{cases\}", _cases, " ".join(latex.split()))
+    for words, instead in ((NOTHING, ""), (SPACES, " ")):
+        for word in words:
+            ends = r"(?![a-zA-Z])" if word[-1].isalpha() else ""
+            text = re.sub(re.escape(word) + ends, instead, text)
+    text = text.replace(r"\|", "‖").replace(r"\{", "⦃").replace(r"\}", "⦄")
+    text = re.sub(r"\\(?:mathrm|mathbf|mathbb|text|operatorname)\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"\\mathcal\s*(\w)", r"\1", text)
+    text = re.sub(r"\\tilde\s*\{?(\w)\}?", " \\1\u0303", text)
+    text = _fractions(text)
+    text = _roots(text)
+    text = _scripts(text)
+    text = re.sub(
+        r"\s*\\([a-zA-Z]+)(?=(\s*))",
+        lambda found: _symbol(found[1], found[0]),
+        text,
+    )
+    text = text.replace("{", "").replace("}", "").replace("⦃", "{").replace("⦄", "}")
+    text = re.sub(r"\s+([,;)\]_^\u0303])", r"\1", re.sub(r"([(\[⟨])\s+", r"\1", text))
+    text = re.sub(r"\s*([≠∈])\s*", r"\1", text)
+    return re.sub(r"  +", " ", text).strip()
+
+
+def _symbol(name: str, whole: str) -> str:
+    before = " " if whole.startswith(" ") else ""
+    if name in SYMBOLS:
+        return before + SYMBOLS[name]
+    return f"{before or ' '}{name} "  # log, cos, max: words, apart from what follows
+
+
+def _cases(found: re.Match[str]) -> str:
+    rows = [row.split("&") for row in found[1].split(r"\\")]
+    return "; ".join(" for ".join(part.strip() for part in row) for row in rows)
+
+
+def _group(text: str, start: int) -> tuple[str, int]:
+    """What stands at ``start``: ``{...}``, a command or one character; and where it ends."""
+    while start < len(text) and text[start] == " ":
+        start += 1
+    if text[start : start + 1] == "{":
+        depth = 0
+        for end in range(start, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            if depth == 0:
+                return text[start + 1 : end], end + 1
+    command = re.match(r"\\[a-zA-Z]+", text[start:])
+    end = start + (command.end() if command else 1)
+    return text[start:end], end
+
+
+def _bracketed(text: str) -> str:
+    """In brackets, unless it is one thing."""
+    inner = text.strip()
+    one = re.fullmatch(r"\\?[\w‖|]+'?", inner) or re.fullmatch(r"\\?\w+_(\w|\{\w+\})", inner)
+    return inner if one else f"({inner})"
+
+
+def _fractions(text: str) -> str:
+    while found := re.search(r"\\t?frac(?![a-zA-Z])", text):
+        top, middle = _group(text, found.end())
+        bottom, end = _group(text, middle)
+        made = f"{_bracketed(top)} / {_bracketed(bottom)} "
+        text = f"{text[: found.start()]} {made}{text[end:]}"
+    return text
+
+
+def _roots(text: str) -> str:
+    while found := re.search(r"\\sqrt(?![a-zA-Z])", text):
+        inside, end = _group(text, found.end())
+        text = f"{text[: found.start()]}√({inside}){text[end:]}"
+    return text
+
+
+def _scripts(text: str) -> str:
+    """Subscripts and powers of more than one thing in brackets, those of one thing without."""
+    at = 0
+    while found := re.compile(r"[_^]\{").search(text, at):
+        inside, end = _group(text, found.start() + 1)
+        made = inside if re.fullmatch(r"\\?\w+", inside) and "_" not in inside else f"({inside})"
+        text = f"{text[: found.start() + 1]}{made}{text[end:]}"
+        at = found.start() + 2
+    return text
+
+
+PAPERS = {
+    "LMD": "Large Margin Discriminative Loss for Classification (Nguyen et al.)",
+    "ROB": "Training More Robust Classification Model via Discriminative Loss and Gaussian Noise "
+    "Injection (Nguyen et al., TMLR)",
+    "LTLM": "Learning Towards the Largest Margins (Zhou et al., ICLR 2022)",
+    "LMS": "Large Margin In Softmax Cross-Entropy Loss (Kobayashi, BMVC 2019)",
+    "ODN": "Optimal Margin Distribution Network",
+    "BAS": "baselines, from their original publications",
+}
+"""The short names docstrings use."""
+
+KEYS = {"NGY": "LMD", "NGR": "ROB", "ZHO": "LTLM", "KOB": "LMS", "ODN": "ODN", "BAS": "BAS"}
+"""Whose equation a tag like NGY-4.3 is."""
+
+FILLED_IN = ("num_classes", "dim", "bank")
+"""Arguments that the data and the network decide."""
+
+
+@dataclass(frozen=True)
+class LossEntry:
+    """One loss: where its parts come from is said at :func:`describe`."""
+
+    name: str
+    module: str
+    what: str
+    paper: str
+    equations: tuple[str, ...]
+    settings: dict[str, Any]
+    helps: dict[str, str]
+    kind: str
+
+
+def describe(name: str) -> LossEntry:
+    """A loss from its signature (settings and defaults) and docstring (everything else)."""
+    kind = LOSSES[name]
+    parents = kind.__mro__[1 : kind.__mro__.index(Loss)]
+    texts = [inspect.getdoc(each) or "" for each in (kind, *_functions(name, kind))]
+    above = [each.__doc__ or "" for each in parents]
+    refers = ":func:" in texts[0].split("\n\n")[0] and len(texts) > 1
+    first = texts[1] if refers else texts[0]
+    helps = [*texts, *map(inspect.cleandoc, above)]
+    what = _plain(first.split("\n\n")[0])
+    return LossEntry(
+        name=name,
+        module=kind.__name__,
+        what=what,
+        paper=_paper(" ".join(text.split("\n\n")[0] for text in texts)),
+        equations=next(filter(None, map(_equations, texts)), ()),
+        settings=_settings(kind),
+        helps={key: text for each in reversed(helps) for key, text in _arguments(each).items()},
+        kind=_kind(name, kind),
+    )
+
+
+def _functions(name: str, kind: type[Loss]) -> list[Any]:
+    """The pure function a module is made of: the one it names first, or the one called alike."""
+    named = re.search(r":func:`(\w+)`", inspect.getdoc(kind) or "")
+    names = [named[1] if named else "", name, f"{name}_loss"]
+    return [getattr(functional, each) for each in names if hasattr(functional, each)][:1]
+
+
+def _kind(name: str, kind: type[Loss]) -> str:
+    if name in PENALTIES:
+        return "a penalty, comes with cross_entropy"
+    if kind.head_similarity == "cosine":
+        return 'on cosines, by name with scale="auto"'
+    return "on " + " and ".join(need for need in kind.needs if need != "labels")
+
+
+def _settings(kind: type[Loss]) -> dict[str, Any]:
+    common = inspect.signature(Loss).parameters
+    return {
+        name: None if parameter.default is parameter.empty else parameter.default
+        for name, parameter in inspect.signature(kind).parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD
+        and name not in FILLED_IN
+        and name not in common
+    }
+
+
+def _paper(text: str) -> str:
+    tags = re.findall(r"\b(NGY|NGR|ZHO|KOB|ODN|BAS)-", text)
+    names = re.findall(rf"\b({'|'.join(PAPERS)})\b", text)
+    return ", ".join(dict.fromkeys([*(KEYS[tag] for tag in tags), *names]))
+
+
+def _equations(text: str) -> tuple[str, ...]:
+    """The displayed equations, or else the ones in the first paragraph."""
+    blocks = re.findall(r"\.\. math::(.*?)(?=\n\n|\Z)", text, re.DOTALL)
+    first = text.split("\n\n")[0]
+    return tuple(map(as_text, blocks or re.findall(r":math:`([^`]*)`", first)))
+
+
+def _arguments(text: str) -> dict[str, str]:
+    """The Args of a docstring; ``a, b: text`` says the same of both."""
+    found = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", text, re.DOTALL | re.MULTILINE)
+    entries = (
+        re.findall(r"^    (\w[\w, ]*): (.*?)(?=^    \w|\Z)", found[1], re.S | re.M) if found else []
+    )
+    return {
+        name.strip(): _plain(meaning).rstrip(".")
+        for names, meaning in entries
+        for name in names.split(",")
+    }
+
+
+def _plain(text: str) -> str:
+    text = re.sub(r":math:`([^`]*)`", lambda found: as_text(found[1]), " ".join(text.split()))
+    text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"\1", text)
+    return text.replace("``", "").replace("**", "")
+
+
+HELP = "show the losses with equation, paper and defaults; networks; data sets"
+
+DESCRIPTION = """\
+Show what there is to choose from. Without arguments: every loss in one line. With the name of a
+loss: its equation, paper and settings."""
+
+EXAMPLES = """\
+Examples:
+  largemargin list                    all losses, one line each
+  largemargin list cosface kobayashi  two of them in full
+  largemargin list --all              all of them in full
+  largemargin list --models           networks
+  largemargin list --data             data sets
+  largemargin list cosface --json     the same for programs"""
+
+WIDTH = 100
+
+
+def arguments(parser: jsonargparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    parser.usage = "largemargin list [NAME ...] [options]"
+    parser.add_argument("names", nargs="*", type=str, metavar="NAME", help="losses to show in full")
+    parser.add_argument("--all", action="store_true", help="show every loss in full")
+    parser.add_argument("--models", action="store_true", help="show the networks")
+    parser.add_argument("--data", action="store_true", help="show the data sets")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(options: Any) -> int:
+    if options.models and options.data:
+        raise LargeMarginError("--models and --data are two lists. Ask for one at a time.")
+    if (options.models or options.data) and options.names:
+        raise LargeMarginError(
+            f"{options.names[0]!r} is looked up among the losses, but --models or --data was given "
+            "too. Leave one of them out."
+        )
+    if options.models or options.data:
+        described = _models() if options.models else _data()
+        print(json.dumps(described, indent=1) if options.json else _two_columns(described))
+        return 0
+    _print_losses(options.names, in_full=options.all or bool(options.names), as_json=options.json)
+    return 0
+
+
+def _print_losses(names: list[str], *, in_full: bool, as_json: bool) -> None:
+
+    for name in names:
+        if name not in LOSSES:
+            close = get_close_matches(name, LOSSES, n=3, cutoff=0.4)
+            meant = f"Closest: {', '.join(close)}." if close else "largemargin list shows them all."
+            raise LargeMarginError(f"there is no loss {name!r}. {meant}")
+    entries = [describe(name) for name in names or LOSSES]
+    if as_json:
+        print(json.dumps([{"loss": entry.name, **asdict(entry)} for entry in entries], indent=1))
+    elif in_full:
+        print("\n\n".join(_in_full(entry) for entry in entries))
+    else:
+        print(_two_columns({entry.name: entry.what for entry in entries}))
+        used = [key for key in PAPERS if any(key in entry.paper for entry in entries)]
+        print("\nPapers:\n" + _two_columns({key: PAPERS[key] for key in used}))
+        print(
+            "\nIn full: largemargin list NAME. Train with one: largemargin train --objective NAME, "
+            "or with a sum:\n--objective 'cross_entropy + 0.5*sample_margin'."
+        )
+
+
+def _in_full(entry: Any) -> str:
+
+    lines = [f"{entry.name}  (lm.{entry.module}, {entry.kind})", *_wrapped(entry.what)]
+    for equation in entry.equations:
+        lines += ["", *_wrapped(equation, indent=6)]
+    if entry.paper:
+        papers = "; ".join(f"{key}: {PAPERS[key]}" for key in entry.paper.split(", "))
+        lines += ["", *_wrapped(f"paper: {papers}")]
+    if entry.settings:
+        lines += ["", "  settings, with their defaults:"]
+        for name, default in entry.settings.items():
+            meaning = entry.helps.get(name, "")
+            lines += _wrapped(f"{name} = {default!r}" + (f"  {meaning}" if meaning else ""), 4, 8)
+    return "\n".join(lines)
+
+
+def _models() -> dict[str, str]:
+    from largemargin.app.models.build import list_models
+
+    return {
+        **list_models(),
+        "torchvision/NAME": "any classification network of torchvision, as torchvision/resnet50",
+        "timm/NAME": "any network of timm, as timm/convnext_tiny",
+    }
+
+
+def _data() -> dict[str, str]:
+    """What the file of each source says about it, and its terms of use."""
+    from largemargin.app.data.sources import SOURCES
+
+    described = {}
+    for name, read in SOURCES.items():
+        module = sys.modules[read.__module__]
+        known = getattr(module, "KNOWN", {}).get(name)
+        if known is None:
+            text = (module.__doc__ or "").split("\n\n")[0].replace("``", "")
+            licence = getattr(module, "LICENCES", {}).get(name)
+        else:
+            text = f"{known.title}, {known.page}. In --data.path: {known.place}."
+            licence = known.licence
+        described[name] = " ".join(text.split()) + (f" Licence: {licence}." if licence else "")
+    return described
+
+
+def _two_columns(rows: dict[str, str]) -> str:
+    width = max(map(len, rows)) + 2
+    return "\n".join(
+        textwrap.fill(
+            f"{name:<{width}}{text}", WIDTH, subsequent_indent=" " * width, break_long_words=False
+        )
+        for name, text in rows.items()
+    )
+
+
+def _wrapped(text: str, indent: int = 2, hanging: int | None = None) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + 2 if hanging is None else hanging),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

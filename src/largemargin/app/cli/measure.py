@@ -1,0 +1,226 @@
+"""``largemargin measure``: the geometry of a trained run."""
+
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+
+from largemargin.app.cli.open_run import (
+    Asked,
+    Chosen,
+    add_data,
+    add_run,
+    ask,
+    data_of,
+    output_file,
+    strangers_of,
+)
+from largemargin.app.cli.run_options import show_progress
+from largemargin.app.data.load import digest, in_words
+from largemargin.app.training.runs import GEOMETRY
+from largemargin.errors import LargeMarginError
+from largemargin.measuring.input_curvature import CurvatureSettings
+from largemargin.measuring.layers import BLOCKS
+
+HELP = "measure the geometry of a trained model: margins, compactness, collapse"
+
+DESCRIPTION = """\
+Measure how a trained model places its classes: margins of samples in logits, cosines and distance
+to the decision boundary, angles of class vectors, compactness, neural collapse, calibration. With
+--out RUN/geometry.json the report of the run shows it."""
+
+EXAMPLES = """\
+Examples:
+  largemargin measure runs/20260101-120000-run
+  largemargin measure RUN --against OTHER_RUN          two models side by side, on the same images
+  largemargin measure RUN --curvature true --bounds true --max_samples 500 --out RUN/geometry.json
+  largemargin measure RUN --sphere true --out RUN/geometry.json       a model with 3 features
+  largemargin measure RUN --curvature true --sigma 0.06               Theorem 6.1, too
+  largemargin measure RUN --layers blocks                             layer by layer, too
+  largemargin measure RUN --layers backbone.9,backbone.10           those of these names
+  largemargin measure RUN --split train --out geometry.json"""
+
+
+def arguments(parser: jsonargparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    parser.usage = "largemargin measure RUN [options]"
+    add_run(parser)
+    parser.add_argument(
+        "--against",
+        type=str,
+        default=None,
+        metavar="RUN",
+        help="a second run; the change is from it",
+    )
+    parser.add_argument(
+        "-o", "--out", type=str, default=None, help="JSON file to write the result to"
+    )
+    for name, default, text in (
+        ("pairwise", True, "dispersions, separation and NC4, whose time grows with N^2"),
+        ("input_margins", False, "linearised margins in input space: a backward pass a batch"),
+        ("curvature", False, "input-loss curvature and how it goes with robustness: 21 passes"),
+        ("bounds", False, "generalization quantities, with what each assumes"),
+        ("sphere", False, "features and class vectors on a sphere, where there are 3 features"),
+    ):
+        parser.add_argument(f"--{name}", type=bool, default=default, help=text)
+    parser.add_argument(
+        "--layers",
+        type=str,
+        default="none",
+        metavar="NAMES",
+        help="layers to measure in the same pass, by class means: names of modules with commas "
+        "between them, or blocks for those of the network",
+    )
+    parser.add_argument(
+        "--layer_margins",
+        type=str,
+        default="none",
+        metavar="NAMES",
+        help="layers at which to measure linearised margins, input for the image: a backward pass "
+        "for every class",
+    )
+    plain = CurvatureSettings()
+    for name, kind, given, text in (
+        ("num_directions", int, plain.num_directions, "random directions of a sample's curvature"),
+        ("step", float, plain.step, "of the differences that give it, in units of [0, 1] pixels"),
+        ("noise", float, plain.noise["gaussian"], "strength of the noise it is held against"),
+        ("draws", int, plain.draws, "noisy copies of each sample"),
+        ("sigma", float | None, None, "noise of Theorem 6.1 about it; none leaves it out"),
+        ("radius", float, 0.5, "delta_v: share of samples within it, Prop. 4.1, Theorem 6.1"),
+    ):
+        parser.add_argument(f"--{name}", type=kind, default=given, help=text)
+    parser.add_argument(
+        "--max_samples",
+        type=int | None,
+        default=None,
+        help="how many samples input_margins, curvature and bounds look at; default all",
+    )
+    parser.add_argument(
+        "--ood",
+        type=str,
+        default=None,
+        metavar="FOLDER",
+        help="images of other things, or NAME:PATH of a data set",
+    )
+    parser.add_argument("--batch_size", type=int, default=256, help="images at a time")
+    add_data(parser)
+
+
+def run(options: Any) -> int:
+    from largemargin.measuring.compare_geometry import compare_geometry
+
+    path = None if options.out is None else output_file(options.out)
+    asked = ask(options)
+    chosen = data_of(options, asked)
+    _refuse_as_result(path, options, chosen)
+    if options.against is None:
+        found: Any = _measured(options, asked, chosen)
+    else:
+        other = ask(_with_run(options, options.against))
+        theirs = _same_images(options, chosen, asked, other)
+        # The change is that of the run against the other one, as in a report against softmax.
+        names = (other.run.folder.name, asked.run.folder.name)
+        both = (_measured(options, other, theirs), _measured(options, asked, chosen))
+        found = compare_geometry(*both, names)
+    print(f"{asked.run.folder}, {chosen.what} images\n{found}")
+    if path is not None:
+        found.save(path)
+        print(f"\nwritten to {path}")
+    return 0
+
+
+def _refuse_as_result(path: Path | None, options: Any, chosen: Chosen) -> None:
+    """The report shows geometry.json of a run as that of its best model on its test images."""
+    if path is None or (chosen.origin.usual and options.against is None):
+        return
+    folders = [Path(each).resolve() for each in (options.run, options.against) if each]
+    if path.name == GEOMETRY and path.parent.resolve() in folders:
+        what = f"{chosen.origin}" if options.against is None else "a comparison of two runs"
+        raise LargeMarginError(
+            f"--out {path} is where the report looks for the geometry of the run's own "
+            f"test images, but this is of {what}. Choose another file."
+        )
+
+
+def _same_images(options: Any, chosen: Chosen, asked: Asked, other: Asked) -> Chosen:
+    """The same images for the second run, at the size of its model."""
+    if other.classes != asked.classes:
+        raise LargeMarginError(
+            f"{options.run} and {options.against} were trained on different classes, so their "
+            "geometries do not compare."
+        )
+    theirs = data_of(options, other)
+    if digest(theirs.samples) != digest(chosen.samples):
+        raise LargeMarginError(
+            f"the {chosen.what} images of {options.run} ({len(chosen.samples):,}) are not those of "
+            f"{options.against} ({len(theirs.samples):,}), so their geometries do not compare. "
+            "Give both the same images: --data FOLDER, FILE or NAME."
+        )
+    return theirs
+
+
+def _with_run(options: Any, folder: str) -> Any:
+    other = options.clone()
+    other.run = folder
+    return other
+
+
+def named_layers(option: str, given: str) -> tuple[str, ...]:
+    """Names with commas between them, in brackets or not; none is none.
+
+    Example:
+        >>> named_layers("--layers", "[layer3, layer4]")
+        ('layer3', 'layer4')
+    """
+    words = given.strip().removeprefix("[").removesuffix("]").strip()
+    if words in ("none", ""):
+        return ()
+    names = tuple(each.strip().strip("'\"") for each in words.split(","))
+    if "" in names or (BLOCKS in names and len(names) > 1):
+        raise LargeMarginError(
+            f"{option} takes names of layers with commas between them, as backbone.3,backbone.4, "
+            f"or {BLOCKS} alone, but {given!r} was given."
+        )
+    return names
+
+
+def _curvature(options: Any) -> CurvatureSettings | bool:
+    if not options.curvature:
+        if options.sigma is not None:
+            raise LargeMarginError("--sigma is about curvature. Add --curvature true.")
+        return False
+    return CurvatureSettings(
+        step=options.step,
+        num_directions=options.num_directions,
+        noise=dict.fromkeys(CurvatureSettings().noise, options.noise),
+        draws=options.draws,
+        sigma=options.sigma,
+        radius=2 * options.radius,
+    )
+
+
+def _measured(options: Any, asked: Asked, chosen: Chosen) -> Any:
+    from largemargin.app.data.epoch_batches import Batches
+    from largemargin.measuring.measure import measure
+
+    def batches(split: Any) -> Batches:
+        return Batches(split, options.batch_size, device=asked.device, shuffle=False)
+
+    layers = named_layers("--layers", options.layers)
+    return measure(
+        asked.model,
+        batches(chosen.samples),
+        layers=BLOCKS if layers == (BLOCKS,) else layers,
+        layer_margins=named_layers("--layer_margins", options.layer_margins),
+        pairwise=options.pairwise,
+        input_margins=options.input_margins,
+        curvature=_curvature(options),
+        bounds=options.bounds,
+        sphere=options.sphere,
+        radius=options.radius,
+        max_samples=options.max_samples,
+        ood=None if options.ood is None else batches(strangers_of(options.ood, asked)),
+        progress=show_progress(),
+        data_name=in_words(chosen.data, chosen.origin.split, chosen.samples),
+        class_names=asked.classes,
+    )

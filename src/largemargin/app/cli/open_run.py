@@ -1,0 +1,254 @@
+"""What a trained run is asked about: its model, and its own data or other data."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+import torch
+from torch import Tensor, nn
+
+from largemargin.app.cli.parser import CommandParser
+from largemargin.app.config import DataConfig
+from largemargin.app.data.load import Data, load_data
+from largemargin.app.data.samples import Samples
+from largemargin.app.data.sources import SOURCES
+from largemargin.app.training.files import read_json
+from largemargin.app.training.runs import DATA, Run, pick_device
+from largemargin.errors import LargeMarginError
+from largemargin.measuring.evaluate import Origin
+
+SPLITS = ("auto", "test", "validation", "train")
+STRETCHED = ("market1501", "dukemtmc")
+"""Data whose images are brought to their size by changing their proportions."""
+READING = ("workers", "resident", "corrupt", "download")
+"""How images are read, whichever they are."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A run and what its model expects of images."""
+
+    run: Run
+    model: nn.Module
+    device: torch.device
+    classes: tuple[str, ...]
+    channels: int
+    size: tuple[int, int]
+    stretch: bool
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The images that the options ask for."""
+
+    data: Data
+    samples: Samples
+    origin: Origin
+
+    @property
+    def what(self) -> str:
+        """As ``test``, or ``test of folder`` where the data is not that of the run."""
+        where = "" if self.origin.own else f" of {self.data.name}"
+        return f"{self.origin.split}{where}"
+
+
+def add_run(parser: jsonargparse.ArgumentParser) -> None:
+    """The run, which of its models, and where to compute."""
+    parser.add_argument("run", type=str, metavar="RUN", help="folder that largemargin train made")
+    parser.add_argument("--which", default="best", type=str, help="model to take: best or last")
+    parser.add_argument("--device", default="auto", type=str, help="auto, cpu, cuda or cuda:1")
+
+
+def add_data(parser: jsonargparse.ArgumentParser) -> None:
+    """Other data than that of the run."""
+    parser.add_argument(
+        "--split",
+        default="auto",
+        type=str,
+        help="images to take: test, validation, train or auto (test where there is one)",
+    )
+    parser.add_class_arguments(DataConfig, "data")
+    parser.set_defaults({"data.name": ""})  # whoever names digits means digits
+    for action in parser._actions:
+        if action.dest == "data.name":
+            action.help = "other data: folder, csv, arrays, cifar10, ...; default that of the run"
+    for group in parser._action_groups:
+        if any(action.dest.startswith("data.") for action in group._group_actions):
+            group.title = "Other data with the same classes: --data FOLDER, FILE or NAME"
+    if isinstance(parser, CommandParser):
+        parser.shorthand = ("data",)
+
+
+def output_file(given: str | Path) -> Path:
+    """A file that can be written, found out before the work and not after it."""
+    path = Path(given).expanduser()
+    if path.is_dir():
+        raise LargeMarginError(f"--out must be a file, but {path} is a folder.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writable = os.access(path.parent, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise LargeMarginError(f"{path} cannot be written: no writable folder {path.parent}.")
+    return path
+
+
+def ask(options: Any) -> Asked:
+    """Open the run of the options."""
+    if options.which not in ("best", "last"):
+        raise LargeMarginError(f"--which must be best or last, but {options.which!r} was given.")
+    run = Run.open(options.run)
+    device = pick_device(options.device)
+    facts = read_json(run.folder / DATA)
+    return Asked(
+        run=run,
+        model=run.model(options.which).to(device),
+        device=device,
+        classes=tuple(facts["classes"]),
+        channels=int(facts["channels"]),
+        size=(int(facts["size"][0]), int(facts["size"][1])),
+        stretch=facts["name"] in STRETCHED,
+    )
+
+
+def data_of(options: Any, asked: Asked) -> Chosen:
+    """The data of the options, and the split of it that was asked for."""
+    if options.split not in SPLITS:
+        listed = ", ".join(SPLITS)
+        raise LargeMarginError(f"--split must be one of {listed}, but {options.split!r} was given.")
+    return _other(options, asked) if options.data.name else _own(options, asked)
+
+
+def _own(options: Any, asked: Asked) -> Chosen:
+    """The data of the run; the options may say how to read it."""
+    plain = DataConfig()
+    names = [each.name for each in fields(DataConfig) if each.name != "name"]
+    given = {
+        name: getattr(options.data, name)
+        for name in names
+        if getattr(options.data, name) != getattr(plain, name)
+    }
+    for name, value in given.items():
+        if name not in READING:
+            hint = value if name == "path" else "FOLDER, FILE or NAME"
+            raise LargeMarginError(
+                f"--data.{name} {value} is about other data than that of the run, but none was "
+                f"named. Name it: --data {hint}. Or leave the option out."
+            )
+    config = asked.run.config.data
+    data = asked.run.data(replace(config, **given))
+    # Re-identification is tested by its queries: what the classes are tested on is secondary.
+    order = ("test", "validation", *(() if data.query is None else ("train",)))
+    samples, split = _split(data, options.split, order)
+    usual = options.which == "best" and (
+        options.split == "auto" or split == _split(data, "auto", order)[1]
+    )
+    return Chosen(data, samples, Origin(split, data.name, config.path, True, options.which, usual))
+
+
+def _other(options: Any, asked: Asked) -> Chosen:
+    # All of it is other data, and nothing is trained: no part to hold out, no whole pictures to
+    # keep for augmentation.
+    config = _at_size(replace(options.data, validation=0.0, augment="none"), asked)
+    data = load_data(config)
+    samples, split = _split(data, options.split, ("test", "validation", "train"))
+    samples = _renamed(fitting(samples, asked), data.classes, asked.classes)
+    return Chosen(data, samples, Origin(split, data.name, config.path, False, options.which, False))
+
+
+def _at_size(config: DataConfig, asked: Asked) -> DataConfig:
+    """Images as the model takes them, where no other size was asked for."""
+    if config.size is not None or config.width is not None:
+        return config
+    height, width = asked.size
+    return replace(config, size=height, width=width)
+
+
+def _split(data: Data, wanted: str, order: Sequence[str]) -> tuple[Samples, str]:
+    names = order if wanted == "auto" else (wanted,)
+    for name in names:
+        samples = getattr(data, name)
+        if samples is not None and len(samples):
+            return samples, name
+    raise LargeMarginError(
+        f"{data.name} has no {' and no '.join(names)} images. Choose others with --split, or give "
+        "other data with --data."
+    )
+
+
+def fitting(samples: Samples, asked: Asked) -> Samples:
+    """The samples with as many channels as the model takes, at its size."""
+    pixels = samples.pixels
+    if pixels is None:
+        if asked.channels != 3:
+            raise LargeMarginError(
+                "the model takes grey images, but these are too many to convert in memory. Set "
+                "--data.resident yes."
+            )
+        assert samples.files is not None
+        files = replace(samples.files, size=asked.size, stretch=asked.stretch)
+        return replace(samples, files=files)
+    if pixels.shape[1] != asked.channels:
+        pixels = _channels(pixels, asked.channels)
+    if tuple(pixels.shape[2:]) != asked.size:
+        raise LargeMarginError(
+            f"the model takes images of {asked.size[0]} x {asked.size[1]} pixels, but these have "
+            f"{pixels.shape[2]} x {pixels.shape[3]}."
+        )
+    return replace(samples, pixels=pixels)
+
+
+def _channels(pixels: Tensor, wanted: int) -> Tensor:
+    """Grey images in three channels, or colour as grey."""
+    if pixels.shape[1] == 1 and wanted == 3:
+        return pixels.expand(-1, 3, -1, -1)
+    if pixels.shape[1] == 3 and wanted == 1:
+        from largemargin.measuring.predict import grey
+
+        return grey(pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels)
+    raise LargeMarginError(
+        f"the model takes images with {wanted} channels, but these have {pixels.shape[1]}."
+    )
+
+
+def _renamed(samples: Samples, theirs: tuple[str, ...], ours: tuple[str, ...]) -> Samples:
+    """Labels as the model numbers classes of the same names."""
+    if theirs == ours:
+        return samples
+    number = {name: index for index, name in enumerate(ours)}
+    unknown = [name for name in theirs if name not in number]
+    if unknown:
+        shown = ", ".join(unknown[:5]) + (" and others" if len(unknown) > 5 else "")
+        raise LargeMarginError(
+            f"the model does not know the classes {shown}. It was trained on "
+            f"{', '.join(ours[:10])}{' and others' if len(ours) > 10 else ''}. Data of other "
+            "classes can be given as strangers: --ood."
+        )
+    table = torch.tensor([number[name] for name in theirs])
+    return replace(samples, labels=table[samples.labels])
+
+
+def strangers_of(given: str, asked: Asked) -> Samples:
+    """Images of other data: every image below a folder, or the test images of a known data set."""
+    if Path(given).expanduser().exists():
+        from largemargin.app.data.image_files import ImageFiles
+        from largemargin.measuring.predict import image_files, image_samples
+
+        paths = image_files([given])
+        if asked.channels != 3:
+            return image_samples(paths, asked.size, asked.channels, asked.stretch)
+        files = ImageFiles(paths, range(len(paths)), asked.size, asked.stretch)
+        return Samples(torch.zeros(len(paths), dtype=torch.long), paths, files=files)
+    name, _, path = given.partition(":")
+    if name not in SOURCES:
+        raise LargeMarginError(
+            f"--ood must be a folder of images or the name of a data set, as svhn or svhn:FOLDER, "
+            f"but there is neither a folder nor a data set {name!r}."
+        )
+    config = DataConfig(name, path=path or None, validation=0.0, augment="none")
+    data = load_data(_at_size(config, asked))
+    return fitting(data.test or data.train, asked)

@@ -1,0 +1,310 @@
+"""``CommandParser``: jsonargparse with short usage, plain help texts and errors that help.
+
+What is asked of a configuration file before its settings are read: may it, can it.
+
+jsonargparse builds whatever ``class_path: os.system`` names, also inside free settings such as
+``model.options``, and imports its module to find out whether it can. Settings are values here, so
+that is refused always. ``--trust_config`` allows one thing: ``model.name: package.module.Network``.
+
+``--data photos/ --model resnet18 --objective cosface``: names without ``.name``.
+"""
+
+import argparse
+import itertools
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jsonargparse
+
+TRUST = "--trust_config"
+
+
+def limit_imports(words: Sequence[str]) -> list[str]:
+    """Set what may be imported for these words; returns them without the option."""
+    from largemargin.app.models.by_path import trust
+
+    jsonargparse.set_parsing_settings(
+        import_path_denylist=["*"],
+        # A class path in a free setting is an error, not a value to pass on.
+        validate_subclass_spec_in_any=True,
+        instantiate_subclass_spec_in_any=False,
+    )
+    trust(TRUST in words)
+    return [word for word in words if word != TRUST]
+
+
+def check_versions(words: Sequence[str]) -> None:
+    """Refuse files of a newer version by that, not by the first setting that is unknown here."""
+    from largemargin.app.training.config_file import read_yaml
+    from largemargin.app.training.files import CONFIG, check_version
+    from largemargin.errors import LargeMarginError
+
+    for file in config_files(words):
+        try:
+            read = read_yaml(file)
+        except LargeMarginError:  # jsonargparse names the line
+            continue
+        check_version(read, CONFIG, file)
+
+
+def config_files(words: Sequence[str]) -> Iterator[str]:
+    """What stands after ``--config``."""
+    yield from (after for word, after in itertools.pairwise(words) if word == "--config")
+    yield from (word.partition("=")[2] for word in words if word.startswith("--config="))
+
+
+CONFIG_FILES = (".yaml", ".yml", ".json")
+LAYOUTS = ("folder", "csv", "arrays", "huggingface")
+"""Ways to keep any images, not data sets with a name."""
+
+ARRAY_FILES = (".npz", ".npy", ".safetensors")
+
+
+def expand(words: Sequence[str], groups: Sequence[str]) -> list[str]:
+    """Write out what stands for more: ``--model resnet18`` is ``--model.name resnet18``.
+
+    ``--data`` also takes what the images lie in: a folder (``folder``), a CSV file (``csv``) or an
+    array file (``arrays``). The name of a data set is that data set, unless a folder of that name
+    lies here and holds images; which was taken is said then. YAML files and ``{...}`` stay what
+    they are for jsonargparse, the settings of the whole group.
+
+    Example:
+        >>> expand(["--model", "resnet18", "--epochs=3"], ["model"])
+        ['--model.name=resnet18', '--epochs=3']
+    """
+    long: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        option, equals, value = word.partition("=")
+        group = option.removeprefix("--")
+        if not option.startswith("--") or group not in groups or not (equals or rest):
+            long.append(word)
+            continue
+        value = value if equals else rest.pop(0)
+        long += _written_out(group, value)
+    return long
+
+
+def _written_out(group: str, value: str) -> list[str]:
+    if value.lower().endswith(CONFIG_FILES) or value.startswith("{"):
+        return [f"--{group}={value}"]
+    if group != "data":
+        return [f"--{group}.name={value}"]
+    path = Path(value).expanduser()
+    written_as_path = any(mark in value for mark in "/\\~")
+    if path.is_dir() and not written_as_path and _is_data_set(value, path):
+        return [f"--data.name={value}"]
+    suffix = path.suffix.lower()
+    if path.is_dir() or (not suffix and written_as_path):
+        return ["--data.name=folder", f"--data.path={value}"]
+    if suffix == ".csv":
+        return ["--data.name=csv", f"--data.path={value}"]
+    if suffix in ARRAY_FILES:
+        return ["--data.name=arrays", f"--data.path={value}"]
+    return [f"--data.name={value}"]
+
+
+def _is_data_set(name: str, folder: Path) -> bool:
+    """Whether the name of this folder means the data set that is called so; either way it says."""
+    from largemargin.app.data.sources import SOURCES
+    from largemargin.app.data.sources.image_paths import holds_images
+
+    if name not in SOURCES or name in LAYOUTS:
+        return False
+    if holds_images(folder):
+        print(
+            f"--data {name}: the images in the folder {name} here are taken. For the data set of "
+            f"that name write --data.name {name}.",
+            file=sys.stderr,
+        )
+        return False
+    print(
+        f"--data {name}: the data set is taken, not the folder {name} here, which holds no images. "
+        f"For the folder write ./{name}.",
+        file=sys.stderr,
+    )
+    return True
+
+
+PRINT_CONFIG = "print all settings as YAML, ready for --config, and exit"
+
+
+class PlainHelp(jsonargparse.DefaultHelpFormatter):
+    """Help without type names where the choices or the default say as much."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32, width=100)  # type: ignore[no-untyped-call]
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Paragraphs are filled; lines that start with a space stay as they are."""
+        parts = [
+            part if part.startswith(" ") or "\n " in part else textwrap.fill(part, width)
+            for part in text.strip("\n").split("\n\n")
+        ]
+        return textwrap.indent("\n\n".join(parts), indent)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        if isinstance(action, argparse._HelpAction):
+            return "show this help and exit"
+        if "--print_config" in action.option_strings:
+            return PRINT_CONFIG
+        text = (action.help or "").replace("``", "").rstrip(".")
+        default = action.default
+        said = "default" in text or default is argparse.SUPPRESS or not action.option_strings
+        if said or default is None or default == () or default == {} or default == []:
+            return text
+        shown = {True: "true", False: "false"}.get(default) if isinstance(default, bool) else None
+        return f"{text} (default {shown or default})"
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        if "--print_config" in action.option_strings:
+            return ""
+        return super()._format_args(action, default_metavar)
+
+
+class CommandParser(jsonargparse.ArgumentParser):
+    """A parser for one sub-command."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", PlainHelp)
+        options.setdefault("allow_abbrev", False)
+        super().__init__(**options)
+        self.usage = f"{self.prog} [options]"
+        self.shorthand: tuple[str, ...] = ()
+        """Groups with a name, as ``data``, whose name may be given as ``--data NAME``."""
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, *rest: Any, **options: Any
+    ) -> jsonargparse.Namespace:
+        given = sys.argv[1:] if args is None else args
+        words = limit_imports([_underscored(word) for word in given])
+        check_versions(words)
+        try:
+            return super().parse_args(expand(words, self.shorthand), *rest, **options)
+        except Exception as error:
+            if type(error).__name__ != "ImportDenied":  # not public, and not always caught inside
+                raise
+            self.error(str(error))
+
+    def format_help(self, formatter: argparse.HelpFormatter | None = None) -> str:
+        hidden = [action for action in self._actions if _is_config_of_a_group(action)]
+        kept = [(action, action.help) for action in hidden]
+        for action in hidden:
+            action.help = argparse.SUPPRESS
+        try:
+            return super().format_help(formatter)
+        finally:
+            for action, text in kept:
+                action.help = text
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        sys.stderr.write(f"usage: {self.usage}    ({self.prog} --help shows them)\n")
+        sys.stderr.write(f"error: {self._explained(message)}\n")
+        sys.exit(2)
+
+    def _explained(self, message: str) -> str:
+        """The message in plain words, with what was probably meant."""
+        message = _readable(message).replace("as LIST,", f"as {self._list_of(message)},")
+        names = [text for action in self._actions for text in action.option_strings]
+        wrong = _unknown_option(message)
+        close = _closest(wrong, names) if wrong else []
+        in_file = not message.startswith("unrecognized")
+        if in_file and (wrong or "parsing config" in message):
+            message = f"{self._config_files()}{message}"
+        if not close:
+            return message
+        meant = [name.removeprefix("--") for name in close] if in_file else close
+        return f"{message}. Did you mean {' or '.join(meant)}?"
+
+    def _list_of(self, message: str) -> str:
+        """How a list is written for the option that a message is about: of names, or numbers."""
+        found = re.search(r"Parser key \"([\w.]+)\"", message)
+        kinds = [
+            str(getattr(action, "_typehint", ""))
+            for action in self._actions
+            if found is not None and action.dest == found[1]
+        ]
+        return "[a,b]" if any("tuple[str" in kind for kind in kinds) else "[1,2]"
+
+    def _config_files(self) -> str:
+        files = list(config_files(getattr(self, "args", [])))
+        return f"{', '.join(files)}: " if files else ""
+
+
+def _underscored(word: str) -> str:
+    """An option as it is called: --batch-size is --batch_size."""
+    if not word.startswith("--"):
+        return word
+    name, sign, value = word[2:].partition("=")
+    return f"--{name.replace('-', '_')}{sign}{value}"
+
+
+def _unknown_option(message: str) -> str | None:
+    """The option jsonargparse does not know, with its dashes."""
+    if "unrecognized" in message:
+        found = re.search(r"--([\w.]+)", message)
+        return f"--{found[1]}" if found else None
+    if found := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", message):
+        return f"--{found[1]}.{found[2]}"
+    found = re.search(r"Option '([\w.]+)' is not accepted", message)
+    return f"--{found[1]}" if found else None
+
+
+def _closest(word: str, names: Sequence[str]) -> list[str]:
+    close = get_close_matches(word, names, n=3, cutoff=0.7)
+    # `--lr` means `--optimizer.lr`: the end of a name is how people remember it.
+    ends = [name for name in names if name.rpartition(".")[2] == word.removeprefix("--")]
+    return list(dict.fromkeys([*ends, *close]))[:3]
+
+
+READABLE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
+    (r"Parser key \"([\w.]+)\":\s*", r"\1: "),
+    (
+        r"Expected a typing\.Literal\[(.*?)\]\. Got value: (\S+)",
+        r"\2 was given, but one of \1 is expected.",
+    ),
+    (r"Expected a <class 'int'>\. Got value: (.*)", r"a whole number is expected, not \1."),
+    (r"Expected a <class 'float'>\. Got value: (.*)", r"a number is expected, not \1."),
+    (r"Expected a <class 'bool'>\. Got value: (.*)", r"true or false is expected, not \1."),
+    (r"Expected a <class 'tuple'>\. Got value: (.*)", r"a list is expected, as LIST, not \1."),
+    (r"Expected a <class 'dict'>\. Got value: (.*)", r"settings are expected, as {a: 1}, not \1."),
+    (
+        r"Does not validate against any of the Union subtypes\s+Subtypes: \[(.*?)\]\s+Errors:.*"
+        r"Given value: (.*)",
+        lambda found: f"{_kinds(found[1])} is expected, not {found[2]}.",
+    ),
+    (r"Problems parsing config: ", r"problems parsing config, which must be YAML: "),
+    (
+        r".*?Importing '([\w.]+)' is not allowed.*",
+        r"class_path \1 is refused: settings are values, and building a class that a file names "
+        "would run code.",
+    ),
+)
+
+
+KINDS = {"int": "a whole number", "float": "a number", "str": "text", "NoneType": "null"}
+
+
+def _kinds(types: str) -> str:
+    """``<class 'float'>, <class 'NoneType'>`` as words."""
+    found = re.findall(r"<class '(\w+)'>|(tuple)\[|typing\.Literal\[(.*?)\]", types)
+    names = [name or options or "a list, as LIST," for name, _, options in found]
+    return " or ".join(KINDS.get(name, name) for name in names) or types
+
+
+def _readable(message: str) -> str:
+    """jsonargparse's messages in the words of this command."""
+    for pattern, instead in READABLE:
+        message = re.sub(pattern, instead, message, flags=re.DOTALL)
+    return message.strip()
+
+
+def _is_config_of_a_group(action: argparse.Action) -> bool:
+    """``--data CONFIG``, which jsonargparse adds to every group of options."""
+    return type(action).__name__ == "_ActionConfigLoad"

@@ -1,0 +1,156 @@
+"""``largemargin predict``: classes of image files, with probability, margin and a flag."""
+
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonargparse
+
+from largemargin.app.cli.calibration_cache import Fitted, number_or, temperature_for
+from largemargin.app.cli.open_run import add_run, ask, output_file
+from largemargin.app.cli.run_options import show_progress
+from largemargin.app.data.samples import Samples
+from largemargin.errors import LargeMarginError, check_number
+
+HELP = "predict the classes of image files, and flag those too close to call"
+
+DESCRIPTION = """\
+Predict the class of image files. Every image gets a row with its class, the probability, the margin
+(distance of its features to the decision boundary, or cosine for losses on angles) and a flag where
+the margin is below a threshold. The threshold is calibrated on the validation images of the run, so
+that it keeps 95 % of the right predictions; the temperature that makes probabilities mean what they
+say is fitted to them, too. Both are kept in the folder of the run. Without validation images
+nothing is flagged, and probabilities are the softmax of the logits as they are. An image that
+cannot be read gives a row that says why.
+
+In CSV files, texts that a spreadsheet would take for a formula get an apostrophe in front."""
+
+EXAMPLES = """\
+Examples:
+  largemargin predict runs/20260101-120000-run photos/            CSV to the screen
+  largemargin predict RUN a.jpg b.png --out answers.csv           or answers.json
+  largemargin predict RUN photos/ --rule accuracy --target 0.99   flag until 99 % are right
+  largemargin predict RUN photos/ --threshold 0.3                 or none
+  largemargin predict RUN photos/ --temperature none              probabilities as trained"""
+
+
+def arguments(parser: jsonargparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    parser.usage = "largemargin predict RUN IMAGE [IMAGE ...] [options]"
+    add_run(parser)
+    parser.add_argument(
+        "images", nargs="+", type=str, metavar="IMAGE", help="image files, or folders of them"
+    )
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=str,
+        default=None,
+        help="file to write, .csv or .json; default CSV to stdout",
+    )
+    parser.add_argument(
+        "--threshold",
+        type=str,
+        default="auto",
+        help="margin below which to flag: a number, none, or auto (from the validation images)",
+    )
+    parser.add_argument(
+        "--rule",
+        type=Literal["keep", "accuracy"] | None,
+        default=None,
+        help="auto keeps a share of the right predictions (keep, the default), or flags until the "
+        "rest reaches an accuracy (accuracy)",
+    )
+    parser.add_argument(
+        "--target",
+        type=float | None,
+        default=None,
+        help="that share or accuracy; default 0.95 for keep, 0.99 for accuracy",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=str,
+        default="auto",
+        help="what logits are divided by for the probabilities: a number, none, or auto (fitted to "
+        "the validation images)",
+    )
+    parser.add_argument("--batch_size", type=int, default=64, help="images at a time")
+
+
+def run(options: Any) -> int:
+    from largemargin.measuring.predict import predict
+
+    if options.out is not None and Path(options.out).suffix.lower() not in (".csv", ".json"):
+        raise LargeMarginError(f"--out must end in .csv or .json, but {options.out!r} was given.")
+    _refuse_beside_a_number(options)
+    path = None if options.out is None else output_file(options.out)
+    asked = ask(options)
+    fitted = Fitted(asked)
+    found = predict(
+        asked.model,
+        options.images,
+        class_names=asked.classes,
+        threshold=_threshold(options, fitted),
+        temperature=temperature_for(options.temperature, fitted),
+        size=asked.size,
+        channels=asked.channels,
+        stretch=asked.stretch,
+        batch_size=options.batch_size,
+        device=asked.device,
+        progress=show_progress(),
+    )
+    if path is None:
+        found.write_csv(sys.stdout)
+    elif path.suffix.lower() == ".csv":
+        found.save_csv(path)
+    else:
+        found.save_json(path)
+    said = sys.stderr if path is None else sys.stdout
+    judged = any(row.flag is not None for row in found.rows)
+    flagged = f", {found.flagged} flagged" if judged else ""
+    failed = f", {found.failed} could not be read" if found.failed else ""
+    where = "" if path is None else f", written to {path}"
+    count = f"{len(found)} image{'' if len(found) == 1 else 's'}"
+    print(f"{count}{flagged}{failed}{where}", file=said)
+    return 1 if found.failed == len(found) else 0
+
+
+def _refuse_beside_a_number(options: Any) -> None:
+    """--rule and --target say how a threshold is found; one that is given is not looked for."""
+    given = number_or("threshold", options.threshold)
+    if isinstance(given, float):
+        check_number("--threshold", given, hint="Or pass none, or auto.")
+    for name in ("rule", "target"):
+        if given != "auto" and options[name] is not None:
+            raise LargeMarginError(
+                f"--{name} {options[name]} is for --threshold auto, but --threshold "
+                f"{options.threshold} was given. Leave one of them out."
+            )
+
+
+def _threshold(options: Any, fitted: Fitted) -> Any:
+    given = number_or("threshold", options.threshold)
+    if given != "auto":
+        return None if given == "none" else given
+    rule = options.rule or "keep"
+    from largemargin.measuring.threshold import Threshold, calibrate_threshold
+
+    def fit(validation: Samples) -> Threshold:
+        return calibrate_threshold(
+            fitted.asked.model,
+            validation,
+            rule=rule,
+            target=options.target,
+            device=fitted.asked.device,
+            progress=show_progress(),
+        )
+
+    target = "default" if options.target is None else f"{options.target:g}"
+    try:
+        return fitted.get(Threshold, "threshold", fit, detail=f"-{rule}-{target}")
+    except LargeMarginError as error:
+        if rule != "keep" or options.target is not None:
+            raise
+        # Nobody asked for this rule: predictions without flags are better than none.
+        print(f"Nothing is flagged: {error}", file=sys.stderr)
+        return None

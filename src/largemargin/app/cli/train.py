@@ -1,0 +1,176 @@
+"""``largemargin train``: one run, from a data set or an image folder to a measured classifier."""
+
+import argparse
+import os
+import shlex
+import sys
+import warnings
+from functools import partial
+from typing import Any
+
+import jsonargparse
+
+from largemargin.app.cli.run_options import Resume, add_run_options, run_config, show_progress
+from largemargin.errors import LargeMarginError
+
+HELP = "train a classifier on a data set or an image folder"
+
+DESCRIPTION = """\
+Train one classifier. Everything has a default; without options the small CNN learns the digits
+that come with scikit-learn. The run lands in a folder of its own: settings, metrics, checkpoints,
+results and the geometry of the best model."""
+
+EXAMPLES = """\
+Examples:
+  largemargin train --data photos/ --model torchvision/resnet18 --model.weights default
+      photos/ holds one folder of images per class, or train/ and val/ with such folders
+  largemargin train --objective cosface --objective.settings.margin 0.2 --epochs 30
+  largemargin train --objective 'cross_entropy + 0.5*sample_margin' --optimizer.lr 0.1
+  largemargin train --preset long_tail --data photos/
+  largemargin train --data cifar10 --data.path ~/cifar --model resnet18 --precision bf16
+  largemargin train --print_config > run.yaml      write all settings, change them, then:
+  largemargin train --config run.yaml --seed 1
+  largemargin train --resume runs/20260101-120000-run
+
+Losses, networks and data sets: largemargin list, list --models, list --data.
+Several GPUs: torchrun --nproc-per-node 4 -m largemargin train ..."""
+
+
+def arguments(parser: jsonargparse.ArgumentParser) -> None:
+    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
+    parser.add_argument(
+        "--resume",
+        action=Resume,
+        type=str,
+        metavar="FOLDER",
+        default=argparse.SUPPRESS,
+        help="continue the run in this folder exactly where it stopped",
+    )
+    parser.add_argument(
+        "--preset",
+        type=str,
+        metavar="SITUATION",
+        default=argparse.SUPPRESS,
+        help="objective that was measured to be best: few_labels, long_tail, label_noise, "
+        "corruption or embedding; softmax where none was",
+    )
+    add_run_options(parser, title="Training")
+
+
+def run(options: Any) -> int:
+    from largemargin.app.training.engine import Interrupted, train
+    from largemargin.app.training.run_scores import TOLD
+    from largemargin.app.training.runs import Run
+
+    warnings.filterwarnings("ignore", message=TOLD)  # said below, with the exit status
+    folder = options.get("resume")
+    if folder is None:
+        config = _with_preset(run_config(options), options.get("preset"))
+    else:
+        config = Run.open(folder).config
+    try:
+        done = train(
+            config,
+            folder=folder,
+            resume=folder is not None,
+            progress=show_progress(),
+            on_epoch=None if show_progress() or not _is_first() else partial(_tell, config),
+        )
+    except Interrupted as stop:
+        if _is_first():
+            print(f"\n{stop}", file=sys.stderr)
+        return 130
+    if _is_first():
+        print(summary(done))
+        if done.failure is not None:
+            print(f"error: the run diverged: {done.failure}", file=sys.stderr)
+    return 0 if done.failure is None else 2
+
+
+def _with_preset(config: Any, name: str | None) -> Any:
+    """The run with the objective, and noise, of a preset, which is shown with its evidence."""
+    from largemargin.app.config import RunConfig
+    from largemargin.app.training.presets import preset
+
+    if name is None:
+        return config
+    chosen, plain = preset(name), RunConfig()
+    for part in ("objective", "noise"):
+        if getattr(config, part) != getattr(plain, part):
+            raise LargeMarginError(
+                f"--preset {name} sets the {part}, but {part} was given too. Leave one of them out."
+            )
+    if _is_first():
+        print(f"{chosen}\n")
+    return chosen.config(config)
+
+
+def _is_first() -> bool:
+    """Of the processes that torchrun started, one speaks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _tell(config: Any, row: dict[str, Any]) -> None:
+    """A line per epoch, where a log file takes the place of the progress bar."""
+    validation = row["validation"]
+    said = [f"epoch {row['epoch'] + 1} of {config.epochs}: loss {row['loss']:.4g}"]
+    if validation is not None:
+        said.append(f"validation accuracy {100 * validation['accuracy']:.2f} %")
+    print(", ".join([*said, f"{row['images_per_s']:,.0f} images/s"]), flush=True)
+
+
+def summary(done: Any) -> str:
+    """What came out, where it lies and what to do with it."""
+    result = done.result
+    facts = done.facts
+    lines = [
+        f"{done.folder}",
+        f"{'data':<11} {facts['name']}, {len(facts['classes'])} classes",
+        f"{'licence':<11} {facts['licence']}",
+    ]
+    for split in ("validation", "test"):
+        numbers = result.get(split)
+        if numbers:
+            lines.append(f"{split:<11} {_accuracies(numbers)}")
+    lines += [f"{'note':<11} {note}" for note in result.get("notes", ())]
+    if done.failure is not None:
+        return "\n".join([*lines, "", "Next:", f"  {_report(done)}"])
+    geometry = done.geometry()
+    if geometry is not None:
+        lines += ["", str(geometry)]
+    folder = shlex.quote(str(done.folder))
+    lines += [
+        "",
+        "Next:",
+        f"  largemargin evaluate {folder}    noise, attacks, calibration",
+        f"  {_report(done)}",
+        f"  largemargin predict {folder} IMAGES",
+        f"  largemargin compare{_same(done.config)} --methods NAME,NAME    better than softmax, or "
+        "luck?",
+    ]
+    return "\n".join(lines)
+
+
+def _report(done: Any) -> str:
+    return f"largemargin report {shlex.quote(str(done.folder))}    all of it on one page"
+
+
+def _same(config: Any) -> str:
+    """Options that name the images and the network of a run, where they are not the usual ones."""
+    from largemargin.app.config import RunConfig
+
+    usual, words = RunConfig(), []
+    for group, key in (("data", "name"), ("data", "path"), ("model", "name")):
+        value, default = (getattr(getattr(each, group), key) for each in (config, usual))
+        if value != default:
+            words += [f"--{group}.{key}", str(value)]
+    return "".join(f" {shlex.quote(word)}" for word in words)
+
+
+def _accuracies(numbers: dict[str, Any]) -> str:
+    named = (("accuracy", "accuracy"), ("balanced_accuracy", "balanced"), ("loss", "loss"))
+    return ", ".join(
+        f"{label} {numbers[key]:.4f}" if key == "loss" else f"{label} {100 * numbers[key]:.2f} %"
+        for key, label in named
+        if numbers.get(key) is not None
+    )

@@ -1,0 +1,441 @@
+"""From settings to images: read, check, modify, record.
+
+A data set ready for training: splits, classes, normalisation, augmentation, provenance.
+
+Images that the data holds twice, byte for byte: in two parts of it, or under two labels.
+
+Mean and standard deviation of the pixels.
+
+Images in memory brought to another size.
+"""
+
+import difflib
+import hashlib
+import os
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, get_args, get_type_hints
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from largemargin.app.config import DataConfig
+from largemargin.app.data.augment import Augment
+from largemargin.app.data.modify import modified
+from largemargin.app.data.randomness import generator_for
+from largemargin.app.data.read_images import (
+    IN_MEMORY,
+    SMALL,
+    in_memory,
+    let_go,
+    readable,
+    wholly_readable,
+)
+from largemargin.app.data.samples import Samples, as_float
+from largemargin.app.data.sources import SOURCES
+from largemargin.app.data.sources.source import Source
+from largemargin.errors import LargeMarginError, check_choice, check_number
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """What :func:`load_data` returns.
+
+    Args:
+        name: of the source, as in :class:`DataConfig`.
+        classes: names in the order of the labels.
+        channels: 1 or 3.
+        size: (H, W) of the images.
+        mean: per channel, of [0, 1] pixels; what the model's first layer subtracts.
+        std: per channel; what it divides by.
+        licence: terms under which the images may be used, as far as they are known.
+        train: training images, after all modifiers.
+        validation: images held out from training; None where there are none.
+        test: images for the final result; None where the data has none.
+        augment: what training does to the images.
+        record: where the data comes from and what was done to it, ready for JSON.
+        query: queries of re-identification data; labels are identities.
+        gallery: what they are searched in; identity -1 is junk, 0 a distractor.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    channels: int
+    size: tuple[int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    licence: str
+    train: Samples
+    validation: Samples | None
+    test: Samples | None
+    augment: Augment
+    record: dict[str, Any] = field(repr=False)
+    query: Samples | None = None
+    gallery: Samples | None = None
+
+
+SHOWN = 20
+"""Pairs that the record names."""
+COMPARED_AT_MOST = 200_000
+"""Images up to which duplicates are looked for: beyond, reading them takes minutes."""
+
+
+def shared(train: Samples, other: Samples) -> dict[str, Any]:
+    """How many images of ``other`` are in ``train``, and the first pairs (train, other).
+
+    Files are told apart by their length first, so that most of them are never read.
+    """
+    if len(train) + len(other) > COMPARED_AT_MOST:
+        return {"looked_for": False, "reason": f"more than {COMPARED_AT_MOST} images"}
+    lengths, other_lengths = all_lengths(train), all_lengths(other)
+    common = set(lengths) & set(other_lengths)
+    known = {image_digest(train, i): i for i, each in enumerate(lengths) if each in common}
+    wanted = [i for i, each in enumerate(other_lengths) if each in common]
+    pairs = [(known[found], i) for i in wanted if (found := image_digest(other, i)) in known]
+    return {
+        "looked_for": True,
+        "count": len(pairs),
+        "pairs": [[train.ids[a], other.ids[b]] for a, b in pairs[:SHOWN]],
+    }
+
+
+def contradicted(train: Samples) -> dict[str, Any]:
+    """How many images have more than one label, and the first pairs that say so.
+
+    Read are files alone that have the length of another one of another class.
+    """
+    if len(train) > COMPARED_AT_MOST:
+        return {"looked_for": False, "reason": f"more than {COMPARED_AT_MOST} images"}
+    lengths, labels = all_lengths(train), train.labels.tolist()
+    seen: defaultdict[int, set[int]] = defaultdict(set)
+    for each, label in zip(lengths, labels, strict=True):
+        seen[each].add(label)
+    first: dict[bytes, int] = {}
+    pairs: dict[bytes, tuple[int, int]] = {}
+    for i, each in enumerate(lengths):
+        if len(seen[each]) > 1:
+            same = image_digest(train, i)
+            before = first.setdefault(same, i)
+            if labels[before] != labels[i]:
+                pairs.setdefault(same, (before, i))
+    return {
+        "looked_for": True,
+        "count": len(pairs),
+        "pairs": [[train.ids[a], train.ids[b]] for a, b in list(pairs.values())[:SHOWN]],
+    }
+
+
+def all_lengths(samples: Samples) -> list[int]:
+    """Bytes of every stored image."""
+    if samples.files is None:
+        assert samples.pixels is not None
+        return [samples.pixels[0].nbytes] * len(samples)
+    return [length(samples.files.source(i)) for i in range(len(samples))]
+
+
+def length(source: str | bytes | None) -> int:
+    return os.stat(source).st_size if isinstance(source, str) else len(source or b"")
+
+
+def image_digest(samples: Samples, index: int) -> bytes:
+    if samples.files is None:
+        assert samples.pixels is not None
+        return hashlib.blake2b(samples.pixels[index].numpy().tobytes()).digest()
+    source = samples.files.source(index)
+    if isinstance(source, str):
+        with open(source, "rb") as file:
+            return hashlib.file_digest(file, "blake2b").digest()
+    return hashlib.blake2b(source or b"").digest()
+
+
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+
+IMAGENET: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Of ImageNet's training images, as every pretrained model of torchvision takes them."""
+GREY_IMAGENET: Statistics = ((0.449,), (0.226,))
+"""Means over the three channels, for images with one."""
+PIXELS_AT_MOST = 2000
+"""Image files that are read to compute statistics; images in memory are all used."""
+
+
+def normalization(source: Source, config: DataConfig, channels: int) -> Statistics:
+    """Mean and standard deviation per channel, as ``config.normalize`` asks."""
+    check_choice("normalize", config.normalize, ("auto", "imagenet", "computed", "none"))
+    kind = config.normalize
+    if kind == "auto":
+        if source.statistics is not None:
+            return source.statistics
+        kind = "imagenet" if source.from_files else "computed"
+    if kind == "none":
+        return (0.0,) * channels, (1.0,) * channels
+    if kind == "imagenet":
+        return IMAGENET if channels == 3 else GREY_IMAGENET
+    return computed(source.train, config.seed)
+
+
+def computed(samples: Samples, seed: int = 0) -> Statistics:
+    """Of all pixels in memory, or of up to ``AT_MOST`` files drawn at random.
+
+    Example:
+        >>> pixels = torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1)
+        >>> computed(Samples(torch.tensor([0, 1]), ("a", "b"), pixels))
+        ((0.5,), (0.5,))
+    """
+    parts: Iterable[Tensor]
+    if samples.pixels is not None:
+        parts = torch.split(samples.pixels, 1024)
+    else:
+        order = torch.randperm(len(samples), generator=generator_for(seed, "statistics"))
+        # One after the other: what is in files may not fit into memory.
+        parts = (samples.raw(i)[None] for i in order[:PIXELS_AT_MOST].tolist())
+    total = torch.stack([moments(part) for part in parts]).sum(0)
+    mean = total[1] / total[0]
+    # A channel that is the same everywhere must not be divided by zero.
+    std = (total[2] / total[0] - mean**2).clamp(min=0).sqrt()
+    std = torch.where(std > 1e-6, std, torch.ones_like(std))
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def moments(part: Tensor) -> Tensor:
+    """Number, sum and sum of squares of the pixels per channel, (3, C) float64."""
+    whole = part.dtype == torch.uint8
+    values = part.int() if whole else part.double()
+    axes, top = (0, 2, 3), 255 if whole else 1
+    # Sums of bytes are exact in whole numbers.
+    exact = torch.int64 if whole else torch.float64
+    first = values.sum(axes, dtype=exact).double() / top
+    second = values.square().sum(axes, dtype=exact).double() / top**2
+    return torch.stack([torch.full_like(first, part[:, 0].numel()), first, second])
+
+
+def resized(samples: Samples, config: DataConfig) -> Samples:
+    """The samples at ``config.size``; where that is not set, or theirs, as they are."""
+    pixels, side = samples.pixels, config.size
+    if pixels is None or side is None:
+        return samples
+    size = (side, config.width or side)
+    if tuple(pixels.shape[2:]) == size:
+        return samples
+    needed = pixels[:, :, 0, 0].numel() * size[0] * size[1] * pixels.element_size()
+    if needed > IN_MEMORY and config.resident != "yes":
+        raise LargeMarginError(
+            f"{len(pixels)} images of {size[0]} x {size[1]} pixels take {needed / 2**30:.1f} GiB "
+            "in memory. Set resident: yes if there is room for them (on the training device too), "
+            "or a smaller size or fraction."
+        )
+    return replace(samples, pixels=interpolated(pixels, size))
+
+
+def interpolated(pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bilinear, smoothed before it is made smaller; same dtype."""
+    new = torch.empty((*pixels.shape[:2], *size), dtype=pixels.dtype)
+    for first in range(0, len(pixels), 512):
+        part = as_float(pixels[first : first + 512])
+        part = F.interpolate(part, size, mode="bilinear", antialias=True)
+        if pixels.dtype == torch.uint8:
+            part = part.mul(255).round().clamp(0, 255)
+        new[first : first + 512] = part.to(pixels.dtype)
+    return new
+
+
+CROPPED = ("cifar10", "cifar100", "svhn", "market1501", "dukemtmc")
+"""Data sets that are usually trained on random crops and mirror images."""
+
+
+def load_data(config: DataConfig) -> Data:
+    """The data set that ``config`` describes.
+
+    Images are read and checked, then changed in this order: classes, validation part, fraction,
+    imbalance, label noise.
+
+    Example:
+        >>> data = load_data(DataConfig("digits"))
+        >>> len(data.train), len(data.validation), len(data.test), data.size
+        (1131, 126, 540, (8, 8))
+    """
+    check(config)
+    source, skipped = readable(SOURCES[config.name](config), config)
+    # Crops of another size are cut from whole pictures, which memory does not hold.
+    keep = ("train",) if augment_of(source, config).kind == "resized_crop" else ()
+    source = wholly_readable(source, config, keep, skipped)
+    others = [name for name in source.splits if name != "train"]
+    same = duplicates(source, config, others) | contradictions(source, config)
+    source = in_memory(source, config, keep, skipped)
+    source, modifiers = modified(source, config)
+    # Of two copies of an image, one may have been held out.
+    same |= duplicates(source, config, [name for name in ("validation",) if name not in others])
+    # What was too large as a whole may fit now.
+    source = let_go(in_memory(source, config, keep, skipped))
+    skipped.warn()
+    if not source.from_files:  # files are decoded to their size
+        source = source.with_splits(
+            {name: resized(samples, config) for name, samples in source.splits.items()}
+        )
+    check_one_shape(source)
+    channels, size = shape_of(source.train)
+    mean, std = normalization(source, config, channels)
+    augment = augment_of(source, config)
+    made = {"modifiers": modifiers, "skipped": skipped.files, "duplicates": same}
+    looks = {"channels": channels, "size": list(size), "mean": list(mean), "std": list(std)}
+    return Data(
+        name=config.name,
+        classes=source.classes,
+        channels=channels,
+        size=size,
+        mean=mean,
+        std=std,
+        licence=source.licence,
+        train=source.train,
+        validation=source.splits.get("validation"),
+        test=source.splits.get("test"),
+        query=source.splits.get("query"),
+        gallery=source.splits.get("gallery"),
+        augment=augment,
+        record={**record_of(source, config), **looks, "augment": augment.kind, **made},
+    )
+
+
+def check(config: DataConfig) -> None:
+    """Names and numbers that are wrong whatever the data is."""
+    if config.name not in SOURCES:
+        close = difflib.get_close_matches(str(config.name), SOURCES, n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise LargeMarginError(
+            f"there is no data called {config.name!r}, but {', '.join(SOURCES)}.{hint}"
+        )
+    if config.name == "digits" and config.path is not None:
+        raise LargeMarginError(
+            f"data.path is {config.path!r}, but data.name is digits, its default, whose images "
+            f"come with scikit-learn and have no path. Say what lies there: --data {config.path} "
+            "for a folder or a file of your own, or data.name cifar10, mnist, ..."
+        )
+    hints = get_type_hints(DataConfig)
+    for name in ("imbalance", "augment", "normalize", "corrupt", "resident"):
+        check_choice(name, getattr(config, name), get_args(hints[name]))
+    if config.size is not None:
+        check_number("size", config.size, at_least=1)
+    if config.width is not None:
+        check_number("width", config.width, at_least=1)
+        if config.size is None:
+            raise LargeMarginError("width goes with size, the height of the images; set both.")
+    check_number("workers", config.workers, at_least=0)
+
+
+def augment_of(source: Source, config: DataConfig) -> Augment:
+    """The augmentation asked for; ``auto`` mirrors nothing that might be digits or letters."""
+    if config.augment != "auto":
+        return Augment(config.augment)
+    if config.name in CROPPED:
+        return Augment("crop_flip")
+    if config.name == "rscd":
+        return Augment("perspective_flip")
+    if config.name == "fashion_mnist":
+        return Augment("flip")
+    large = source.from_files and max(shape_of(source.train)[1]) > SMALL
+    return Augment("resized_crop" if large else "none")
+
+
+def shape_of(samples: Samples) -> tuple[int, tuple[int, int]]:
+    """Channels and (H, W)."""
+    if samples.pixels is None:
+        assert samples.files is not None
+        return 3, samples.files.size
+    return samples.pixels.shape[1], (samples.pixels.shape[2], samples.pixels.shape[3])
+
+
+def check_one_shape(source: Source) -> None:
+    """Found out here, not by the first batch of a test after hours of training."""
+    shapes = {name: shape_of(samples) for name, samples in source.splits.items()}
+    for name, shape in shapes.items():
+        if shape != shapes["train"]:
+            raise LargeMarginError(
+                f"the {name} images have {in_pixels(shape)}, but the training images have "
+                f"{in_pixels(shapes['train'])}. Store all of them with the same channels, and at "
+                "one size or with size set."
+            )
+
+
+def in_pixels(shape: tuple[int, tuple[int, int]]) -> str:
+    channels, (height, width) = shape
+    return f"{channels} channel{'s' * (channels > 1)} of {height} x {width} pixels"
+
+
+def duplicates(source: Source, config: DataConfig, others: list[str]) -> dict[str, Any]:
+    """Training images that are images of these parts too; only of data of people's own."""
+    if not of_their_own(source, config):
+        return {}
+    parts = {name: source.splits[name] for name in others if name in source.splits}
+    found = {f"train and {name}": shared(source.train, each) for name, each in parts.items()}
+    same = {name: each for name, each in found.items() if each.get("count")}
+    if same:
+        counts = ", ".join(
+            f"{each['count']} in {name} (such as {each['pairs'][0][1]})"
+            for name, each in same.items()
+        )
+        warnings.warn(
+            f"some images are in two parts of the data, byte for byte: {counts}. Results on them "
+            "say nothing about new images.",
+            stacklevel=3,
+        )
+    return found
+
+
+def contradictions(source: Source, config: DataConfig) -> dict[str, Any]:
+    """Training images that are there under two labels, before any are replaced on purpose."""
+    if not of_their_own(source, config):
+        return {}
+    found = contradicted(source.train)
+    if found.get("count"):
+        pairs = "; ".join(f"{a} and {b}" for a, b in found["pairs"][:2])
+        warnings.warn(
+            f"the same training image has two labels, byte for byte, {found['count']} times: "
+            f"{pairs}. No classifier is right about both; remove the wrong ones.",
+            stacklevel=3,
+        )
+    return {"train under two labels": found}
+
+
+def of_their_own(source: Source, config: DataConfig) -> bool:
+    """Data of people's own, not a known set."""
+    return source.from_files or config.name == "arrays"
+
+
+def record_of(source: Source, config: DataConfig) -> dict[str, Any]:
+    """Where the data comes from and how much of it there is."""
+    splits = source.splits
+    return {
+        "source": config.name,
+        "path": config.path,
+        "licence": source.licence,
+        "classes": list(source.classes),
+        "images": {name: len(samples) for name, samples in splits.items()},
+        "counts": {
+            name: counts(splits[name], source.classes)
+            for name in ("train", "validation", "test")
+            if name in splits
+        },
+        "digests": {name: digest(samples) for name, samples in splits.items()},
+        "in_memory": {name: samples.pixels is not None for name, samples in splits.items()},
+        **source.record,
+    }
+
+
+def counts(samples: Samples, classes: tuple[str, ...]) -> dict[str, int]:
+    """Images of every class."""
+    sizes = torch.bincount(samples.labels, minlength=len(classes)).tolist()
+    return dict(zip(classes, sizes, strict=True))
+
+
+def in_words(data: Data, split: str, samples: Samples) -> str:
+    """Which images these are, for results that outlive the run."""
+    return f"{data.name}, {split} images, digest {digest(samples)[:12]}"
+
+
+def digest(samples: Samples) -> str:
+    """Of names and labels: equal where two runs saw the same images with the same labels."""
+    found = hashlib.sha256("\n".join(samples.ids).encode())
+    found.update(samples.labels.numpy().tobytes())
+    return found.hexdigest()

@@ -1,0 +1,271 @@
+"""``build_model``: settings to a network.
+
+What every network of this library is: normalisation, backbone, feature layer, linear head.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from largemargin.app.config import ModelConfig
+from largemargin.app.models.by_path import build_by_path
+from largemargin.app.models.library_networks import LIBRARIES, build_outside
+from largemargin.app.models.networks import (
+    Network,
+    Size,
+    alexnet,
+    cnn13,
+    mlp,
+    mnist_cnn,
+    mobilenet,
+    resnet18,
+    resnet34,
+    small_cnn,
+    vgg16,
+    vgg16_mod,
+    wide_resnet,
+)
+from largemargin.app.models.weights import load_backbone
+from largemargin.errors import LargeMarginError, check_choice, check_num_classes, check_number
+from largemargin.heads.simplex import SimplexHead
+
+
+class Normalize(nn.Module):
+    """(x - mean) / std of each channel of images (N, C, H, W); without arguments the identity.
+
+    >>> Normalize((0.5,), (0.25,))(torch.ones(1, 1, 1, 1)).item()
+    2.0
+    """
+
+    mean: Tensor | None
+    std: Tensor | None
+
+    def __init__(
+        self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+    ) -> None:
+        super().__init__()
+        if (mean is None) != (std is None) or len(mean or ()) != len(std or ()):
+            raise LargeMarginError(
+                f"mean and std must be given together, one number per channel, but mean is {mean} "
+                f"and std is {std}."
+            )
+        if std is not None and min(std) <= 0:
+            raise LargeMarginError(
+                f"std must be positive in every channel, but {tuple(std)} was given. A channel "
+                "that never changes has std 0: use 1 for it."
+            )
+        self.register_buffer("mean", _per_channel(mean))
+        self.register_buffer("std", _per_channel(std))
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.mean is None or self.std is None:
+            return images
+        return (images - self.mean) / self.std
+
+    def extra_repr(self) -> str:
+        if self.mean is None or self.std is None:
+            return "identity"
+        mean, std = (
+            [round(x, 4) for x in each.flatten().tolist()] for each in (self.mean, self.std)
+        )
+        return f"mean={mean}, std={std}"
+
+
+class Classifier(nn.Module):
+    """``head(feature_layer(backbone(normalize(images))))``: images in [0, 1] to logits (N, C).
+
+    ``features(images)`` gives what the head sees, (N, D). ``notes`` says in sentences what was
+    changed to make a network fit, such as a first convolution for grey images.
+    """
+
+    def __init__(
+        self,
+        normalize: nn.Module,
+        backbone: nn.Module,
+        head: nn.Module,
+        *,
+        feature_layer: nn.Module | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self.normalize = normalize
+        self.backbone = backbone
+        self.feature_layer = nn.Identity() if feature_layer is None else feature_layer
+        self.head = head
+        self.notes = tuple(notes)
+
+    def features(self, images: Tensor) -> Tensor:
+        """What enters the head, (N, D), of images (N, channels, H, W) in [0, 1]."""
+        features: Tensor = self.feature_layer(self.backbone(self.normalize(images)))
+        return features
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.features(images))
+        return logits
+
+
+def _per_channel(values: Sequence[float] | None) -> Tensor | None:
+    return (
+        None if values is None else torch.tensor(values, dtype=torch.float32).reshape(1, -1, 1, 1)
+    )
+
+
+MODELS: Mapping[str, Network] = MappingProxyType(
+    {
+        "small_cnn": Network(small_cnn, "three convolutions, 15,000 parameters; for digits", 4),
+        "mlp": Network(mlp, "two fully connected layers of 256", 1, dropout=0.0),
+        "mnist_cnn": Network(
+            mnist_cnn, "two 5x5 convolutions and fc 512; MNIST", 4, dropout=0.0, batch_norm=False
+        ),
+        "cnn13": Network(cnn13, "13-layer network of Kobayashi 2019; 32x32", 12, dropout=0.5),
+        "alexnet": Network(alexnet, "AlexNet for 32x32 images", 8, dropout=0.5, batch_norm=False),
+        "resnet18": Network(resnet18, "ResNet-18 for 32x32 images: 3x3 stem, no max pooling", 8),
+        "resnet34": Network(resnet34, "ResNet-34 for 32x32 images: 3x3 stem, no max pooling", 8),
+        "wrn28_10": Network(
+            wide_resnet, "wide ResNet 28-10, 36.5 million parameters; 32x32", 8, dropout=0.0
+        ),
+        "vgg16": Network(
+            vgg16, "VGG-16 with two fc 4096; 224x224", 32, dropout=0.5, batch_norm=False
+        ),
+        "vgg16_mod": Network(
+            vgg16_mod, "VGG-16 with mean pooling instead of fc 4096; 224x224", 32, batch_norm=False
+        ),
+        "mobilenet": Network(mobilenet, "MobileNet v1; 224x224", 32),
+    }
+)
+"""The networks of this library by name; all others are ``torchvision/NAME`` and ``timm/NAME``."""
+
+
+def list_models() -> dict[str, str]:
+    """Names that ``ModelConfig.name`` takes, each with a line of description."""
+    own = {name: network.description for name, network in MODELS.items()}
+    return own | {f"{library}/NAME": f"any classifier of {library}" for library in LIBRARIES}
+
+
+def build_model(
+    config: ModelConfig,
+    num_classes: int,
+    *,
+    channels: int = 3,
+    size: Size = (32, 32),
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+) -> Classifier:
+    """A network for images (N, channels, *size) with values in [0, 1].
+
+    Its first layer subtracts ``mean`` and divides by ``std`` (nothing where both are None), its
+    last is ``head``, an ``nn.Linear`` unless the settings ask for a simplex. Initial weights are
+    drawn from torch's global generator.
+
+    >>> model = build_model(ModelConfig("small_cnn"), 10, channels=1, size=(8, 8))
+    >>> images = torch.rand(2, 1, 8, 8)
+    >>> model(images).shape, model.features(images).shape
+    (torch.Size([2, 10]), torch.Size([2, 32]))
+    """
+    check_num_classes(num_classes)
+    check_number("channels", channels, at_least=1)
+    size = _checked(size)
+    if mean is not None and len(mean) != channels:
+        raise LargeMarginError(
+            f"mean and std need one number per channel: the images have {channels}, but "
+            f"{len(mean)} were given."
+        )
+    normalize = Normalize(mean, std)
+    notes: list[str] = []
+    if "/" in config.name:
+        backbone, dim = build_outside(config, channels, size, notes)
+    elif "." in config.name:
+        backbone, dim = build_by_path(config, channels, size)
+    else:
+        backbone, dim = _build_own(config, channels, size)
+    feature_layer = None
+    if config.feature_dim is not None:
+        check_number("feature_dim", config.feature_dim, at_least=1)
+        before = (nn.ReLU(),) if config.feature_activation == "relu" else ()
+        feature_layer = nn.Sequential(*before, nn.Linear(dim, config.feature_dim))
+        dim = config.feature_dim
+    head = _head(config, dim, num_classes)
+    return Classifier(normalize, backbone, head, feature_layer=feature_layer, notes=notes)
+
+
+def _head(config: ModelConfig, dim: int, num_classes: int) -> nn.Module:
+    check_choice("head", config.head, ("linear", "simplex"))
+    return nn.Linear(dim, num_classes) if config.head == "linear" else SimplexHead(dim, num_classes)
+
+
+def _build_own(config: ModelConfig, channels: int, size: Size) -> tuple[nn.Module, int]:
+    if config.name not in MODELS:
+        raise LargeMarginError(_unknown(config.name))
+    network = MODELS[config.name]
+    if min(size) < network.smallest:
+        raise LargeMarginError(
+            f"{config.name} needs images of at least {network.smallest}x{network.smallest} pixels, "
+            f"but they are {size[0]}x{size[1]}. Enlarge them (size of the data settings) or take a "
+            "smaller network, such as small_cnn."
+        )
+    choices = _choices(config, network)
+    options = _options(config, network, choices)
+    try:
+        backbone, dim = network.build(channels, size, **choices, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, LargeMarginError) or not options:
+            raise
+        raise LargeMarginError(
+            f"{config.name} cannot be built with the options {options}: {error}."
+        ) from error
+    if config.weights is not None:
+        load_backbone(backbone, config.weights, config.name)
+    return backbone, dim
+
+
+def _choices(config: ModelConfig, network: Network) -> dict[str, Any]:
+    """Dropout and batch norm, where the network has them."""
+    own = {"dropout": network.dropout, "batch_norm": network.batch_norm}
+    chosen: dict[str, Any] = {}
+    for name, default in own.items():
+        given = getattr(config, name)
+        if default is None and given is not None:
+            having = [each for each, net in MODELS.items() if getattr(net, name) is not None]
+            raise LargeMarginError(
+                f"{config.name} leaves no choice of {name}, but {given!r} was given. Leave it out; "
+                f"networks with that choice: {', '.join(having)}."
+            )
+        if default is not None:
+            chosen[name] = default if given is None else given
+    if "dropout" in chosen:
+        check_number("dropout", chosen["dropout"], at_least=0, below=1)
+    return chosen
+
+
+def _options(config: ModelConfig, network: Network, choices: dict[str, Any]) -> dict[str, Any]:
+    taken = {"channels", "size", "blocks", *choices}
+    allowed = [name for name in inspect.signature(network.build).parameters if name not in taken]
+    for name in config.options:
+        if name not in allowed:
+            raise LargeMarginError(
+                f"{config.name} has no option {name!r}. It has "
+                f"{', '.join(map(repr, allowed)) or 'none'}."
+            )
+    return dict(config.options)
+
+
+def _checked(size: Size) -> Size:
+    if not isinstance(size, tuple | list) or len(size) != 2:
+        raise LargeMarginError(f"size must be (height, width) in pixels, but {size!r} was given.")
+    for side in size:
+        check_number("each side of size", side, at_least=1)
+    return int(size[0]), int(size[1])
+
+
+def _unknown(name: str) -> str:
+    near = get_close_matches(name, MODELS, n=3, cutoff=0.5)
+    hint = f"Did you mean {' or '.join(near)}? " if near else ""
+    return (
+        f"there is no network {name!r}. {hint}This library has {', '.join(MODELS)}; others are "
+        "written torchvision/NAME or timm/NAME, such as torchvision/resnet50."
+    )

@@ -1,0 +1,357 @@
+"""What the registry knows about a network, and the layers several networks share.
+
+AlexNet for 32 x 32 images, with dropout and batch norm to switch (ODN Table 1).
+
+The 13-layer network of "Large Margin In Softmax Cross-Entropy Loss" (Kobayashi 2019).
+
+Fully connected layers.
+
+The small network of the margin distribution paper (ODN) for MNIST.
+
+MobileNet, first version (Howard et al. 2017).
+
+ResNets for 32 x 32 images: a 3x3 stem of stride 1 and no max pooling (He et al. 2016).
+
+A convolutional network small enough to train on a laptop's CPU in seconds.
+
+VGG-16 (Simonyan and Zisserman 2015) and its form with mean pooling (Kobayashi 2019, Table 4).
+
+Wide residual networks with activations before convolutions (Zagoruyko and Komodakis 2016).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from largemargin.errors import LargeMarginError, check_choice
+
+Size: TypeAlias = tuple[int, int]
+"""Height and width of the images."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network by name.
+
+    Args:
+        build: ``build(channels, size, **choices) -> (backbone, dim)``: images (N, channels, *size)
+            to features (N, dim). Further keyword arguments are what ``ModelConfig.options`` may
+            set.
+        description: one line for ``largemargin list``.
+        smallest: side of the smallest image it takes, in pixels.
+        dropout: its own probability of dropout; None where it has no dropout.
+        batch_norm: its own choice; None where there is none to make.
+    """
+
+    build: Callable[..., tuple[nn.Module, int]]
+    description: str
+    smallest: int
+    dropout: float | None = None
+    batch_norm: bool | None = None
+
+
+def convolution(
+    before: int,
+    after: int,
+    kernel: int = 3,
+    *,
+    stride: int = 1,
+    padding: int | None = None,
+    groups: int = 1,
+    batch_norm: bool = True,
+    activation: Callable[[], nn.Module] = nn.ReLU,
+) -> tuple[nn.Module, ...]:
+    """Convolution, batch norm where asked for, activation; padding keeps the size by default.
+
+    Activations do not work in place, so that losses may read the layer before them.
+    """
+    padding = kernel // 2 if padding is None else padding
+    # The bias of a convolution is removed again by the batch mean that follows it.
+    layer = nn.Conv2d(before, after, kernel, stride, padding, groups=groups, bias=not batch_norm)
+    norm = (nn.BatchNorm2d(after),) if batch_norm else ()
+    return layer, *norm, activation()
+
+
+def he_initialised(network: nn.Module, *, slope: float = 0.0) -> nn.Module:
+    """He et al. (2015): variance 2 / fan-out for convolutions, biases 0; deep networks need it."""
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, a=slope, mode="fan_out")
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    return network
+
+
+def pooled() -> tuple[nn.Module, ...]:
+    """Mean over all positions: (N, channels, h, w) to (N, channels)."""
+    return nn.AdaptiveAvgPool2d(1), nn.Flatten()
+
+
+def alexnet(
+    channels: int, size: Size, *, dropout: float, batch_norm: bool
+) -> tuple[nn.Module, int]:
+    """Five 3x3 convolutions of 64, 192, 384, 256, 256 and two fully connected layers of 4096.
+
+    Max pooling after the first, second and fifth; ReLU everywhere; dropout before each fully
+    connected layer; batch norm after each convolution. The paper names AlexNet and no more: kernel
+    sizes for small images are our reading.
+    """
+    positions = (size[0] // 8) * (size[1] // 8)
+    network = nn.Sequential(
+        *convolution(channels, 64, batch_norm=batch_norm),
+        nn.MaxPool2d(2),
+        *convolution(64, 192, batch_norm=batch_norm),
+        nn.MaxPool2d(2),
+        *convolution(192, 384, batch_norm=batch_norm),
+        *convolution(384, 256, batch_norm=batch_norm),
+        *convolution(256, 256, batch_norm=batch_norm),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(dropout),
+        nn.Linear(256 * positions, 4096),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(4096, 4096),
+        nn.ReLU(),
+    )
+    return network, 4096
+
+
+SLOPE = 0.1
+
+
+def cnn13(channels: int, size: Size, *, dropout: float) -> tuple[nn.Module, int]:
+    """Nine convolutions in three groups, for 32 x 32; features of dimension 128.
+
+    Three of 128, max pool, dropout; three of 256, max pool, dropout; 512 without padding, then 1x1
+    of 256 and 128, mean over positions. Batch norm and leaky ReLU (0.1) after every convolution.
+    Widths and slope are recalled from the network's origin, the paper does not print them.
+    """
+    leaky = partial(convolution, activation=partial(nn.LeakyReLU, SLOPE))
+    network = nn.Sequential(
+        *leaky(channels, 128),
+        *leaky(128, 128),
+        *leaky(128, 128),
+        nn.MaxPool2d(2),
+        nn.Dropout(dropout),
+        *leaky(128, 256),
+        *leaky(256, 256),
+        *leaky(256, 256),
+        nn.MaxPool2d(2),
+        nn.Dropout(dropout),
+        *leaky(256, 512, padding=0),
+        *leaky(512, 256, 1),
+        *leaky(256, 128, 1),
+        *pooled(),
+    )
+    return he_initialised(network, slope=SLOPE), 128
+
+
+def mlp(
+    channels: int, size: Size, *, dropout: float, hidden: Sequence[int] = (256, 256)
+) -> tuple[nn.Module, int]:
+    """Flattened pixels, then linear layers with ReLU and dropout after each."""
+    sizes = (channels * size[0] * size[1], *hidden)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise(sizes):
+        layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
+    return nn.Sequential(*layers), sizes[-1]
+
+
+def mnist_cnn(
+    channels: int, size: Size, *, dropout: float, batch_norm: bool
+) -> tuple[nn.Module, int]:
+    """Two 5x5 convolutions of 32 and 64, each with max pooling, then fc 512; ReLU everywhere.
+
+    The paper says "simple" and no more, so this is our reading. Dropout, where switched on, stands
+    before the last layer; batch norm after each convolution.
+    """
+    height, width = size[0] // 4, size[1] // 4
+    network = nn.Sequential(
+        *convolution(channels, 32, 5, batch_norm=batch_norm),
+        nn.MaxPool2d(2),
+        *convolution(32, 64, 5, batch_norm=batch_norm),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * height * width, 512),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+    )
+    return network, 512
+
+
+BLOCKS = (
+    (64, 1),
+    (128, 2),
+    (128, 1),
+    (256, 2),
+    (256, 1),
+    (512, 2),
+    *[(512, 1)] * 5,
+    (1024, 2),
+    (1024, 1),
+)
+"""Channels and stride of each depthwise separable convolution."""
+
+
+def mobilenet(channels: int, size: Size, *, width: float = 1.0) -> tuple[nn.Module, int]:
+    """A 3x3 convolution of stride 2, thirteen depthwise separable ones, mean over positions."""
+    before = round(32 * width)
+    layers: list[nn.Module] = [*convolution(channels, before, stride=2)]
+    for full, stride in BLOCKS:
+        after = round(full * width)
+        layers += convolution(before, before, stride=stride, groups=before)
+        layers += convolution(before, after, 1)
+        before = after
+    return he_initialised(nn.Sequential(*layers, *pooled())), before
+
+
+class ResNetBlock(nn.Module):
+    """Two 3x3 convolutions and a way around them."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(after)
+        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(after)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        inner = torch.relu(self.norm1(self.conv1(images)))
+        return torch.relu(self.norm2(self.conv2(inner)) + self.shortcut(images))
+
+
+def resnet(
+    channels: int, size: Size, *, blocks: Sequence[int], width: int = 64, initial: str = "he"
+) -> tuple[nn.Module, int]:
+    """Four groups of blocks with 1, 2, 4, 8 times ``width`` channels, mean over positions.
+
+    ``initial``: weights of the convolutions as in He et al. ("he"), or as torch draws them
+    ("torch"), with a sixth of the variance. Batch norm takes the factor out again, but a step of
+    the same learning rate turns smaller weights further: with learning rates that are too small, as
+    some papers have them, networks that begin with smaller weights get much better.
+    """
+    check_choice("initial", initial, ("he", "torch"))
+    layers: list[nn.Module] = [*convolution(channels, width)]
+    before = width
+    for group, count in enumerate(blocks):
+        after = width * 2**group
+        for index in range(count):
+            layers.append(ResNetBlock(before, after, 2 if group and not index else 1))
+            before = after
+    network = nn.Sequential(*layers, *pooled())
+    return he_initialised(network) if initial == "he" else network, before
+
+
+resnet18 = partial(resnet, blocks=(2, 2, 2, 2))
+resnet34 = partial(resnet, blocks=(3, 4, 6, 3))
+
+
+def small_cnn(
+    channels: int, size: Size, *, width: int = 16, dim: int = 32
+) -> tuple[nn.Module, int]:
+    """Three convolutions with batch normalisation and a linear layer, for 8 x 8 digits and more.
+
+    The last layer has no ReLU after it, so features may point in every direction, which prototypes
+    at more than 90 degrees from each other need.
+    """
+    network = nn.Sequential(
+        *convolution(channels, width),
+        *convolution(width, 2 * width),
+        nn.MaxPool2d(2),
+        *convolution(2 * width, 2 * width),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8 * width, dim),
+    )
+    return network, dim
+
+
+GROUPS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+
+
+def vgg_convolutions(channels: int, batch_norm: bool) -> list[nn.Module]:
+    """Thirteen 3x3 convolutions in five groups with max pooling after each: 1/32 of the size."""
+    layers: list[nn.Module] = []
+    before = channels
+    for group in GROUPS:
+        for after in group:
+            layers += convolution(before, after, batch_norm=batch_norm)
+            before = after
+        layers.append(nn.MaxPool2d(2))
+    return layers
+
+
+def vgg16(channels: int, size: Size, *, dropout: float, batch_norm: bool) -> tuple[nn.Module, int]:
+    """Convolutions, then two fully connected layers of 4096 with ReLU and dropout."""
+    positions = (size[0] // 32) * (size[1] // 32)
+    network = nn.Sequential(
+        *vgg_convolutions(channels, batch_norm),
+        nn.Flatten(),
+        nn.Linear(512 * positions, 4096),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(4096, 4096),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+    )
+    return he_initialised(network), 4096
+
+
+def vgg16_mod(channels: int, size: Size, *, batch_norm: bool) -> tuple[nn.Module, int]:
+    """Convolutions, then the mean over positions in place of the fully connected layers."""
+    return he_initialised(nn.Sequential(*vgg_convolutions(channels, batch_norm), *pooled())), 512
+
+
+class WideResNetBlock(nn.Module):
+    """Batch norm, ReLU, 3x3 convolution, twice; a 1x1 convolution around where the width changes.
+
+    A block that changes the width activates its input for both ways, as the original does.
+    """
+
+    def __init__(self, before: int, after: int, stride: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1 = nn.BatchNorm2d(before)
+        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(after)
+        self.dropout = nn.Dropout(dropout)
+        self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.shortcut = nn.Conv2d(before, after, 1, stride, bias=False) if before != after else None
+
+    def forward(self, images: Tensor) -> Tensor:
+        active = torch.relu(self.norm1(images))
+        inner = torch.relu(self.norm2(self.conv1(active)))
+        outer = images if self.shortcut is None else self.shortcut(active)
+        changed: Tensor = self.conv2(self.dropout(inner))
+        return outer + changed
+
+
+def wide_resnet(
+    channels: int, size: Size, *, dropout: float, depth: int = 28, width: int = 10
+) -> tuple[nn.Module, int]:
+    """Three groups of (depth - 4) / 6 blocks with 16, 32, 64 times ``width`` channels."""
+    blocks, left = divmod(depth - 4, 6)
+    if left or blocks < 1:
+        raise LargeMarginError(
+            f"depth of a wide ResNet must be 6 n + 4 (10, 16, 22, 28, 40, ...), but {depth} was "
+            "given."
+        )
+    layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1, bias=False)]
+    before = 16
+    for group in range(3):
+        after = 16 * 2**group * width
+        for index in range(blocks):
+            layers.append(WideResNetBlock(before, after, 2 if group and not index else 1, dropout))
+            before = after
+    layers += [nn.BatchNorm2d(before), nn.ReLU(), *pooled()]
+    return he_initialised(nn.Sequential(*layers)), before

@@ -1,0 +1,5 @@
+"""The HTML report of a model. ``largemargin.report(run, "report.html")``."""
+
+from largemargin.app.report.write import report
+
+__all__ = ["report"]

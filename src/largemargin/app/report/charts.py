@@ -1,0 +1,296 @@
+"""What a section is made of: charts, tables and sentences, before they become a page or a picture.
+
+A chart is data in words of its own, so that one description gives both the interactive figure of
+the page and the static picture for a paper.
+
+Where the numbers of an axis stand: few, readable, and never none.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Number = float | int | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: what is shown, and what it is sorted by."""
+
+    text: str
+    value: float | str | None = None
+    strong: bool = False
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; every row has a cell for each column."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str = ""
+    key: str = ""
+    numeric: tuple[int, ...] = ()
+    """Columns of numbers, set to the right."""
+    searchable: bool = False
+    """With a search box, and headings that sort."""
+    classes: tuple[int, ...] = ()
+    """The class each row is about, for choosing classes in the table; empty for other tables."""
+    kind: str = "table"
+
+    def class_of(self, row: int) -> int | None:
+        return self.classes[row] if self.classes else None
+
+
+@dataclass(frozen=True)
+class Points:
+    """What belongs to each point of a scatter of samples: shown when one looks at it."""
+
+    index: tuple[int, ...]
+    labels: tuple[int, ...]
+    predicted: tuple[int, ...] = ()
+    margins: tuple[float, ...] = ()
+    data: str = ""
+    """Which data the indices are of: thumbnails are kept by it."""
+    margin: str = "logit margin"
+    """What the margins are called."""
+    classes: tuple[str, ...] = ()
+    """Names of the classes, for a legend."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve, set of points, or set of bars."""
+
+    name: str
+    x: Sequence[Number]
+    y: Sequence[Number]
+    z: Sequence[Number] = ()
+    form: Literal["line", "points", "bars", "steps", "box"] = "line"
+    color: int | None = 0
+    """Place in the palette; None is the neutral colour of the baseline."""
+    dash: Literal["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"] = "solid"
+    low: Sequence[Number] = ()
+    high: Sequence[Number] = ()
+    """Ends of the error bars, absolute."""
+    faint: bool = False
+    points: Points | None = None
+    """For samples: colours and symbols then follow their classes."""
+    texts: Sequence[str] = ()
+    """Words at each point of the series."""
+    classes: Sequence[int] = ()
+    """The class each point stands for: it is marked where that class is chosen."""
+    group: str = ""
+    """What the legend names: series of one group come and go together. Default the name."""
+    style: str = ""
+    """What the kind of line stands for, told once for all groups."""
+
+    @property
+    def family(self) -> str:
+        return self.group or self.name
+
+
+@dataclass(frozen=True)
+class Heat:
+    """A matrix as colours."""
+
+    values: tuple[tuple[Number, ...], ...]
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    x: tuple[float, ...] = ()
+    y: tuple[float, ...] = ()
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    classes: tuple[int, ...] = ()
+    """The class of each row and column, framed where it is chosen."""
+
+
+@dataclass(frozen=True)
+class ClassMarks:
+    """One number for each class of a model, marked on the x axis where a class is chosen."""
+
+    name: str
+    color: int | None
+    x: Sequence[Number]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure with its words. ``alt`` says in a sentence what is drawn."""
+
+    key: str
+    title: str
+    series: tuple[Series, ...] = ()
+    x: str = ""
+    y: str = ""
+    heat: Heat | None = None
+    log_y: bool = False
+    percent_y: bool = False
+    names: tuple[str, ...] = ()
+    """Words at x = 0, 1, 2, ... instead of numbers."""
+    solid: bool = False
+    """In three dimensions."""
+    equal: bool = False
+    """Both axes in one scale, without numbers: a map of samples."""
+    zero: bool = False
+    """With a line at x = 0."""
+    marks: tuple[ClassMarks, ...] = ()
+    alt: str = ""
+    note: str = ""
+    table: Table | None = None
+    wide: bool = False
+    kind: str = "chart"
+
+    @property
+    def legend(self) -> list[tuple[int, Series]]:
+        """The first series of every group, with its place; none where there is nothing to tell."""
+        found: dict[str, tuple[int, Series]] = {}
+        for at, each in enumerate(self.series):
+            if not each.faint:
+                found.setdefault(each.family, (at, each))
+        needed = len(found) > 1 or bool(self.styles)
+        return list(found.values()) if needed and not self.solid else []
+
+    @property
+    def styles(self) -> dict[str, str]:
+        """Kinds of lines by what they stand for; none where all lines are of one kind."""
+        found: dict[str, str] = {
+            each.style: each.dash for each in self.series if each.style and not each.faint
+        }
+        return found if len(found) > 1 else {}
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence; with a command that produces what is missing here."""
+
+    text: str
+    command: str = ""
+    kind: str = "note"
+
+
+@dataclass(frozen=True)
+class Cards:
+    """Samples as small cards with a picture."""
+
+    title: str
+    cards: tuple[dict[str, Any], ...]
+    kind: str = "cards"
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Anything else; the template knows how to show ``kind``."""
+
+    kind: str
+    content: Any = None
+
+
+Block = Chart | Table | Note | Cards | Blocks
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the report, with one sentence that says how to read it."""
+
+    key: str
+    title: str
+    reading: str
+    blocks: tuple[Block, ...] = field(default=())
+
+    @classmethod
+    def arranged(cls, key: str, title: str, reading: str, blocks: Sequence[Block]) -> "Section":
+        """Small figures first, then wide ones, tables, and sentences: no holes in the page."""
+        return cls(key, title, reading, tuple(sorted(blocks, key=_rank)))
+
+    @property
+    def charts(self) -> tuple[Chart, ...]:
+        return tuple(block for block in self.blocks if isinstance(block, Chart))
+
+
+def _rank(block: Block) -> int:
+    if isinstance(block, Chart):
+        return 2 if block.wide else 1
+    if isinstance(block, Note):
+        return 4
+    return 0 if block.kind == "chooser" else 3
+
+
+FEW = 12
+"""Points of a line that are marked: one alone would not be seen."""
+
+NARROW = 1000.0
+"""Largest over smallest number up to which powers of ten alone would be too few marks."""
+
+
+def finite(values: Iterable[Number]) -> list[float]:
+    return [float(each) for each in values if each is not None and math.isfinite(each)]
+
+
+def heights(chart: Chart) -> list[float]:
+    """Every number along the y axis, ends of error bars too."""
+    return finite(
+        y
+        for series in chart.series
+        for column in (series.y, series.low, series.high)
+        for y in column
+    )
+
+
+def logarithmic(chart: Chart) -> bool:
+    """Whether a logarithmic axis is asked for and has a power of ten to show."""
+    found = [y for y in heights(chart) if y > 0]
+    return chart.log_y and bool(found) and max(found) >= 10 * min(found)
+
+
+def y_axis(chart: Chart) -> dict[str, Any]:
+    """What plotly should know about the y axis beside its title."""
+    found = heights(chart)
+    if logarithmic(chart):
+        return _powers([y for y in found if y > 0])
+    made: dict[str, Any] = {}
+    if chart.percent_y:
+        close = bool(found) and max(found) - min(found) < 0.05
+        made["tickformat"] = ".1%" if close else ".0%"
+    drawn = all(series.form in ("line", "points") for series in chart.series)
+    if found and drawn and not chart.equal and min(found) == max(found):
+        made["range"] = _around(found[0], share=chart.percent_y)
+    return made
+
+
+def x_axis(chart: Chart) -> dict[str, Any]:
+    """The same of the x axis."""
+    if chart.heat is not None or chart.solid or chart.equal or chart.names:
+        return {}
+    found = finite(x for series in chart.series for x in series.x)
+    made: dict[str, Any] = {}
+    if chart.x in ("epoch", "step") and found and max(found) - min(found) < 10:
+        made |= {"dtick": 1}
+        if min(found) == max(found):
+            made["range"] = [found[0] - 0.5, found[0] + 0.5]
+    return made
+
+
+def _around(value: float, *, share: bool) -> list[float]:
+    """A range around one number, in which shares stay shares."""
+    if share:
+        return [max(-0.005, value - 0.05), min(1.005, value + 0.05)]
+    step = 0.1 * abs(value) or 1.0
+    return [value - step, value + step]
+
+
+def _powers(values: list[float]) -> dict[str, Any]:
+    low, high = min(values), max(values)
+    made: dict[str, Any] = {"type": "log"}
+    if high < NARROW * low:
+        first, last = math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1
+        marks = [digit * 10.0**power for power in range(first, last + 1) for digit in (1, 2, 5)]
+        return made | {"tickvals": marks, "ticktext": [f"{mark:g}" for mark in marks]}
+    # Few powers of ten, so that they do not stand on each other.
+    return made | {
+        "dtick": max(1, math.ceil(math.log10(high / low) / 6)),
+        "exponentformat": "power",
+    }

@@ -1,0 +1,213 @@
+"""The page: one HTML file with everything in it.
+
+Jinja2 escapes every text. Scripts are allowed by their hash alone and nothing may be fetched (a
+Content-Security-Policy says so to the browser), so that a class name that looks like HTML can do no
+harm even if it got through.
+
+Figures as tables: what a reader without JavaScript, or without eyes for curves, gets of them.
+"""
+
+import base64
+import hashlib
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from largemargin.app.report.charts import Cell, Chart, Heat, Number, Section, Table
+from largemargin.app.report.number_format import number_cell, percent_cell, text_cell
+from largemargin.app.report.palette import DARK, LIGHT, NEUTRAL_DARK, NEUTRAL_LIGHT, SYMBOLS
+from largemargin.app.report.plotly_charts import figure
+from largemargin.app.report.report_models import Subjects
+from largemargin.errors import MissingPackage
+from largemargin.version import __version__
+
+ROWS = 16
+"""Of a table of a curve; of more points every k-th is written."""
+
+MATRIX = 12
+"""Classes of a matrix that is written out whole."""
+
+GRID = 5
+"""Rows and columns of a surface."""
+
+Item = TypeVar("Item")
+
+
+def with_numbers(section: Section) -> Section:
+    """The section with a table for every figure that has numbers to read."""
+    blocks = tuple(
+        replace(block, table=numbers(block))
+        if isinstance(block, Chart) and block.table is None
+        else block
+        for block in section.blocks
+    )
+    return replace(section, blocks=blocks)
+
+
+def numbers(chart: Chart) -> Table | None:
+    """A chart as a table; None where places of points say nothing as numbers."""
+    if chart.heat is not None:
+        return _matrix(chart, chart.heat)
+    named = [each for each in chart.series if not each.faint]
+    if chart.equal or chart.solid or not named:
+        return None
+    columns = [_by_place(chart, each.x, each.y) for each in named]
+    places = thinned(sorted({place for column in columns for place in column}), ROWS)
+    show = percent_cell if chart.percent_y else number_cell
+    rows = [
+        (_place(chart, place), *(show(column.get(place)) for column in columns)) for place in places
+    ]
+    heads = (chart.x or "", *(each.name for each in named))
+    return Table(
+        heads, tuple(rows), key=f"numbers-{chart.key}", numeric=tuple(range(1, len(heads)))
+    )
+
+
+def thinned(items: Sequence[Item], most: int) -> list[Item]:
+    """At most so many, evenly spread, with the first and the last."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
+
+
+def _by_place(
+    chart: Chart, xs: Sequence[Number], ys: Sequence[Number]
+) -> dict[float, float | None]:
+    # Points beside a name stand a little to its left or right.
+    digits = 0 if chart.names else 6
+    return {round(x, digits): y for x, y in zip(xs, ys, strict=True) if x is not None}
+
+
+def _place(chart: Chart, place: float) -> Cell:
+    if chart.names:
+        return text_cell(chart.names[int(place)])
+    return number_cell(place)
+
+
+def _matrix(chart: Chart, heat: Heat) -> Table | None:
+    if heat.rows and len(heat.rows) > MATRIX:
+        return None
+    if heat.rows:
+        rows, columns = list(range(len(heat.rows))), list(range(len(heat.columns)))
+        names, heads = list(heat.rows), ("", *heat.columns)
+    else:
+        rows, columns = (thinned(range(len(side)), GRID) for side in (heat.y, heat.x))
+        names = [f"{heat.y[at]:.3g}" for at in rows]
+        heads = (f"{chart.y} \\ {chart.x}", *(f"{heat.x[at]:.3g}" for at in columns))
+    cells = tuple(
+        (text_cell(name), *(number_cell(heat.values[row][at]) for at in columns))
+        for name, row in zip(names, rows, strict=True)
+    )
+    return Table(heads, cells, key=f"numbers-{chart.key}", numeric=tuple(range(1, len(heads))))
+
+
+TEMPLATES = Path(__file__).with_name("templates")
+NEEDED = "a report needs {name}. Install it: pip install 'largemargin[report]'"
+
+
+def render(subjects: Subjects, sections: Sequence[Section], title: str) -> str:
+    """The whole page as text."""
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+        from markupsafe import Markup
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise MissingPackage(NEEDED.format(name=error.name)) from error
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["slug"] = slug
+    sections = [with_numbers(section) for section in sections]
+    plotly, script = _inline(get_plotlyjs()), _inline(_read("script.js"))
+    return environment.get_template("page.html").render(
+        title=title,
+        version=__version__,
+        sections=sections,
+        subjects=subjects,
+        style=Markup(_style()),
+        plotly=Markup(plotly),
+        script=Markup(script),
+        policy=_policy(plotly, script),
+        payload=_payload(subjects, sections),
+        symbols="●■◆▲✚✖★▼",
+    )
+
+
+def slug(text: str) -> str:
+    """A name as an id of the page: letters, digits and dashes, different for different names."""
+    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if plain == text:
+        return plain
+    digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:6]
+    return f"{plain[:40]}-{digest}"
+
+
+def _read(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def _inline(script: str) -> str:
+    """A script that cannot end its own element."""
+    return re.sub(r"</(script)", r"<\\/\1", script, flags=re.IGNORECASE)
+
+
+def _style() -> str:
+    def colors(palette: Sequence[str], neutral: str) -> str:
+        named = "".join(f"--c{at}:{color};" for at, color in enumerate(palette))
+        return f"{named}--neutral:{neutral};"
+
+    light, dark = colors(LIGHT, NEUTRAL_LIGHT), colors(DARK, NEUTRAL_DARK)
+    return _read("style.css").replace("/*light*/", light).replace("/*dark*/", dark)
+
+
+def _policy(*scripts: str) -> str:
+    hashes = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()}'"
+        for each in scripts
+    )
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def strict(value: Any) -> Any:
+    """NaN and infinity are no JSON: one of them and a browser reads nothing of the whole page."""
+    if isinstance(value, dict):
+        return {key: strict(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _payload(subjects: Subjects, sections: Sequence[Section]) -> dict[str, Any]:
+    """What the script draws from. Written by ``tojson``, which escapes < > & and quotes."""
+    pictures: dict[str, dict[str, str]] = {}
+    names: dict[str, dict[str, str]] = {}
+    classes: dict[str, list[str]] = {}
+    for each in subjects.each:
+        key = each.data_key
+        classes.setdefault(key, list(each.classes))
+        if each.observed is not None:
+            own = {str(at): uri for at, uri in each.observed.pictures.items()}
+            pictures[key] = {**own, **pictures.get(key, {})}
+            names[key] = {
+                **{str(at): name for at, name in each.observed.ids.items()},
+                **names.get(key, {}),
+            }
+    return {
+        "charts": {slug(c.key): strict(figure(c)) for part in sections for c in part.charts},
+        "pictures": pictures,
+        "names": names,
+        "classes": classes,
+        "symbols": list(SYMBOLS),
+        # A class of one model is another's only where all have the same.
+        "linked": bool(subjects.classes),
+    }

@@ -1,0 +1,578 @@
+"""``compare``: several objectives under equal conditions, against softmax, with a paired test.
+
+A comparison as text: the table, and what may be concluded from it.
+
+Methods of a comparison: objectives with their own settings, from text or YAML.
+"""
+
+import math
+import re
+import shlex
+import shutil
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from largemargin.app.config import ObjectiveConfig, RunConfig
+from largemargin.app.data.load import Data, load_data
+from largemargin.app.training.config_file import read_yaml, settings_from, to_dict, yaml_reader
+from largemargin.app.training.engine import Interrupted
+from largemargin.app.training.engine import train as train_run
+from largemargin.app.training.files import write_text
+from largemargin.app.training.objective import parse_objective
+from largemargin.app.training.run_scores import TOLD
+from largemargin.app.training.runs import CONFIG, Run, pick_device
+from largemargin.app.training.significance import (
+    NOISE,
+    WILCOXON_FROM,
+    PairedTest,
+    holm,
+    only_uncorrected,
+    paired_test,
+    verdict,
+)
+from largemargin.app.training.tuning import MISSING, checked_search, tune
+from largemargin.errors import LargeMarginError, MissingPackage, check_number
+from largemargin.integrations.objective_text import SOFTMAX
+from largemargin.measuring.records import Record
+
+BASELINE = "cross_entropy"
+
+
+@dataclass(frozen=True)
+class Method:
+    """One objective of a comparison, and what it needs to be trained well.
+
+    Args:
+        name: names of ``largemargin list`` with optional weights, as in ``ObjectiveConfig``.
+        label: how tables call it; default its name.
+        settings: arguments of the loss.
+        schedule: preset or none.
+        layers: modules whose outputs go to a loss on hidden layers.
+        optimizer: settings of the optimizer that differ from the common ones: ``{lr: 0.1}``.
+        noise: settings of the noise that differ.
+        trials: of its tuning; must be the same for all methods.
+    """
+
+    name: str
+    label: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    schedule: Literal["none", "preset"] = "none"
+    layers: tuple[str, ...] = ()
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    noise: dict[str, Any] = field(default_factory=dict)
+    trials: int | None = None
+
+    @property
+    def title(self) -> str:
+        return self.label or self.name
+
+    @property
+    def slug(self) -> str:
+        """A name for its folders."""
+        return re.sub(r"[^A-Za-z0-9.]+", "_", self.title).strip("_.") or "method"
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.name in (BASELINE, SOFTMAX) and not self.settings and not self.noise
+
+    def config(self, base: RunConfig) -> RunConfig:
+        """The run of this method."""
+        objective = ObjectiveConfig(self.name, self.settings, self.schedule, self.layers)
+        parse_objective(objective)
+        return replace(
+            base,
+            objective=objective,
+            optimizer=_changed(base.optimizer, self.optimizer, f"{self.title}: optimizer"),
+            noise=_changed(base.noise, self.noise, f"{self.title}: noise"),
+        )
+
+
+def _changed(settings: Any, changes: Mapping[str, Any], place: str) -> Any:
+    return settings_from({**to_dict(settings), **changes}, type(settings), place)
+
+
+def read_methods(given: str | Sequence[Any]) -> tuple[Method, ...]:
+    """Methods from ``"cosface,kobayashi"`` or a list of names and settings; softmax comes first.
+
+    Example:
+        >>> [method.title for method in read_methods("cosface, 0.5*sample_margin")]
+        ['cross_entropy', 'cosface', '0.5*sample_margin']
+    """
+    parts = _split_text(given) if isinstance(given, str) else list(given)
+    methods = [_method(part) for part in parts if part != ""]
+    if not any(method.is_baseline for method in methods):
+        methods.insert(0, Method(BASELINE))
+    methods.sort(key=lambda method: not method.is_baseline)  # stable: the others keep their order
+    for name in ("title", "slug"):
+        seen = [getattr(method, name) for method in methods]
+        twice = [each for each in seen if seen.count(each) > 1]
+        if twice:
+            raise LargeMarginError(
+                f"two methods are called {twice[0]!r}. Give each its own label in YAML: "
+                "{name: ..., label: ...}."
+            )
+    if len(methods) == 1:
+        raise LargeMarginError(
+            "a comparison needs a method beside softmax. Name some: --methods cosface,kobayashi"
+        )
+    return tuple(methods)
+
+
+def _split_text(text: str) -> list[Any]:
+    """Names between commas; what looks like YAML is read as YAML."""
+    if text.lstrip().startswith(("[", "{")):
+        yaml = yaml_reader()
+        try:
+            loaded = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise LargeMarginError(f"methods {text!r} is not YAML: {error}.") from error
+        return list(loaded) if isinstance(loaded, list) else [loaded]
+    return [part.strip() for part in text.split(",")]
+
+
+def _method(given: Any) -> Method:
+    if isinstance(given, Method):
+        return given
+    if isinstance(given, str):
+        return Method(given)
+    if isinstance(given, Mapping) and "name" in given:
+        return settings_from(given, Method, "methods")
+    known = ", ".join(each.name for each in fields(Method))
+    raise LargeMarginError(
+        f"a method is the name of a loss or a group of settings with a name ({known}), but "
+        f"{given!r} was given."
+    )
+
+
+PLAN, RESULT, TABLE, RUNS, TUNING = "plan.yaml", "compare.json", "table.txt", "runs", "tuning"
+
+
+@dataclass(frozen=True)
+class MethodResult(Record):
+    """One method: its runs, what tuning it cost, how it differs from softmax."""
+
+    method: str
+    folders: tuple[str, ...]
+    accuracies: tuple[float, ...]
+    """On the test images, by seed; on the validation images where there are no others."""
+    mean: float
+    std: float
+    """Of a sample (n - 1), NaN with one seed."""
+    seconds: float
+    """Mean of a run's training."""
+    trials: int
+    tuning_seconds: float
+    class_margin: float
+    """Mean smallest angle between class vectors, degrees; NaN where it was not measured."""
+    test: PairedTest | None
+    """Against softmax; None for softmax itself."""
+    corrected: float | None
+    """p of the paired t-test after Holm's correction over the methods."""
+    verdict: str
+
+
+@dataclass(frozen=True)
+class Comparison(Record):
+    """What :func:`compare` found; prints as a table."""
+
+    split: str
+    images: int
+    seeds: tuple[int, ...]
+    methods: tuple[MethodResult, ...]
+    format: int = 1
+
+    def __str__(self) -> str:
+
+        return table(self)
+
+
+def compare(
+    config: RunConfig,
+    methods: Sequence[Method],
+    *,
+    folder: str | Path,
+    seeds: Sequence[int] = (0, 1, 2),
+    trials: int = 0,
+    space: dict[str, Any] | None = None,
+    data: Data | None = None,
+    progress: bool = True,
+    train: Callable[..., Any] = train_run,
+    say: Callable[[str], None] = print,
+) -> Comparison:
+    """Train every method with every seed and test the differences to softmax.
+
+    All methods share data, network, seeds and the number of tuning trials; they differ in the
+    objective and in the settings that were given or tuned for it. Tuning sees the validation
+    images only, with the first seed; the test images are used once, by the final runs. Called
+    again with the same folder it continues.
+
+    Args:
+        config: what the methods have in common.
+        methods: from :func:`read_methods`; the first one is the baseline.
+        folder: of the comparison: ``plan.yaml``, ``compare.json``, ``table.txt``, runs, tuning.
+        seeds: of initial weights, batch order and noise; the same for all methods.
+        trials: of tuning per method; 0 trains with the settings as they are.
+        space: changes of the search space, see ``search_space``.
+        data: loaded already; default ``load_data(config.data)``.
+        progress: show a progress bar for every run.
+        train: the function that trains.
+        say: where a line about every run goes.
+    """
+    configs, split, loaded = checked_plan(
+        config, methods, seeds=seeds, trials=trials, space=space, data=data
+    )
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    _agree(place, config, methods, seeds, trials, space)
+    spent = {method.slug: (0, 0.0) for method in methods}
+    if trials:
+        for at, method in enumerate(methods):
+            say(f"tuning {method.title}: {trials} trials")
+            tuned = tune(
+                replace(configs[at], seed=seeds[0]),
+                folder=place / TUNING / method.slug,
+                trials=trials,
+                space=_own_space(space, configs[at]),
+                data=loaded,
+                progress=progress,
+                train=train,
+                say=lambda line: say(f"  {line}"),
+            )
+            if tuned.best is None:
+                raise LargeMarginError(
+                    f"none of the {trials} trials of {method.title} came to its end. Widen the "
+                    "search space, raise trials, or leave the method out."
+                )
+            spent[method.slug] = len(tuned.finished), tuned.seconds
+            configs[at] = tuned.best
+        _refuse_unequal(methods, spent)
+    runs: dict[str, list[Any]] = {method.slug: [] for method in methods}
+    # Seed by seed, so that a comparison that is cut short has pairs.
+    for seed in seeds:
+        for method, each in zip(methods, configs, strict=True):
+            name = f"{method.slug}-seed{seed}"
+            wanted = replace(each, seed=seed, name=name, out=str(place / RUNS))
+            try:
+                run = _trained(wanted, place / RUNS / name, loaded, progress, train)
+            except Interrupted:
+                raise
+            except LargeMarginError as error:
+                raise LargeMarginError(f"{method.title}, seed {seed}: {error}") from error
+            say(f"{method.title}, seed {seed}: {split} {100 * _accuracy(run, split):.2f} %")
+            runs[method.slug].append(run)
+    samples = loaded.test if split == "test" else loaded.validation
+    found = _conclude(methods, runs, spent, split, len(samples or ()), tuple(seeds))
+    found.save(place / RESULT)
+    write_text(place / TABLE, f"{found}\n")
+    return found
+
+
+def checked_plan(
+    config: RunConfig,
+    methods: Sequence[Method],
+    *,
+    seeds: Sequence[int],
+    trials: int,
+    space: dict[str, Any] | None,
+    data: Data | None = None,
+) -> tuple[list[RunConfig], str, Data]:
+    """The settings of every method, the split that :func:`compare` would use, and the data.
+
+    Raises:
+        LargeMarginError: where it could not begin; nothing is written.
+    """
+    _check(methods, seeds, trials)
+    configs = [method.config(config) for method in methods]
+    _check_space(space, configs)
+    pick_device(config.device)
+    loaded = data or load_data(config.data)
+    split = _split(loaded, trials)
+    for each in configs if trials else ():
+        checked_search(each, trials=trials, space=_own_space(space, each), data=loaded)
+    return configs, split, loaded
+
+
+def _check(methods: Sequence[Method], seeds: Sequence[int], trials: int) -> None:
+    check_number("trials", trials, at_least=0)
+    if trials and find_spec("optuna") is None:
+        raise MissingPackage(MISSING)
+    if not seeds or len(set(seeds)) != len(seeds):
+        raise LargeMarginError(f"seeds must be different numbers, but {list(seeds)} was given.")
+    if len(methods) < 2 or not methods[0].is_baseline:
+        raise LargeMarginError("the first of at least two methods must be softmax, the baseline.")
+    own = {method.title: method.trials for method in methods if method.trials is not None}
+    unequal = {title: count for title, count in own.items() if count != trials}
+    if unequal:
+        title, count = next(iter(unequal.items()))
+        raise LargeMarginError(
+            f"{title} asks for {count} tuning trials, but the comparison has {trials} per method. "
+            "Unequal budgets make unfair comparisons: give all methods the same trials."
+        )
+
+
+def _own_space(space: dict[str, Any] | None, config: RunConfig) -> dict[str, Any]:
+    """Changes that are about the optimizer, or about a term of this method."""
+    terms = [f"objective.{term.name}." for term in parse_objective(config.objective)]
+    return {
+        path: change
+        for path, change in (space or {}).items()
+        if path.startswith(("optimizer.", *terms))
+    }
+
+
+def _check_space(space: dict[str, Any] | None, configs: Sequence[RunConfig]) -> None:
+    used = {path for config in configs for path in _own_space(space, config)}
+    unused = [path for path in space or {} if path not in used]
+    if unused:
+        raise LargeMarginError(
+            f"the search space names {unused[0]!r}, which no method has. Names are optimizer.lr, "
+            "or objective.cosface.margin for a method with cosface in it."
+        )
+
+
+def _refuse_unequal(methods: Sequence[Method], spent: dict[str, tuple[int, float]]) -> None:
+    counts = {method.title: spent[method.slug][0] for method in methods}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"{title} {count}" for title, count in counts.items())
+        raise LargeMarginError(
+            f"the methods were tuned with unequal budgets (trials: {listed}). Raise trials to the "
+            "largest number, so that all reach it, or start in another folder."
+        )
+
+
+def _agree(
+    folder: Path,
+    config: RunConfig,
+    methods: Sequence[Method],
+    seeds: Sequence[int],
+    trials: int,
+    space: dict[str, Any] | None,
+) -> None:
+    """Write the plan, or check that it is the one this folder was begun with."""
+    import yaml
+
+    common = {k: v for k, v in to_dict(config).items() if k not in ("objective", "seed")}
+    plan = {
+        "methods": [to_dict(method) for method in methods],
+        "seeds": list(seeds),
+        "trials": trials,
+        "space": dict(space or {}),
+        **common,
+    }
+    path = folder / PLAN
+    if not path.exists():
+        write_text(path, yaml.safe_dump(plan, sort_keys=False, allow_unicode=True))
+        return
+    known = read_yaml(path)
+    for name in plan:
+        # Where it lies does not matter, and more seeds may be added to a comparison.
+        if name in ("out", "name", "device") or (
+            name == "seeds" and set(known[name]) <= set(plan[name])
+        ):
+            continue
+        if known.get(name) != yaml.safe_load(yaml.safe_dump(plan[name])):
+            raise LargeMarginError(
+                f"{folder} holds a comparison with other settings: {name} is {known.get(name)!r} "
+                f"there and {plan[name]!r} here. Choose another folder, or continue it as it is: "
+                f"largemargin compare --resume {shlex.quote(str(folder))}"
+            )
+    write_text(path, yaml.safe_dump(plan, sort_keys=False, allow_unicode=True))
+
+
+def _split(data: Data, trials: int) -> str:
+    if data.test is not None and len(data.test):
+        return "test"
+    if trials or data.validation is None or len(data.validation) == 0:
+        raise LargeMarginError(
+            "the data has no test images to compare methods on"
+            + (": the validation images are used up by tuning" if trials else "")
+            + ". Put images it has not seen into a folder test/ beside the training images in "
+            "train/, one folder per class in both"
+            + (", or compare without --trials." if trials else ", or set data.validation.")
+        )
+    return "validation"
+
+
+def _trained(
+    config: RunConfig, folder: Path, data: Data, progress: bool, train: Callable[..., Any]
+) -> Any:
+    """The finished run in this folder: as it is, continued, or begun."""
+    begun = (folder / CONFIG).is_file()
+    if begun:
+        known = Run.open(folder).config
+        if replace(known, out=config.out) != config:
+            raise LargeMarginError(
+                f"{folder} was trained with other settings. Choose another folder for the "
+                "comparison, or delete this one."
+            )
+    elif folder.exists():
+        shutil.rmtree(folder)  # killed before its settings were written: nothing to continue
+    run = train(config, folder=folder, resume=begun, data=data, progress=progress)
+    if run.failure is not None:
+        raise LargeMarginError(f"{TOLD}: {run.failure}")
+    return run
+
+
+def _accuracy(run: Any, split: str) -> float:
+    return float(run.result[split]["accuracy"])
+
+
+def _conclude(
+    methods: Sequence[Method],
+    runs: dict[str, list[Any]],
+    spent: dict[str, tuple[int, float]],
+    split: str,
+    images: int,
+    seeds: tuple[int, ...],
+) -> Comparison:
+    accuracies = {slug: [_accuracy(run, split) for run in each] for slug, each in runs.items()}
+    baseline = accuracies[methods[0].slug]
+    tests = [paired_test(accuracies[method.slug], baseline) for method in methods[1:]]
+    corrected = holm([test.t_test for test in tests])
+    results = []
+    for at, method in enumerate(methods):
+        values, done = accuracies[method.slug], runs[method.slug]
+        test = tests[at - 1] if at else None
+        results.append(
+            MethodResult(
+                method=method.title,
+                folders=tuple(str(run.folder) for run in done),
+                accuracies=tuple(values),
+                mean=statistics.fmean(values),
+                std=statistics.stdev(values) if len(values) > 1 else math.nan,
+                seconds=statistics.fmean(run.result["seconds"] for run in done),
+                trials=spent[method.slug][0],
+                tuning_seconds=spent[method.slug][1],
+                class_margin=statistics.fmean(_class_margin(run) for run in done),
+                test=test,
+                corrected=corrected[at - 1] if at else None,
+                verdict=verdict(test, corrected[at - 1]) if test else "baseline",
+            )
+        )
+    return Comparison(split, images, seeds, tuple(results))
+
+
+def _class_margin(run: Any) -> float:
+    geometry = run.result.get("geometry") or {}
+    return float(geometry.get("class_margin_degrees", math.nan))
+
+
+UNCLEAR = "no clear difference"
+
+FEW = 3
+"""Fewer seeds say next to nothing about the spread."""
+
+
+def table(found: Comparison) -> str:
+    """One line a method, then the reading."""
+    rows = [HEADS, *(_cells(each) for each in found.methods)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
+    lines = [
+        "  ".join(
+            f"{cell:<{width}}" if at in (0, len(row) - 1) else f"{cell:>{width}}"
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    rule = "-" * max(map(len, lines))
+    return "\n".join([lines[0], rule, *lines[1:], "", *reading(found)])
+
+
+HEADS = (
+    *("method", "accuracy", "std", "difference", "95 % interval", "p (Holm)", "class margin"),
+    *("trials", "tuning", "training", "verdict"),
+)
+
+
+def _cells(each: MethodResult) -> tuple[str, ...]:
+    test = each.test
+    return (
+        each.method,
+        f"{100 * each.mean:.2f} %",
+        _or_dash(100 * each.std, "{:.2f}"),
+        "" if test is None else f"{round(100 * test.difference, 2) + 0.0:+.2f}",
+        "" if test is None else _interval(100 * test.low, 100 * test.high),
+        "" if each.corrected is None else _or_dash(each.corrected, "{:.3f}"),
+        _or_dash(each.class_margin, "{:.1f}°"),
+        str(each.trials),
+        f"{each.tuning_seconds:.0f} s",
+        f"{each.seconds:.1f} s",
+        told_verdict(each),
+    )
+
+
+def told_verdict(each: MethodResult) -> str:
+    """The verdict as people read it, in the words of the report; records say noise."""
+    if _only_uncorrected(each):
+        return "not shown"
+    return UNCLEAR if each.verdict == NOISE else each.verdict
+
+
+def _only_uncorrected(each: MethodResult) -> bool:
+    """Too large for noise alone, and yet no verdict: the record says noise of both."""
+    if each.test is None or each.corrected is None or each.verdict != NOISE:
+        return False
+    return only_uncorrected(each.test, each.corrected)
+
+
+def _or_dash(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else form.format(value)
+
+
+def _interval(low: float, high: float) -> str:
+    return "-" if math.isnan(low) else f"{low:+.2f} .. {high:+.2f}"
+
+
+def reading(found: Comparison) -> list[str]:
+    """What the table says, and what it does not say."""
+    count, image = len(found.seeds), 100 / max(1, found.images)
+    lines = [
+        f"accuracy: {found.split}, mean over {count} seed{'s' if count > 1 else ''}; one of the "
+        f"{found.images:,} images is {image:.2f} points",
+        "difference: method minus softmax in points, seed by seed; p: paired t-test with Holm's "
+        "correction",
+        "trials, tuning: tuning per method; training: of one run",
+    ]
+    if found.split == "validation":
+        lines.append(
+            "There are no test images: these also chose the best epoch, so the accuracies are a "
+            "little too high."
+        )
+    if not any(each.trials for each in found.methods):
+        lines.append(
+            "Nothing was tuned: another learning rate may change the order (--trials 20 tunes "
+            "every method alike)."
+        )
+    lines.append("")
+    if count == 1:
+        return [*lines, "One seed cannot tell a difference from luck: give more, --seeds 5."]
+    lines += [_sentence(each, count) for each in found.methods if each.test is not None]
+    if count < WILCOXON_FROM:
+        lines.append(f"The rank test beside the t-test needs {WILCOXON_FROM} seeds.")
+    return lines
+
+
+def _sentence(each: MethodResult, count: int) -> str:
+    test = each.test
+    assert test is not None
+    ranks = "" if test.wilcoxon is None else f"; rank test p {test.wilcoxon:.3f}"
+    if each.verdict != NOISE:
+        size = f"{100 * abs(test.difference):.2f} points"
+        return f"{each.method} is {each.verdict} than softmax by {size}{ranks}."
+    if _only_uncorrected(each):
+        return (
+            f"{each.method}: {100 * test.difference:+.2f} points to softmax are not shown after "
+            f"the correction for the number of methods (p {each.corrected:.3f}, without it "
+            f"{test.t_test:.3f}); more seeds may show them{ranks}."
+        )
+    known = f"{each.method}: {UNCLEAR} to softmax (p {each.corrected:.2f})"
+    if count < FEW:
+        return f"{known}; {count} seeds can hardly show anything else{ranks}."
+    if math.isnan(test.low):
+        return f"{known}; all seeds differ by the same{ranks}."
+    reach = 100 * max(abs(test.low), abs(test.high))
+    return f"{known}; with {count} seeds up to {reach:.2f} points could hide{ranks}."

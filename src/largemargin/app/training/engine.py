@@ -1,0 +1,443 @@
+"""``train``: a configuration in, a finished run out; ``train_many`` several side by side.
+
+Failures from outside a run, in words that say what to do: disks, folders, processes, devices.
+"""
+
+import math
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from largemargin.app.config import RunConfig
+from largemargin.app.data.load import Data, load_data
+from largemargin.app.training.checkpoints import Checkpoints, model_weights
+from largemargin.app.training.config_file import to_dict, write_config
+from largemargin.app.training.environment import environment
+from largemargin.app.training.files import RESULT as RESULT_KIND
+from largemargin.app.training.files import remove_drafts, stamp, write_json
+from largemargin.app.training.journal import Journal, Progress
+from largemargin.app.training.processes import Agreement, Processes, several_processes
+from largemargin.app.training.run_rng import DETERMINISTIC, make_deterministic
+from largemargin.app.training.run_scores import in_short, left_out, warn_diverged
+from largemargin.app.training.runs import (
+    CONFIG,
+    DATA,
+    ENVIRONMENT,
+    EVALUATION,
+    GEOMETRY,
+    LOCK,
+    RESULT,
+    Run,
+    check_same_data,
+    load_again,
+    locked,
+    new_folder,
+    pick_device,
+    resume_command,
+)
+from largemargin.app.training.trainer import Trainer
+from largemargin.errors import LargeMarginError, check_number
+from largemargin.measuring.geometry_result import Geometry
+from largemargin.measuring.robust.epsilon_ball import LEVELS
+
+
+@contextmanager
+def explained(place: "Place", *, timeout: float) -> Iterator[None]:
+    """Turn what the system and libraries raise into errors that name the folder of the run.
+
+    Args:
+        place: where the run is, as soon as it is known.
+        timeout: seconds for which processes wait for each other.
+    """
+    try:
+        yield
+    except LargeMarginError:
+        raise
+    except OSError as error:
+        why = error.strerror or str(error) or type(error).__name__
+        file = "" if error.filename is None else f" ({error.filename})"
+        raise LargeMarginError(f"the run stopped: {why}{file}. {place.hint()}") from error
+    except Exception as error:
+        said = _explanation(error, int(os.environ.get("WORLD_SIZE", "1")), timeout)
+        if said is None:
+            raise
+        raise LargeMarginError(f"the run stopped: {said}. {place.hint()}") from error
+
+
+class Place:
+    """The folder of a run, which is known only after it was made."""
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+
+    def hint(self) -> str:
+        """What is still there, and how to go on."""
+        if self.folder is None or not self.folder.is_dir():
+            return "Nothing was trained yet."
+        return (
+            "Checkpoints written before are whole. When the cause is gone, continue: "
+            f"{resume_command(self.folder)}"
+        )
+
+
+def _explanation(error: Exception, processes: int, timeout: float) -> str | None:
+    text = " ".join(str(error).split())
+    if type(error).__name__ == "SafetensorError":
+        return f"a checkpoint could not be written: {text}"
+    if not isinstance(error, RuntimeError):
+        return None
+    if "deterministic implementation" in text or "CUBLAS_WORKSPACE_CONFIG" in text:
+        return (
+            f"deterministic is true, but a part of this model cannot be computed so here: {text} "
+            "Use another network, or deterministic: false"
+        )
+    if processes > 1 and _is_about_processes(error, text):
+        return (
+            f"another of the {processes} processes ended, or did not answer for {timeout:g} s "
+            f"(timeout): {text}"
+        )
+    return None
+
+
+def _is_about_processes(error: Exception, text: str) -> bool:
+    named = type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError")
+    marks = ("gloo", "nccl", "timed out", "timeout", "connection", "socket", "peer")
+    return named or any(mark in text.lower() for mark in marks)
+
+
+ASKED_ONCE = 1.0
+"""Seconds within which signals are one request."""
+
+
+class Interrupted(LargeMarginError):
+    """Raised when a run was asked to stop (Ctrl-C, SIGTERM); it can be resumed."""
+
+
+def train(
+    config: RunConfig,
+    *,
+    folder: str | Path | None = None,
+    resume: bool = False,
+    data: Data | None = None,
+    progress: bool = True,
+    on_epoch: Callable[[dict[str, Any]], None] | None = None,
+) -> Run:
+    """Train one model and leave everything about it in a folder.
+
+    Args:
+        config: of the run.
+        folder: of the run; default a new one in ``config.out``.
+        resume: go on where the run in ``folder`` stopped; a finished one is returned as it is. The
+            result equals that of a run that was never interrupted.
+        data: loaded already, for many runs on the same data; default ``load_data(config.data)``.
+        progress: show a progress bar.
+        on_epoch: called with the row of every epoch; an exception from it ends the run.
+
+    Under ``torchrun`` or ``accelerate launch`` all processes call it and train one model together.
+
+    Returns:
+        The run. One that diverged has a result too: ``failure`` says why, and so does a warning.
+
+    Raises:
+        LargeMarginError: where it cannot begin or go on, as after ``max_bad_steps``.
+
+    Example:
+        >>> run = train(RunConfig(epochs=1, out=str(tmp_path)), progress=False)
+        >>> sorted(run.result["test"])
+        ['accuracy', 'balanced_accuracy', 'ece', 'loss']
+    """
+    check_config(config)
+    place = Place()
+    with explained(place, timeout=config.timeout), ExitStack() as stack:
+        stack.enter_context(own_stream(pick_device(config.device)))
+        session = begin(config, folder, resume, data, progress, on_epoch, stack, place)
+        if isinstance(session, Run):
+            return warn_diverged(session)
+        with _asked_to_stop(session):
+            for _ in session.trainer.steps():
+                session.pause_if_asked()
+            done = session.finish()
+        return warn_diverged(done) if session.processes.rank == 0 else done
+
+
+class Session:
+    """A run on its way: trainer, folder, and the steps before and after training."""
+
+    def __init__(self, config: RunConfig, trainer: Trainer, processes: Processes) -> None:
+        self.config = config
+        self.trainer = trainer
+        self.processes = processes
+        self.folder = trainer.journal.folder
+        self.agreement = Agreement(processes)
+        self.training = True
+
+    def pause_if_asked(self) -> None:
+        """Write a checkpoint and stop, if somebody asked any of the processes to."""
+        trainer = self.trainer
+        if self.agreement.any(trainer.stop_requested, trainer.done):
+            trainer.pause()
+            raise Interrupted(
+                f"stopped after step {trainer.done}, with a checkpoint. Continue: {self.command}"
+            )
+
+    @property
+    def command(self) -> str:
+        return resume_command(self.folder)
+
+    def finish(self) -> Run:
+        """Evaluate the best model on the test images, measure its geometry, write the result."""
+        self.training = False
+        trainer, folder = self.trainer, self.folder
+        trainer.progress.close()
+        best = Checkpoints(folder).find("best")
+        assert best is not None
+        model_weights(best, trainer.evaluated())
+        failure = trainer.scores.failure(trainer.evaluated())
+        test = trainer.scores.test(trainer.evaluated())
+        result: dict[str, Any] = {
+            "status": "finished" if failure is None else "diverged",
+            "epochs": trainer.epoch,
+            "steps": trainer.done,
+            "best_epoch": None if trainer.best is None else trainer.best["epoch"],
+            "validation": None if trainer.best is None else _scores(trainer.best),
+            "test": None if test is None else in_short(test),
+            "notes": [
+                *_notes(self.config, trainer),
+                *left_out(Run(folder).metrics("epoch"), self.config),
+            ],
+        }
+        if failure is not None:
+            result["failure"] = failure
+        elif self.config.measure:
+            self._measure(result)
+        result["seconds"] = trainer.seconds
+        result["images_per_s"] = trainer.images_per_s()
+        if test is not None and test.correct is not None:
+            result["correct"] = test.correct.to_dict()
+        if self.processes.rank == 0:
+            write_json(folder / RESULT, {**stamp(RESULT_KIND), **result})
+        self.processes.wait()
+        self.processes.end()
+        return Run(folder)
+
+    def _measure(self, result: dict[str, Any]) -> None:
+        """Write the geometry, and put it in short into the result; or why there is none."""
+        try:
+            geometry = self.trainer.scores.geometry(self.trainer.evaluated())
+        except Interrupted:
+            raise
+        except LargeMarginError as error:
+            result["notes"].append(f"the geometry could not be measured: {error}")
+            return
+        if geometry is not None:
+            geometry.save(self.folder / GEOMETRY)
+            result["geometry"] = _summary(geometry)
+
+
+def begin(
+    config: RunConfig,
+    folder: str | Path | None,
+    resume: bool,
+    data: Data | None,
+    progress: bool,
+    on_epoch: Callable[[dict[str, Any]], None] | None,
+    stack: ExitStack,
+    place: Place | None = None,
+) -> "Session | Run":
+    processes = Processes(config)
+    first = processes.rank == 0
+    place = place or Place()
+    given = Path(folder) if folder is not None else None
+    if resume and given is None:
+        raise LargeMarginError("resume needs the folder of the run to continue.")
+    if resume and given is not None and Run(given).finished:
+        return Run(given)
+    if first:
+        given = _prepared(config, given, resume, stack)
+    home = processes.agree_on(given)
+    assert home is not None
+    place.folder = home
+    make_deterministic(config, stack)
+    try:
+        if first and not resume:
+            write_config(config, home / CONFIG)
+        load = partial(load_again, home) if resume else load_data
+        loaded = data or processes.first_alone(lambda: load(config.data))
+        track = processes.start_trackers(home, config.name, to_dict(config)) if first else None
+        journal = Journal(home, writes=first, track=track)
+        trainer = Trainer(config, loaded, journal, processes=processes, on_epoch=on_epoch)
+    except BaseException:
+        if first and not resume:
+            shutil.rmtree(home, ignore_errors=True)  # nothing was trained in it
+        raise
+    if resume:
+        if (home / DATA).is_file():
+            check_same_data(home, Run(home).facts, loaded, instead="start a new run")
+        trainer.resume()
+    if first and not (home / ENVIRONMENT).is_file():
+        _write_facts(home, loaded, processes)
+    total = config.epochs * len(trainer.batches)
+    trainer.progress = Progress(
+        total, done=trainer.done, name=config.name, shown=progress and first
+    )
+    stack.callback(trainer.progress.close)
+    if progress and first:
+        for note in _notes(config, trainer):
+            print(f"{config.name}: {note}", file=sys.stderr)
+    return Session(config, trainer, processes)
+
+
+def _prepared(config: RunConfig, folder: Path | None, resume: bool, stack: ExitStack) -> Path:
+    """The folder of the run, made or found, and locked before anything is written into it."""
+    if resume and folder is not None:
+        Run.open(folder)
+        stack.enter_context(locked(folder))
+        remove_drafts(folder)
+        _set_aside(folder / EVALUATION)
+        return folder
+    if folder is None:
+        folder = new_folder(config)
+    else:
+        _refuse_used(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LargeMarginError(f"cannot make the folder {folder}: {error.strerror}.") from error
+    stack.enter_context(locked(folder))
+    _refuse_used(folder)  # by a run that began in between
+    return folder
+
+
+def _set_aside(evaluation: Path) -> None:
+    """It is of a model from the middle of the run, and the report would take it for the last."""
+    if evaluation.is_file():
+        evaluation.replace(evaluation.with_name(f"{evaluation.stem}-before-resume.json"))
+
+
+def _refuse_used(folder: Path) -> None:
+    if folder.exists() and any(each.name != LOCK for each in folder.iterdir()):
+        raise LargeMarginError(
+            f"{folder} exists already and is not empty. Choose another folder, or continue the run "
+            "in it with resume."
+        )
+
+
+def _notes(config: RunConfig, trainer: Trainer) -> list[str]:
+    return [*trainer.bare.notes, *([DETERMINISTIC] if config.deterministic else [])]
+
+
+def _write_facts(folder: Path, data: Data, processes: Processes) -> None:
+    write_json(
+        folder / DATA,
+        {
+            **stamp(RESULT_KIND),
+            "name": data.name,
+            "classes": list(data.classes),
+            "channels": data.channels,
+            "size": list(data.size),
+            "mean": list(data.mean),
+            "std": list(data.std),
+            "licence": data.licence,
+            "record": data.record,
+        },
+    )
+    write_json(folder / ENVIRONMENT, environment(processes.device, processes=processes.world))
+
+
+def _scores(best: dict[str, Any]) -> dict[str, float]:
+    return {name: best[name] for name in ("accuracy", "balanced_accuracy", "loss", "ece")}
+
+
+def _summary(geometry: Geometry) -> dict[str, float]:
+    cosine = geometry.margins["cosine"].overall
+    return {
+        "class_margin_degrees": geometry.prototypes.class_margin,
+        "mean_cosine_margin": cosine.mean,
+        "min_cosine_margin": cosine.minimum,
+    }
+
+
+def check_config(config: RunConfig) -> None:
+    _check_groups(config)
+    check_number("epochs", config.epochs, at_least=1)
+    check_number("batch_size", config.batch_size, at_least=2)
+    check_number("checkpoint_every", config.checkpoint_every, at_least=1)
+    check_number("gradients_every", config.gradients_every, at_least=0)
+    check_number("geometry_samples", config.geometry_samples, at_least=0)
+    check_number("max_bad_steps", config.max_bad_steps, at_least=0)
+    check_number("noise.level", config.noise.level, at_least=0, at_most=1, hint=LEVELS)
+    check_number("timeout", config.timeout, above=0)
+    if config.noise.joined and config.noise.use not in ("clean_and_noisy", "pair"):
+        raise LargeMarginError(
+            "noise.joined puts clean and noisy images into one batch, but noise.use is "
+            f"{config.noise.use}, which has no two kinds of images. Leave joined out, or set "
+            "noise.use to clean_and_noisy or pair."
+        )
+    if not config.name or config.name in (".", "..") or set(config.name) & set("/\\\0"):
+        raise LargeMarginError(
+            f"name must be a name, not a path: it becomes part of the run's folder, but "
+            f"{config.name!r} was given. Choose where runs lie with out."
+        )
+
+
+def _check_groups(config: RunConfig) -> None:
+    """A name alone, as on the command line, is no group of settings."""
+    if not isinstance(config, RunConfig):
+        raise LargeMarginError(
+            f"config must be a RunConfig, but {config!r} was given. Pass RunConfig(...), or what "
+            "read_config gave for a file."
+        )
+    for each in fields(RunConfig):
+        kind, value = each.default_factory, getattr(config, each.name)
+        if isinstance(kind, type) and not isinstance(value, kind):
+            is_name = isinstance(value, str) and "/" not in value
+            inside = repr(value) if is_name else "..."
+            raise LargeMarginError(
+                f"{each.name} must be a group of settings, but {value!r} was given. Pass "
+                f"{each.name}={kind.__name__}({inside}), of {kind.__module__.rpartition('.')[0]}."
+            )
+
+
+def own_stream(device: torch.device) -> AbstractContextManager[None]:
+    """A stream for all work of a run: graphs cannot be captured on the default one."""
+    if device.type != "cuda" or several_processes():
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _asked_to_stop(session: Session) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the run after the step that is under way."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    trainer, asked = session.trainer, [math.inf]
+
+    def stop(number: int, frame: object) -> None:
+        if not session.training:
+            raise Interrupted(
+                f"training is done, its result is not written yet. Continue: {session.command}"
+            )
+        # Asked twice: now. Launchers pass on what the terminal has sent to everybody already.
+        if number == signal.SIGINT and time.monotonic() - asked[0] > ASKED_ONCE:
+            raise KeyboardInterrupt(session.command)
+        asked[0] = min(asked[0], time.monotonic())
+        trainer.stop_requested = True
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

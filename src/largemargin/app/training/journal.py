@@ -1,0 +1,145 @@
+"""What a run writes while it trains: metrics as JSON lines, and trackers beside them.
+
+The progress bar of a run: loss terms, images per second, time left.
+"""
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from largemargin.app.training.epoch_totals import StepRecord
+from largemargin.app.training.files import write_text
+from largemargin.app.training.runs import METRICS, whole_rows
+from largemargin.dropin.criterion import Criterion
+
+
+class Journal:
+    """Rows of ``metrics.jsonl``. Only the first process writes.
+
+    Args:
+        folder: of the run.
+        writes: whether this process does.
+        track: ``track(values, step)`` sends numbers to trackers.
+    """
+
+    def __init__(self, folder: Path, *, writes: bool = True, track: Any = None) -> None:
+        self.folder = folder
+        self.path = folder / METRICS
+        self.writes = writes
+        self.track = track
+        self.bad_steps = 0
+
+    def write(self, row: dict[str, Any]) -> None:
+        if row["kind"] == "epoch":
+            self.bad_steps = 0
+        if not self.writes:
+            return
+        line = json.dumps(_finite(row), ensure_ascii=False)
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if self.track is not None:
+            self.track(_flat(row), row["step"])
+
+    def gradients(self, epoch: int, step: int, criterion: Criterion) -> None:
+        """Norms of the terms' gradients on the features, and how far they agree (cosines)."""
+        conflicts = criterion.gradient_conflicts
+        self.write(
+            {
+                "kind": "gradients",
+                "epoch": epoch,
+                "step": step,
+                "norms": {name: norm.item() for name, norm in criterion.gradient_norms.items()},
+                "cosines": {f"{a} & {b}": cosine.item() for (a, b), cosine in conflicts.items()},
+            }
+        )
+
+    def report_bad(self, epoch: int, step: int, seen: StepRecord, samples: list[str]) -> None:
+        """Steps that were skipped because something was not finite; samples of the last one."""
+        self.bad_steps = seen.bad
+        self.write(
+            {
+                "kind": "bad_steps",
+                "epoch": epoch,
+                "step": step,
+                "skipped": seen.bad,
+                "in_a_row": seen.bad_in_a_row,
+                "terms": dict(seen.bad_terms),
+                "samples": samples,
+            }
+        )
+
+    def cut(self, step: int) -> None:
+        """Forget rows after this step: they will be written again."""
+        if not self.writes or not self.path.is_file():
+            return
+        # Gradients are measured in the step that is under way, everything else after one.
+        kept = [
+            line + "\n"
+            for row, line in zip(*whole_rows(self.path), strict=True)
+            if row["step"] < step or (row["step"] == step > 0 and row["kind"] != "gradients")
+        ]
+        write_text(self.path, "".join(kept))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _flat(row: dict[str, Any], before: str = "") -> dict[str, float]:
+    flat: dict[str, float] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{before}{name}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            flat[before + name] = float(value)
+    return flat
+
+
+class Progress:
+    """A bar over all steps, or nothing where ``shown`` is False."""
+
+    def __init__(
+        self, total: int = 0, *, done: int = 0, name: str = "", shown: bool = True
+    ) -> None:
+        self.bar: Any = None
+        if shown:
+            from tqdm import tqdm
+
+            self.bar = tqdm(total=total, initial=done, desc=name, unit="step", mininterval=0.5)
+        self.images = 0
+        self.since = time.perf_counter()
+        self.validation = ""
+
+    def step(self, images: int) -> None:
+        if self.bar is not None:
+            self.images += images
+            self.bar.update()
+
+    def show(self, seen: StepRecord) -> None:
+        if self.bar is None or not seen.steps:
+            return
+        now = time.perf_counter()
+        rate, self.images = self.images / max(1e-9, now - self.since), 0
+        self.since = now
+        terms = " ".join(f"{name} {value / seen.steps:.3g}" for name, value in seen.terms.items())
+        if len(seen.terms) > 1:
+            terms = f"loss {seen.loss / seen.steps:.3g} ({terms})"
+        self.bar.set_postfix_str(f"{terms}, {rate:,.0f} images/s{self.validation}", refresh=False)
+
+    def end_epoch(self, row: dict[str, Any]) -> None:
+        if row["validation"] is not None:
+            self.validation = f", validation {100 * row['validation']['accuracy']:.2f} %"
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()

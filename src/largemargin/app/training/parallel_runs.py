@@ -1,0 +1,199 @@
+"""Several runs in one process, side by side on a GPU: ``train_many``, and ``as_they_end``."""
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from largemargin.app.config import RunConfig
+from largemargin.app.data.load import Data, load_data
+from largemargin.app.training.engine import Session, begin, check_config
+from largemargin.app.training.runs import Run, pick_device
+from largemargin.errors import LargeMarginError, check_number
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be made.
+
+    Args:
+        config: of the run.
+        folder: of the run; default a new one.
+        resume: go on where the run in ``folder`` stopped.
+        data: gives the images when the run begins; default ``load_data(config.data)``.
+    """
+
+    config: RunConfig
+    folder: str | Path | None = None
+    resume: bool = False
+    data: Callable[[], Data] | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that came to its end: with a run, or with the error that broke it off."""
+
+    job: Job
+    run: Run | None
+    error: Exception | None
+    seconds: float
+    """From its beginning, with the time that others took beside it."""
+
+
+def train_many(
+    configs: Sequence[RunConfig],
+    *,
+    folders: Sequence[str | Path] | None = None,
+    resume: bool = False,
+    data: Data | None = None,
+    side_by_side: int = 3,
+    progress: bool = True,
+) -> list[Run]:
+    """Train several models in one process, on a GPU ``side_by_side`` at a time.
+
+    Small networks leave much of a GPU idle; steps of several runs, each on its own CUDA stream,
+    fill it. Every run gets the numbers it would get alone. On the CPU they run one after the other.
+    Data with the same settings is loaded once. The first error ends all.
+
+    Args:
+        configs: the runs.
+        folders: one for each run; default new ones.
+        resume: go on where the runs stopped.
+        data: for all runs; default each configuration's own.
+        side_by_side: how many at a time.
+        progress: show a progress bar for every run.
+    """
+    check_number("side_by_side", side_by_side, at_least=1)
+    if folders is not None and len(folders) != len(configs):
+        raise LargeMarginError(
+            f"there must be one folder for each of the {len(configs)} runs, but {len(folders)} "
+            "were given."
+        )
+    for config in configs:
+        check_config(config)
+    loaded: dict[str, Data] = {}
+
+    def load(config: RunConfig) -> Data:
+        key = repr(config.data)
+        if key not in loaded:
+            loaded[key] = load_data(config.data)
+        return loaded[key]
+
+    jobs = [
+        Job(
+            config,
+            None if folders is None else folders[index],
+            resume,
+            lambda config=config: data or load(config),  # type: ignore[misc]
+        )
+        for index, config in enumerate(configs)
+    ]
+    finished: dict[int, Run] = {}
+    for ended in iter_finished(jobs, side_by_side=side_by_side, progress=progress):
+        if ended.run is None:
+            assert ended.error is not None
+            raise ended.error
+        finished[id(ended.job)] = ended.run
+    return [finished[id(job)] for job in jobs]
+
+
+def iter_finished(
+    jobs: Iterable[Job],
+    *,
+    side_by_side: int = 3,
+    progress: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> Iterator[Ended]:
+    """Train side by side and hand out each run when it ends; one that fails ends alone.
+
+    Args:
+        jobs: asked for the next one whenever a place is free, so that it can look at the clock.
+        side_by_side: how many at a time on a GPU; on the CPU there is one.
+        progress: show a progress bar for every run.
+        stop: asked before every round of steps; where it says so nothing more is done. Runs under
+            way can be resumed from their last checkpoint.
+    """
+    waiting, lanes, more = iter(jobs), list[_Lane](), True
+    try:
+        while not stop():
+            while more and len(lanes) < (side_by_side if _on_gpu(lanes) else 1):
+                job = next(waiting, None)
+                more = job is not None
+                if job is None or stop():
+                    break
+                lanes.append(_Lane(job))
+                lanes[-1].begin(progress)
+            if not lanes:
+                return
+            for lane in list(lanes):
+                if lane.advance():
+                    continue
+                lanes.remove(lane)
+                lane.close()
+                yield Ended(lane.job, lane.run, lane.error, time.perf_counter() - lane.started)
+    finally:
+        for lane in lanes:
+            lane.close()
+
+
+def _on_gpu(lanes: "Sequence[_Lane]") -> bool:
+    return all(lane.stream is not None for lane in lanes)
+
+
+class _Lane:
+    """A run under way, on a CUDA stream of its own."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        on_gpu = pick_device(job.config.device).type == "cuda"
+        self.stream = torch.cuda.Stream() if on_gpu else None  # type: ignore[no-untyped-call]
+        self.stack = ExitStack()
+        self.session: Session | None = None
+        self.steps: Iterator[None] = iter(())
+        self.run: Run | None = None
+        self.error: Exception | None = None
+        self.started = time.perf_counter()
+
+    def begin(self, progress: bool) -> None:
+        """Build the run; what fails here is known at the first :meth:`advance`."""
+        job = self.job
+        try:
+            check_config(job.config)
+            data = load_data(job.config.data) if job.data is None else job.data()
+            with torch.cuda.stream(self.stream):
+                session = begin(
+                    job.config, job.folder, job.resume, data, progress, None, self.stack
+                )
+        except Exception as error:
+            self.error = error
+            return
+        if isinstance(session, Run):
+            self.run = session
+            return
+        self.session = session
+        self.steps = session.trainer.steps()
+
+    def advance(self) -> bool:
+        """One step; False when there is no other."""
+        if self.session is None:
+            return False
+        try:
+            with torch.cuda.stream(self.stream):
+                if next(self.steps, "end") != "end":
+                    return True
+                self.run = self.session.finish()
+        except Exception as error:
+            self.error = error
+        return False
+
+    def close(self) -> None:
+        self.stack.close()
+        self.steps = iter(())
+        self.session = None
+        if self.stream is not None:
+            self.stream.synchronize()
+            gc.collect()  # models, optimizers and graphs refer to each other

@@ -1,0 +1,188 @@
+"""``lm.preset``: what to train with in a situation, and the measurement that says so."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from largemargin.app.config import NoiseConfig, ObjectiveConfig, RunConfig
+from largemargin.app.training.config_file import settings_from
+from largemargin.app.training.files import read_json
+from largemargin.app.training.objective import needs_of, objective_of
+from largemargin.errors import LargeMarginError
+from largemargin.losses.base.class_counts import refuse_mapping
+from largemargin.losses.base.objective import Objective
+
+FILE = Path(__file__).with_name("presets.json")
+"""Written by papers/benchmark/analyse.py from the measured files, never by hand."""
+
+
+@dataclass(frozen=True)
+class Preset:
+    """An objective for a situation; made by :func:`preset`.
+
+    It can be given to :func:`largemargin.attach` as it is. ``print`` shows what it stands on.
+    """
+
+    name: str
+    situation: str
+    """The task on which it was measured."""
+    status: str
+    """winner (a margin method beat the tuned baseline), no winner, worse, or not measured."""
+    method: str
+    """How the benchmark calls the recommended method."""
+    objective: ObjectiveConfig
+    noise: NoiseConfig
+    optimizer: dict[str, Any]
+    """Learning rate, weight decay and clipping that it was tuned to; empty where nothing was."""
+    compared: dict[str, Any] | None
+    """The registered test: difference, interval, corrected p, what could have been detected."""
+    others: dict[str, Any]
+    """Tests in situations of the same kind, None where they were not measured."""
+    source: str
+    """The measured file; the protocol where there is none yet."""
+    class_counts: tuple[int, ...] | None = field(default=None, repr=False)
+    doubts: tuple[str, ...] = ()
+    """What to know before taking the difference for the margin's."""
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether it was measured with the usual schedule of its loss, which ``attach`` asks."""
+        return self.objective.schedule == "preset"
+
+    def __call__(self, num_classes: int, dim: int) -> Objective:
+        """The objective for so many classes and features: what ``attach`` calls."""
+        if "noisy" in needs_of(self.objective) or self.noise.use != "none":
+            raise LargeMarginError(
+                f"the preset {self.name!r} trains on noisy images too (noise.use "
+                f"{self.noise.use}, level {self.noise.level:g}), which attach alone cannot do. "
+                f"Train with largemargin train --preset {self.name}, or use preset.config(...) "
+                "with lm.train. In a loop of your own, attach the loss and make the noisy images "
+                "there: docs/how-to/robust.md shows how."
+            )
+        if "ldam" in self.objective.name and self.class_counts is None:
+            raise LargeMarginError(
+                f"the preset {self.name!r} has margins by class frequency: pass how many training "
+                f"images every class has, lm.preset({self.name!r}, class_counts=torch.bincount("
+                "labels)). LargeMarginClassifier, LargeMarginNet and largemargin train count them."
+            )
+        counts = self.class_counts or (1,) * num_classes
+        return objective_of(self.objective, counts)(num_classes, dim)
+
+    def with_counts(self, class_counts: Sequence[int]) -> "Preset":
+        """This preset for such classes; one that has counts of its own keeps them."""
+        return self if self.class_counts else replace(self, class_counts=tuple(class_counts))
+
+    def config(self, base: RunConfig | None = None, *, optimizer: bool = False) -> RunConfig:
+        """A run with this objective.
+
+        Args:
+            base: everything else; default ``RunConfig()``.
+            optimizer: take the tuned learning rate, weight decay and clipping too. They were tuned
+                for one network and batch size and may not suit yours.
+        """
+        base = base or RunConfig()
+        changed = replace(base, objective=self.objective, noise=self.noise)
+        if optimizer and self.optimizer:
+            changed = replace(changed, optimizer=replace(base.optimizer, **self.optimizer))
+        return changed
+
+    def __str__(self) -> str:
+        lines = [
+            f"preset {self.name}: {self.objective.name}",
+            f"situation   {self.situation}",
+            f"objective   {self.method}: {self.objective.name}",
+        ]
+        if self.objective.settings:
+            lines.append(f"parameters  {_listed(self.objective.settings)}")
+        if self.scheduled:
+            lines.append("schedule    attach(..., total_steps=epochs * steps_per_epoch)")
+        if self.noise.use != "none":
+            lines.append(f"noise       {self.noise.use}, {self.noise.kind} {self.noise.level:g}")
+        if self.optimizer:
+            lines.append(f"tuned with  {_listed(self.optimizer)}")
+        lines.append(f"measured    {self.evidence()}")
+        lines += [f"but         {each}" for each in self.doubts]
+        for title, test in self.others.items():
+            lines.append(f"also        {title}: {_said(test)}")
+            lines += [f"but         {each}" for each in (test or {}).get("doubts", ())]
+        lines.append(f"source      {self.source}")
+        return "\n".join(textwrap.fill(line, 100, subsequent_indent=" " * 12) for line in lines)
+
+    def evidence(self) -> str:
+        """One sentence about what stands behind the recommendation."""
+        if self.compared is None:
+            return "not measured yet: softmax, until something is known to be better"
+        return _said(self.compared)
+
+
+def preset(name: str, *, class_counts: Sequence[int] | None = None) -> Preset:
+    """What the benchmark recommends for a situation.
+
+    It follows from the measured files of ``papers/benchmark``. Where no margin method beat the
+    tuned baseline, or nothing was measured, it is that baseline, and says so.
+
+    Args:
+        name: few_labels, long_tail, label_noise, corruption or embedding.
+        class_counts: training images of every class, for objectives that need them (long_tail).
+            ``LargeMarginClassifier`` and ``LargeMarginNet`` take them from ``y`` otherwise.
+
+    Example:
+        >>> chosen = preset("few_labels")
+        >>> criterion = lm.attach(torch.nn.Sequential(torch.nn.Linear(8, 3)), chosen)
+        >>> chosen.situation
+        'CIFAR-10, 1 % of the training images (500)'
+    """
+    refuse_mapping(class_counts)
+    entries = read_json(FILE)
+    if name not in entries:
+        close = get_close_matches(str(name), entries, n=1, cutoff=0.4)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise LargeMarginError(f"there is no preset {name!r}, but {', '.join(entries)}.{hint}")
+    entry = entries[name]
+    chosen = entry["recommended"]
+    # The deferred weights of LDAM are what its preset schedule does.
+    schedule: Literal["preset", "none"] = "preset" if chosen.get("reweight_at") else "none"
+    return Preset(
+        name=name,
+        situation=entry["situation"],
+        status=entry["status"],
+        method=chosen["method"],
+        objective=ObjectiveConfig(chosen["objective"], chosen["settings"], schedule),
+        noise=settings_from(chosen.get("noise") or {}, NoiseConfig, "noise"),
+        optimizer=dict(chosen.get("optimizer") or {}),
+        compared=entry["compared"],
+        others=entry["others"],
+        source=entry["source"],
+        doubts=tuple(entry["doubts"]),
+        class_counts=None if class_counts is None else tuple(int(each) for each in class_counts),
+    )
+
+
+def _listed(values: dict[str, Any]) -> str:
+    parts = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            parts += [f"{name}.{key} {each}" for key, each in value.items()]
+        else:
+            parts.append(f"{name} {value}")
+    return ", ".join(parts)
+
+
+def _said(test: dict[str, Any] | None) -> str:
+    if test is None:
+        return "not measured yet"
+    gain = (
+        f"{100 * test['difference']:+.2f} points {test['score'].replace('_', ' ')} over tuned "
+        f"{test['baseline']}, 95 % interval [{100 * test['low']:+.2f}, {100 * test['high']:+.2f}], "
+        f"corrected p {test['corrected']:.3g}, {test['pairs']} seeds"
+    )
+    if test["verdict"] == "winner":
+        return f"{test['chosen']} {gain}"
+    return (
+        f"no margin method was better; the best on validation images, {test['chosen']}: {gain}; a "
+        f"true difference of {100 * test['detectable_strictest']:.2f} would have been found with "
+        "probability 0.8"
+    )

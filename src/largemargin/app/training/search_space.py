@@ -1,0 +1,251 @@
+"""What ``tune`` may change, and within which limits: one table for the optimizer and the losses."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from largemargin.app.config import ObjectiveConfig, RunConfig
+from largemargin.app.training.objective import objective_of, parse_objective
+from largemargin.errors import LargeMarginError
+from largemargin.integrations.objective_text import SOFTMAX, Term
+from largemargin.losses.base.scale import auto_scale
+from largemargin.losses.base.settings import WEIGHT, Setting, settings_of
+
+DIGITS = 4
+"""Significant digits of a drawn number: enough, and readable in a YAML file."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``low`` to ``high``; drawn by their logarithm where ``log`` is set."""
+
+    low: float
+    high: float
+    log: bool = True
+
+    def holding(self, value: float) -> "Range":
+        """The range stretched to hold ``value``; one with 0 in it has no logarithm."""
+        low, high = min(self.low, value), max(self.high, value)
+        return Range(low, high, self.log and low > 0)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a few values."""
+
+    values: tuple[float | None, ...]
+
+    def holding(self, value: float | None) -> "Choice":
+        return self if value in self.values else Choice((value, *self.values))
+
+
+Dimension: TypeAlias = Range | Choice
+
+OPTIMIZER: dict[str, dict[str, Dimension]] = {
+    "sgd": {"lr": Range(1e-3, 1.0), "weight_decay": Range(1e-6, 1e-2)},
+    "adam": {"lr": Range(1e-5, 1e-2), "weight_decay": Range(1e-6, 1e-2)},
+    "adamw": {"lr": Range(1e-5, 1e-2), "weight_decay": Range(1e-4, 0.3)},
+}
+CLIPPING = Choice((None, 1.0, 5.0, 20.0))
+
+PER_LOSS: dict[str, Dimension] = {
+    # Cosine units, radians, feature units and logits: a margin means something else in each.
+    "cosface.margin": Range(0.05, 0.6, log=False),
+    "ldam.max_margin": Range(0.1, 0.8, log=False),
+    "arcface.margin": Range(0.05, 0.8, log=False),
+    "unified_margin.m1": Range(1.0, 1.5, log=False),
+    "unified_margin.m2": Range(0.0, 0.5, log=False),
+    "unified_margin.m3": Range(0.0, 0.4, log=False),
+    "sphereface.margin": Choice((2, 3, 4)),
+    "lsoftmax.margin": Choice((2, 3, 4)),
+    "centroid_margin.margin": Range(1.0, 12.0),
+    "discriminative.margin": Range(1.0, 12.0),
+    "robust_discriminative.margin": Range(1.0, 12.0),
+    "stable_discriminative.margin": Range(0.2, 0.7, log=False),
+    "stable_discriminative.radius": Range(0.01, 0.3),
+    "center.strength": Range(1e-4, 0.1),
+    "focal.gamma": Range(0.25, 5.0),
+    "layer_margin.gamma": Range(0.1, 10.0),
+    "gaussian_mixture.alpha": Range(0.01, 1.0),
+    # r must stay above theta.
+    "margin_distribution.r": Range(0.8, 30.0),
+    "margin_distribution.theta": Range(0.1, 0.79, log=False),
+    "margin_distribution.mu": Range(0.01, 1.0),
+}
+EVERY_LOSS: dict[str, Dimension] = {
+    "margin": Range(0.1, 10.0),
+    "scale": Range(4.0, 64.0),
+    "strength": Range(0.01, 3.0),
+    "rate": Range(0.1, 0.9, log=False),
+    "alpha": Range(0.05, 5.0),
+    "beta": Range(0.05, 5.0),
+    "gamma_reg": Range(1e-5, 1e-2),
+    "radius": Range(0.05, 2.0),
+    "tail": Range(0.1, 2.0),
+    "smoothing": Range(0.01, 0.3),
+    "annealing": Range(0.1, 100.0),
+    "likelihood_weight": Range(0.01, 1.0),
+    "noise_weight": Range(0.1, 5.0),
+    "threshold": Range(0.1, 10.0),
+    WEIGHT: Range(0.05, 5.0),
+}
+NOT_TUNED = {
+    "label_smoothing": "it is another method, and every loss has it",
+    "softmax_weight": "with the other weights it only changes the learning rate",
+    "alpha1": "alpha1 and alpha2 are bound to each other",
+    "alpha2": "alpha1 and alpha2 are bound to each other",
+    "beta1": "beta1 and beta2 are bound to each other",
+    "beta2": "beta1 and beta2 are bound to each other",
+}
+WHOLE = ("sphereface.margin", "lsoftmax.margin")
+"""Integers, which schedules cannot move but tuning can."""
+
+
+def search_space(
+    config: RunConfig,
+    *,
+    class_counts: Sequence[int],
+    changes: Mapping[str, Any] | None = None,
+) -> tuple[dict[str, Dimension], dict[str, Any]]:
+    """What is searched, and the values the configuration has now, which are tried first.
+
+    Names are those of the settings: ``optimizer.lr``, and ``objective.cosface.margin`` for the
+    argument of a term, ``objective.sample_margin.weight`` for its weight in the sum.
+
+    Args:
+        config: of the run that is tuned.
+        class_counts: training images of every class.
+        changes: ranges by name: ``[low, high]``, a list of more values to choose from, or None to
+            leave the setting as it is.
+
+    Example:
+        >>> space, now = search_space(RunConfig(), class_counts=[10, 10])
+        >>> space["optimizer.lr"], now["optimizer.lr"]
+        (Range(low=0.001, high=1.0, log=True), 0.05)
+    """
+    optimizer = config.optimizer
+    space: dict[str, Dimension] = {
+        f"optimizer.{name}": each for name, each in OPTIMIZER[optimizer.name].items()
+    }
+    space["optimizer.clip_norm"] = CLIPPING
+    now: dict[str, Any] = {
+        "optimizer.lr": optimizer.lr,
+        "optimizer.weight_decay": optimizer.weight_decay,
+        "optimizer.clip_norm": optimizer.clip_norm,
+    }
+    for path, dimension, value in _of_losses(config.objective, class_counts):
+        space[path], now[path] = dimension, value
+    for path, change in (changes or {}).items():
+        _change(space, now, path, change)
+    return {path: each.holding(now[path]) for path, each in space.items()}, now
+
+
+def _of_losses(
+    config: ObjectiveConfig, class_counts: Sequence[int]
+) -> list[tuple[str, Dimension, Any]]:
+    terms = parse_objective(config)
+    # The dimension of the features does not enter any range.
+    objective = objective_of(config, class_counts)(len(class_counts), 2)
+    names = {SOFTMAX if term.name == "cross_entropy" else term.name: term.name for term in terms}
+    found: list[tuple[str, Dimension, Any]] = []
+    for setting in settings_of(objective):
+        term = names[setting.term]
+        if setting.name == WEIGHT and not _weight_matters(term, terms, setting):
+            continue
+        dimension = dimension_of(term, setting.name)
+        value = _number(setting, len(class_counts))
+        if dimension is not None and value is not None:
+            found.append((f"objective.{term}.{setting.name}", dimension, value))
+    for term, loss in zip(names.values(), objective.terms.values(), strict=True):
+        if f"{term}.margin" in WHOLE:
+            found.append((f"objective.{term}.margin", PER_LOSS[f"{term}.margin"], loss.margin))
+    return found
+
+
+def dimension_of(loss: str, name: str) -> Dimension | None:
+    """Limits of a setting of a loss; None where it is not tuned."""
+    return PER_LOSS.get(f"{loss}.{name}") or EVERY_LOSS.get(name)
+
+
+def _weight_matters(term: str, terms: Sequence[Term], setting: Setting) -> bool:
+    """The first term's weight is a matter of the learning rate; some losses have their own."""
+    own = ("strength", "alpha", "noise_weight")
+    return term != terms[0].name and not any(hasattr(setting.loss, name) for name in own)
+
+
+def _number(setting: Setting, num_classes: int) -> float | None:
+    value = setting.value
+    if value == "auto":
+        aligned = setting.loss.aligned_cosine()
+        return float(auto_scale(num_classes, aligned))
+    if isinstance(value, Tensor):
+        return None  # one per class: they came from counts
+    return float(value)
+
+
+def _change(space: dict[str, Dimension], now: dict[str, Any], path: str, change: Any) -> None:
+    if path not in space:
+        close = get_close_matches(path, space, n=3, cutoff=0.4) or sorted(space)
+        raise LargeMarginError(f"{path!r} is nothing that can be tuned here: {', '.join(close)}.")
+    if change is None:
+        del space[path], now[path]
+        return
+    if not isinstance(change, list | tuple) or len(change) < 2:
+        raise LargeMarginError(
+            f"the range of {path} must be [low, high], a list of more values, or null to leave it "
+            f"as it is, but {change!r} was given."
+        )
+    if len(change) > 2 or None in change:
+        space[path] = Choice(tuple(change))
+        return
+    low, high = (float(each) for each in change)
+    if not (math.isfinite(low) and low < high):
+        raise LargeMarginError(f"the range of {path} must be [low, high], but got {change!r}.")
+    space[path] = Range(low, high, log=low > 0 and high / low >= 10)
+
+
+def rounded(value: Any) -> Any:
+    """A drawn number as it is trained with and written down."""
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
+    """The configuration with these values, named as in :func:`search_space`.
+
+    Example:
+        >>> tuned = with_values(RunConfig(), {"optimizer.lr": 0.1})
+        >>> tuned.optimizer.lr, tuned.objective.name
+        (0.1, 'cross_entropy')
+    """
+    optimizer = {
+        name.removeprefix("optimizer."): value
+        for name, value in values.items()
+        if name.startswith("optimizer.")
+    }
+    of_losses = {name: value for name, value in values.items() if name not in optimizer}
+    return replace(
+        config,
+        optimizer=replace(config.optimizer, **optimizer),
+        objective=_objective_with(config.objective, of_losses),
+    )
+
+
+def _objective_with(config: ObjectiveConfig, values: Mapping[str, Any]) -> ObjectiveConfig:
+    terms = parse_objective(config)
+    changed: list[Term] = []
+    for term in terms:
+        prefix = f"objective.{term.name}."
+        mine = {k.removeprefix(prefix): v for k, v in values.items() if k.startswith(prefix)}
+        weight = mine.pop(WEIGHT, term.weight)
+        changed.append(Term(term.name, weight, {**term.settings, **mine}))
+    if changed == terms:
+        return config
+    name = " + ".join(t.name if t.weight == 1 else f"{t.weight!r}*{t.name}" for t in changed)
+    settings = {term.name: term.settings for term in changed if term.settings}
+    if len(changed) == 1:
+        settings = changed[0].settings
+    return replace(config, name=name, settings=settings)

@@ -1,0 +1,518 @@
+"""``Trainer``: one run from its configuration to its result, a step at a time.
+
+The batches a run trains on.
+
+What is wrong with steps that are not finite, or that do not teach the network anything.
+
+A place in the middle of an epoch: where a run that was asked to stop goes on.
+"""
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from largemargin.app.config import RunConfig
+from largemargin.app.data.epoch_batches import Batches
+from largemargin.app.data.load import Data
+from largemargin.app.models.build import build_model
+from largemargin.app.training.checkpoints import Checkpoints
+from largemargin.app.training.config_file import to_dict
+from largemargin.app.training.epoch_geometry import EpochGeometry
+from largemargin.app.training.epoch_totals import Sums
+from largemargin.app.training.journal import Journal, Progress
+from largemargin.app.training.objective import needs_of, objective_of
+from largemargin.app.training.optimizer import LearningRate, make_optimizer
+from largemargin.app.training.processes import Processes
+from largemargin.app.training.run_rng import RunRng, seed_all
+from largemargin.app.training.run_scores import Scores, autocast
+from largemargin.app.training.step import Average, GraphStep, Snapshot, Step
+from largemargin.dropin.attach import attach
+from largemargin.dropin.criterion import Criterion
+from largemargin.dropin.training_warnings import MarginWarning
+from largemargin.errors import LargeMarginError
+
+
+def training_batches(config: RunConfig, data: Data, processes: Processes) -> Batches:
+    """This process's part of the training images, at least two of them in every step."""
+    images, world = len(data.train), processes.world
+    least = 2 * world  # batch normalisation cannot train on a single image
+    if images < least:
+        raise LargeMarginError(
+            f"training needs at least two images for each process, {least} in all, but got "
+            f"{images} (processes: {world}). Give more images, a smaller data.validation, or use "
+            "fewer processes."
+        )
+    if config.batch_size < least:
+        raise LargeMarginError(
+            f"batch_size is that of all processes together and must leave each of them two images, "
+            f"but {config.batch_size} was given for {world} processes. Give {least} or more."
+        )
+    return Batches(
+        data.train,
+        config.batch_size,
+        device=processes.device,
+        seed=config.seed,
+        augment=data.augment,
+        rank=processes.rank,
+        world=world,
+        workers=config.data.workers,
+        drop_last=0 < images % config.batch_size < least,
+    )
+
+
+MOST = 64
+"""Names that are written down."""
+
+
+def suspects(batches: Batches, epoch: int, step: int) -> list[str]:
+    """Names of samples whose images are not finite; where all are, those of the whole step.
+
+    A step of several processes is that of all of them.
+    """
+    samples, first = batches.samples, step * batches.batch_size
+    index = batches.order(epoch)[first : first + batches.batch_size]
+    if samples.pixels is not None and samples.pixels.is_floating_point():
+        broken = ~torch.isfinite(samples.pixels[index]).flatten(1).all(1)
+        index = index[broken] if bool(broken.any()) else index
+    return [str(samples.ids[number]) for number in index[:MOST].tolist()]
+
+
+def warn_untouched(criterion: Criterion) -> None:
+    """Say so where the last step had no gradient for the network below its head, to the last bit.
+
+    A hinge that is satisfied everywhere can do this, a network whose units all died of a learning
+    rate that is too high, and a compiler that loses a gradient.
+    """
+    head = {id(parameter) for parameter in criterion.layer.parameters()}
+    below = [
+        parameter
+        for parameter in criterion.model.parameters()
+        if parameter.requires_grad and id(parameter) not in head
+    ]
+    sizes = [parameter.grad.norm() for parameter in below if parameter.grad is not None]
+    if below and not (sizes and bool(torch.stack(sizes).any())):
+        warnings.warn(
+            f"the loss has no gradient for any of the {len(below)} parameters below the head: only "
+            "the head is trained. Every unit of a layer may be dead: lower optimizer.lr, or clip. "
+            "If the run is compiled and compile: false helps, tell us.",
+            MarginWarning,
+            stacklevel=2,
+        )
+
+
+Place = dict[str, Any]
+KEPT = "kept."
+
+
+@dataclass(frozen=True)
+class Paused:
+    """What a step needs of those before it, beside weights: sums of the epoch, random numbers."""
+
+    steps: int
+    """Done in the epoch."""
+    seconds: float
+    sums: dict[str, Any]
+    reported: int
+    """Bad steps that the journal knows of."""
+    kept: dict[str, Tensor]
+    """Buffers to go back to after a bad step."""
+    random: dict[str, Tensor]
+    """States of this process's generators; empty where another number of processes wrote them."""
+
+    def put_back(self, stream: RunRng, sums: Sums, snapshot: Snapshot, journal: Journal) -> None:
+        """Go on with these sums, and with the random numbers that would have come next."""
+        sums.restore(self.sums)
+        snapshot.put_back(self.kept)
+        journal.bad_steps = self.reported
+        if self.random:
+            stream.restore(self.random)
+
+
+def place_of(steps: int, seconds: float, sums: Sums, journal: Journal, world: int) -> Place:
+    """What a checkpoint says about the epoch that is under way."""
+    place = {"steps": steps, "seconds": seconds, "sums": sums.state()}
+    return {**place, "reported": journal.bad_steps, "processes": world}
+
+
+def tensors_of(snapshot: Snapshot, stream: RunRng, processes: Processes) -> dict[str, Tensor]:
+    """What it keeps as tensors: buffers to go back to, generators of all processes."""
+    kept = {f"{KEPT}{name}": each for name, each in snapshot.states().items()}
+    return {**kept, **processes.of_all(stream.states())}
+
+
+def paused_in(state: dict[str, Any], processes: Processes) -> Paused | None:
+    """The place that a checkpoint was written at; None at the end of an epoch."""
+    place = state.get("paused")
+    if place is None:
+        return None
+    # Other processes have other parts of the batches, so their numbers would fit nobody.
+    same = place["processes"] == processes.world
+    random = _named(state["tensors"], f"{processes.rank}.") if same else {}
+    kept = _named(state["tensors"], KEPT)
+    steps, seconds, sums = place["steps"], place["seconds"], place["sums"]
+    return Paused(steps, seconds, sums, place["reported"], kept, random)
+
+
+def _named(tensors: dict[str, Tensor], mark: str) -> dict[str, Tensor]:
+    return {name[len(mark) :]: each for name, each in tensors.items() if name.startswith(mark)}
+
+
+LOOK_EVERY = 50
+"""Steps between looks at what the device has added up."""
+
+
+class Trainer:
+    """Everything a run needs; :meth:`steps` trains, and pauses after every step.
+
+    Args:
+        config: of the run.
+        data: what it trains on.
+        journal: where it writes.
+        processes: this process among others.
+        on_epoch: called with every epoch's row; an exception from it ends the run.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        data: Data,
+        journal: Journal,
+        *,
+        processes: Processes,
+        on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.data = data
+        self.journal = journal
+        self.processes = processes
+        self.progress = Progress(shown=False)
+        self.on_epoch = on_epoch
+        self.device = processes.device
+        self.random = RunRng(self.device)
+        self.stop_requested = False
+        with self.random():
+            self._build()
+
+    def _build(self) -> None:
+        config, data = self.config, self.data
+        seed_all(config.seed, "init")
+        self.bare = build_model(
+            config.model,
+            len(data.classes),
+            channels=data.channels,
+            size=data.size,
+            mean=data.mean,
+            std=data.std,
+        ).to(self.device)
+        if self.device.type == "cuda":
+            self.bare = self.bare.to(memory_format=torch.channels_last)
+        self.batches = training_batches(config, data, self.processes)
+        total = config.epochs * len(self.batches)
+        counts = torch.bincount(data.train.labels, minlength=len(data.classes)).tolist()
+        self.criterion = attach(
+            self.bare,
+            objective_of(config.objective, counts),
+            layers=config.objective.layers,
+            schedule="preset" if config.objective.schedule == "preset" else None,
+            total_steps=total if config.objective.schedule == "preset" else None,
+            stepping="manual",
+            accumulate=config.noise.losses_per_step,
+        )
+        self._check_noise()
+        self.graphs = self._uses_graph()
+        parameters = [*self.bare.parameters(), *self.criterion.parameters()]
+        self.optimizer = make_optimizer(config.optimizer, parameters, on_device=self.graphs)
+        self.rate = LearningRate(
+            config.optimizer, epochs=config.epochs, steps_per_epoch=len(self.batches)
+        )
+        self.average = None if config.ema is None else Average(self.bare, config.ema)
+        self.sums = Sums(self.device, compiled=config.compile)
+        self.model, optimizer = self.processes.prepare(self.bare, self.optimizer)
+        self.step = Step(
+            self.model,
+            self.criterion,
+            optimizer,
+            noise=config.noise,
+            clip_norm=config.optimizer.clip_norm,
+            sums=self.sums,
+            average=self.average,
+            autocast=partial(autocast, config.precision, self.device),
+            backward=self.processes.backward,
+            scaler=self.processes.scaler,
+            compiled=config.compile and "inputs" not in needs_of(config.objective),
+            alone=self.processes.world == 1,
+        )
+        self.step.usual_size = config.batch_size // self.processes.world
+        self.graph = GraphStep(self.step, self.batches) if self.graphs else None
+        self.snapshot = Snapshot(self.bare, self.criterion, average=self.average)
+        self.scores = Scores(config, data, self.processes)
+        self.geometry = EpochGeometry(config, data, self.processes)
+        self.checkpoints = Checkpoints(self.journal.folder)
+        self.epoch, self.done = 0, 0
+        self.paused: Paused | None = None
+        self.in_epoch, self.epoch_started, self.epoch_seconds = 0, 0.0, 0.0
+        self.best: dict[str, Any] | None = None
+        self.best_model = deepcopy(self.bare) if self.data.validation else self.bare
+        self.best_is_new = False
+        self.waited = 0
+        self.seconds = 0.0
+
+    @property
+    def _world(self) -> int:
+        world: int = self.processes.world
+        return world
+
+    def _check_noise(self) -> None:
+        needs = needs_of(self.config.objective)
+        if ("noisy" in needs) != (self.config.noise.use == "pair"):
+            asked = f"the objective {self.config.objective.name!r} "
+            asked += "needs" if "noisy" in needs else "does not look at"
+            raise LargeMarginError(
+                f"{asked} pairs of clean and noisy images, but noise.use is "
+                f"{self.config.noise.use}. Use pair for robust_discriminative and stability, and "
+                "only for these."
+            )
+
+    def _uses_graph(self) -> bool:
+        config = self.config
+        reasons = {
+            "there is no CUDA device": self.device.type != "cuda",
+            "there are several processes": self._world > 1,
+            "fp16 has to rescale its loss on the host": config.precision == "fp16",
+            "the images are not held in device memory": self.batches.pixels is None,
+            "schedules of the loss change it on the host": config.objective.schedule != "none",
+            "there is no full batch": len(self.data.train) < config.batch_size,
+        }
+        against = [reason for reason, holds in reasons.items() if holds]
+        if config.graph == "on" and against:
+            raise LargeMarginError(
+                f"graph is on, but {against[0]}. Use graph: auto, which takes the plain path then."
+            )
+        return config.graph != "off" and not against
+
+    def resume(self) -> bool:
+        """Go on from the last checkpoint; False where there is none."""
+        found = self.checkpoints.find("last")
+        if found is None:
+            self.journal.cut(0)  # it may have been killed just before its first checkpoint
+            return False
+        state = self.checkpoints.load(
+            found,
+            model=self.bare,
+            criterion=self.criterion,
+            optimizer=self.optimizer,
+            average=self.average,
+        )
+        self.epoch, self.done = state["epoch"], state["steps"]
+        self.best, self.waited = state["best"], state["waited"]
+        self.seconds = state["seconds"]
+        if self.processes.scaler is not None and state.get("scaler"):
+            self.processes.scaler.load_state_dict(state["scaler"])
+        self.paused = paused_in(state, self.processes)
+        self.snapshot.keep()
+        self.journal.cut(self.done)
+        return True
+
+    def steps(self) -> Iterator[None]:
+        """Train to the end; after every step control goes back to the caller."""
+        while self.epoch < self.config.epochs and not self._out_of_patience():
+            yield from self._train_epoch()
+            self._end_epoch()
+
+    def _out_of_patience(self) -> bool:
+        return self.config.patience is not None and self.waited >= self.config.patience
+
+    def _train_epoch(self) -> Iterator[None]:
+        started = time.perf_counter()
+        self.bare.train()
+        with self.random():
+            # Random numbers depend on the epoch alone, so a resumed run draws the same.
+            seed_all(self.config.seed, self.epoch, self.processes.rank)
+        self.sums.clear()
+        first = 0
+        if self.paused is not None:
+            first, started = self.paused.steps, started - self.paused.seconds
+            self.paused.put_back(self.random, self.sums, self.snapshot, self.journal)
+            self.paused = None
+        self.epoch_started = started
+        work = partial(self._graph_steps, self.graph) if self.graph else self._plain_steps
+        for number, images in enumerate(work(first), first):
+            self.criterion.step()
+            self.sums.count(images * self._world)
+            self.done, self.in_epoch = self.done + 1, number + 1
+            if (number + 1) % LOOK_EVERY == 0 or number + 1 == len(self.batches):
+                self._look()
+            self.progress.step(images * self._world)
+            yield
+        self.seconds += time.perf_counter() - started
+        self.epoch_seconds = time.perf_counter() - started
+
+    def _plain_steps(self, first: int) -> Iterator[int]:
+        for batch in self.batches.epoch(self.epoch, first):
+            self.rate.set(self.optimizer, self.done)
+            with self.random():
+                self._one(batch.images, batch.labels)
+            yield len(batch.labels)
+
+    def _graph_steps(self, graph: GraphStep, first: int) -> Iterator[int]:
+        graph.begin(self.epoch)
+        for number in range(first, len(self.batches)):
+            self.rate.set(self.optimizer, self.done)
+            with self.random():
+                if self._measures_gradients():
+                    images, labels = graph.batch(number)
+                    self._one(images, labels)
+                    size = len(labels)
+                else:
+                    size = graph(number)
+            yield size
+
+    def _measures_gradients(self) -> bool:
+        every = self.config.gradients_every
+        return every > 0 and self.done % every == 0
+
+    def _one(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        """A plain step; from time to time with a look at what the terms pull at."""
+        if not self._measures_gradients():
+            self.step(images, labels)
+            return
+        self.criterion.measures_gradients = True
+        try:
+            self.step(images, labels, plain=True)
+        finally:
+            self.criterion.measures_gradients = False
+        self.journal.gradients(self.epoch, self.done, self.criterion)
+
+    def _look(self) -> None:
+        """Read the sums; after bad steps put back the buffers, after too many stop."""
+        seen = self.sums.read()
+        self.progress.show(seen)
+        if self.done == min(LOOK_EVERY, len(self.batches)) and not seen.bad:
+            warn_untouched(self.criterion)
+        if seen.bad > self.journal.bad_steps:
+            self.snapshot.restore()
+            samples = suspects(self.batches, self.epoch, seen.last_bad)
+            self.journal.report_bad(self.epoch, self.done, seen, samples)
+        elif seen.bad_in_a_row == 0:
+            self.snapshot.keep()
+        if seen.bad_in_a_row > self.config.max_bad_steps:
+            named = ", ".join(seen.bad_terms) or "the gradient"
+            saved = self.checkpoints.where() or "not there: no epoch was finished"
+            raise LargeMarginError(
+                f"{seen.bad_in_a_row} steps in a row were not finite ({named}), at step "
+                f"{self.done} with learning rate {self.rate.at(self.done):.3g}. Lower "
+                "optimizer.lr or optimizer.clip_norm, and look at the samples that metrics.jsonl "
+                f"names under bad_steps. The last good checkpoint is {saved}."
+            )
+
+    def _end_epoch(self) -> None:
+        row = {
+            "kind": "epoch",
+            "epoch": self.epoch,
+            "step": self.done,
+            "lr": self.rate.at(self.done - 1),
+            **self.sums.read().row(),
+            "validation": self._validate(),
+            "geometry": self.geometry.measured(self.evaluated()),
+            "seconds": self.epoch_seconds,
+            "images_per_s": self.sums.read().images / max(1e-9, self.epoch_seconds),
+        }
+        self.epoch += 1
+        self._compare(row)
+        self.journal.write(row)
+        last = self.epoch == self.config.epochs or self._out_of_patience()
+        if last or self.epoch % self.config.checkpoint_every == 0:
+            self._checkpoint(last)
+        self.progress.end_epoch(row)
+        if self.on_epoch is not None:
+            self.on_epoch(row)
+
+    def evaluated(self) -> nn.Module:
+        """The model that counts: the averaged one where there is one."""
+        return self.bare if self.average is None else self.average.model
+
+    def _validate(self) -> dict[str, float] | None:
+        self.processes.share_buffers(self.bare, self.evaluated())
+        return self.scores.validation(self.evaluated())
+
+    def images_per_s(self) -> float:
+        """Over the whole training, without evaluation."""
+        full = len(self.batches) * self.config.batch_size
+        images = min(len(self.data.train), full) * self.epoch
+        return images / max(1e-9, self.seconds)
+
+    def _compare(self, row: dict[str, Any]) -> None:
+        """Keep a copy of the model if it is better on the validation images than all before."""
+        if row["validation"] is None:
+            return
+        value = row["validation"][self.config.select]
+        score = -value if self.config.select == "loss" else value
+        score = -math.inf if math.isnan(score) else score
+        if self.best is not None and not score > self.best["score"]:
+            self.waited += 1
+            return
+        self.waited = 0
+        self.best = {"score": score, "epoch": row["epoch"], **row["validation"]}
+        # Made once, before anything is compiled; later only filled.
+        self.best_model.load_state_dict(self.evaluated().state_dict())
+        self.best_is_new = True
+
+    def pause(self) -> None:
+        """Write a checkpoint in the middle of an epoch, from which the run goes on as it would."""
+        seconds = time.perf_counter() - self.epoch_started
+        place = place_of(self.in_epoch, seconds, self.sums, self.journal, self._world)
+        tensors = tensors_of(self.snapshot, self.random, self.processes)
+        if self.processes.rank == 0:
+            self._write_checkpoint(f"step-{self.done:08d}", place, tensors)
+        self.processes.wait()
+
+    def _checkpoint(self, last: bool) -> None:
+        if self.processes.rank == 0:
+            self._write_checkpoint(f"epoch-{self.epoch:04d}", last=last)
+        self.best_is_new = False
+        self.processes.wait()
+
+    def _write_checkpoint(
+        self,
+        name: str,
+        place: dict[str, Any] | None = None,
+        paused: dict[str, torch.Tensor] | None = None,
+        last: bool = False,
+    ) -> None:
+        facts: dict[str, Any] = {"config": to_dict(self.config), "classes": self.data.classes}
+        scaler = self.processes.scaler
+        state = {
+            "epoch": self.epoch,
+            "steps": self.done,
+            "best": self.best,
+            "waited": self.waited,
+            "seconds": self.seconds,
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "paused": place,
+        }
+        best = None
+        if self.best_is_new or (last and self.best is None):
+            epoch = self.epoch if self.best is None else self.best["epoch"] + 1
+            model = self.evaluated() if self.best is None else self.best_model
+            best = f"best-{epoch:04d}"
+            self.checkpoints.write_best(best, {"best": self.best}, model=model, **facts)
+        # Written after the best one, which it refers to.
+        self.checkpoints.write_last(
+            name,
+            state,
+            model=self.bare,
+            criterion=self.criterion,
+            optimizer=self.optimizer,
+            average=self.average,
+            paused=paused,
+            best=best,
+            **facts,
+        )

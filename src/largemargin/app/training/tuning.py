@@ -1,0 +1,417 @@
+"""``tune``: a search for good settings on the validation images, with optuna.
+
+Trials of a search, as a CSV file and as text.
+"""
+
+import csv
+import io
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from largemargin.app.config import RunConfig
+from largemargin.app.data.load import Data, load_data
+from largemargin.app.training.config_file import from_dict, to_dict, write_config
+from largemargin.app.training.engine import Interrupted
+from largemargin.app.training.engine import train as train_run
+from largemargin.app.training.files import write_text
+from largemargin.app.training.runs import Run, pick_device
+from largemargin.app.training.search_space import (
+    Choice,
+    Dimension,
+    rounded,
+    search_space,
+    with_values,
+)
+from largemargin.errors import LargeMarginError, MissingPackage, check_choice, check_number
+from largemargin.measuring.predictions import harmless
+
+COUNTED = ("complete", "pruned", "diverged")
+"""States of trials that count towards a budget."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One try: what was set, how far it came, what it cost."""
+
+    number: int
+    state: str
+    """complete, pruned (stopped early), diverged, interrupted or running."""
+    value: float | None
+    """The validation result, as ``RunConfig.select`` says."""
+    epochs: int
+    seconds: float
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a search found."""
+
+    folder: Path
+    select: str
+    trials: tuple[Trial, ...]
+    best: RunConfig | None
+    """The settings of the best trial, ready for training; None while no trial is complete."""
+
+    @property
+    def finished(self) -> tuple[Trial, ...]:
+        """Trials that count towards the budget."""
+        return tuple(each for each in self.trials if each.state in COUNTED)
+
+    @property
+    def seconds(self) -> float:
+        return sum(trial.seconds for trial in self.trials)
+
+    @property
+    def best_trial(self) -> Trial | None:
+        done = [each for each in self.trials if each.state == "complete" and each.value is not None]
+        sign = -1 if self.select == "loss" else 1
+        return max(done, key=lambda trial: sign * (trial.value or 0.0), default=None)
+
+    def __str__(self) -> str:
+        return summary(self)
+
+
+def write_csv(path: Path, tuning: Tuning) -> None:
+    names = list(dict.fromkeys(name for trial in tuning.trials for name in trial.settings))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    heads = ["trial", "state", f"validation_{tuning.select}", "epochs", "seconds"]
+    writer.writerow([*heads, *map(harmless, names)])
+    for trial in tuning.trials:
+        settings = [_cell(trial.settings.get(name)) for name in names]
+        value = "" if trial.value is None else trial.value
+        seconds = f"{trial.seconds:.2f}"
+        writer.writerow([trial.number, trial.state, value, trial.epochs, seconds, *settings])
+    write_text(path, text.getvalue())
+
+
+def _cell(value: Any) -> Any:
+    if value is None or isinstance(value, int | float):
+        return "" if value is None else value
+    return harmless(str(value))
+
+
+def summary(tuning: Tuning) -> str:
+    """How many trials there were, and what the best one is."""
+    counts = {state: sum(t.state == state for t in tuning.trials) for state in COUNTED}
+    spent = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    lines = [f"{len(tuning.finished)} trials ({spent}) in {tuning.seconds:.0f} s of training"]
+    best, first = tuning.best_trial, tuning.trials[0] if tuning.trials else None
+    if best is None:
+        return "\n".join([*lines, "No trial is complete, so there is no best one."])
+    lines.append(f"best: trial {best.number}, validation {_score(tuning.select, best.value)}")
+    lines += [f"  {path:<32} {shown(value)}" for path, value in best.settings.items()]
+    if first is not None and first.value is not None and first is not best:
+        lines.append(
+            f"as given (trial {first.number}): validation {_score(tuning.select, first.value)}"
+        )
+    return "\n".join(lines)
+
+
+def _score(select: str, value: float | None) -> str:
+    if value is None:
+        return "none"
+    return f"{select} {value:.4f}" if select == "loss" else f"{select} {100 * value:.2f} %"
+
+
+def line(trial: Trial, select: str) -> str:
+    """A trial in a line: how it ended, and with what settings."""
+    ends = {"complete": "", "pruned": ", stopped early", "diverged": ", diverged"}
+    end = ends.get(trial.state, f", {trial.state}")
+    settings = ", ".join(f"{short(path)} {shown(value)}" for path, value in trial.settings.items())
+    epochs = f"{trial.epochs} epoch{'' if trial.epochs == 1 else 's'}"
+    return f"{_score(select, trial.value)} after {epochs}{end} ({settings})"
+
+
+def short(path: str) -> str:
+    return path.removeprefix("optimizer.").removeprefix("objective.")
+
+
+def shown(value: Any) -> str:
+    return "none" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+Pruner: TypeAlias = Literal["median", "asha", "none"]
+PRUNERS: tuple[Pruner, ...] = ("median", "asha", "none")
+UNTRIED = 5
+"""Trials before the median says anything."""
+
+STUDY, BEST, TRIALS, FOLDERS = "study.log", "best.yaml", "trials.csv", "trials"
+MISSING = "tuning needs optuna. Install it: pip install 'largemargin[tune]'"
+
+
+def tune(
+    config: RunConfig,
+    *,
+    folder: str | Path,
+    trials: int = 20,
+    study: str = "largemargin",
+    storage: str | None = None,
+    space: Mapping[str, Any] | None = None,
+    pruner: Pruner = "median",
+    data: Data | None = None,
+    progress: bool = True,
+    train: Callable[..., Any] = train_run,
+    say: Callable[[str], None] = print,
+) -> Tuning:
+    """Try settings until ``trials`` of them are finished, and write the best to ``best.yaml``.
+
+    The first trial is the configuration as it is. Trials that look worse than others at the same
+    epoch are stopped early and count. The test images are taken away before the first trial. A
+    search that was interrupted continues when it is called again with the same folder.
+
+    Args:
+        config: what is tuned; its ``select`` says what a good validation result is.
+        folder: of the study: ``study.log``, ``trials.csv``, ``best.yaml``, runs in ``trials``.
+        trials: finished trials to reach, those of earlier calls included.
+        study: name of the study in its storage.
+        storage: URL of a database that many machines share, as ``postgresql://...``; default the
+            file ``study.log`` in the folder.
+        space: changes of the search space, see :func:`search_space`.
+        pruner: median, asha (asynchronous successive halving) or none.
+        data: loaded already; default ``load_data(config.data)``.
+        progress: show a progress bar for every trial.
+        train: the function that trains.
+        say: where a line about every trial goes.
+    """
+    searched, now, whole = checked_search(
+        config, trials=trials, space=space, pruner=pruner, data=data
+    )
+    loaded = without_test(whole)
+    import optuna
+
+    place = Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    opened = _open_study(optuna, config, place, study, storage, searched, pruner)
+    tried = [trial for trial in opened.trials if _state(trial) in (*COUNTED, "waiting")]
+    if not any(trial.user_attrs.get("given") for trial in tried):
+        opened.enqueue_trial(now, user_attrs={"given": True})
+    search = _Search(optuna, config, place, searched, loaded, progress, train)
+    while len(_finished(opened)) < trials:
+        opened.optimize(search, n_trials=1)
+        found = _write(place, config, opened)
+        last = found.trials[-1]
+        told = f"{len(found.finished):>4} of {trials}, trial {last.number}"
+        say(f"{told}: {line(last, config.select)}")
+    return _write(place, config, opened)
+
+
+def checked_search(
+    config: RunConfig,
+    *,
+    trials: int,
+    space: Mapping[str, Any] | None,
+    pruner: Pruner = "median",
+    data: Data | None = None,
+) -> tuple[dict[str, Dimension], dict[str, Any], Data]:
+    """What :func:`tune` would search, where it would begin, and the data.
+
+    Raises:
+        LargeMarginError: where it could not begin; nothing is written.
+    """
+    check_number("trials", trials, at_least=1)
+    check_choice("pruner", pruner, PRUNERS)
+    if find_spec("optuna") is None:
+        raise MissingPackage(MISSING)
+    pick_device(config.device)
+    loaded = data or load_data(config.data)
+    without_test(loaded)
+    counts = torch.bincount(loaded.train.labels, minlength=len(loaded.classes)).tolist()
+    searched, now = search_space(config, class_counts=counts, changes=space)
+    return searched, now, loaded
+
+
+def without_test(data: Data) -> Data:
+    """The same data with nothing in it that a search must not see."""
+    if data.validation is None or len(data.validation) == 0:
+        raise LargeMarginError(
+            "tuning compares settings on validation images, but there are none. Set "
+            "data.validation, for example to 0.1."
+        )
+    return replace(data, test=None, query=None, gallery=None)
+
+
+class _Search:
+    """The function optuna calls with every trial."""
+
+    def __init__(
+        self,
+        optuna: Any,
+        config: RunConfig,
+        folder: Path,
+        space: dict[str, Dimension],
+        data: Data,
+        progress: bool,
+        train: Callable[..., Any],
+    ) -> None:
+        self.optuna = optuna
+        self.config = config
+        self.folder = folder
+        self.space = space
+        self.data = data
+        self.progress = progress
+        self.train = train
+
+    def __call__(self, trial: Any) -> float:
+        values = {path: rounded(_suggest(trial, path, each)) for path, each in self.space.items()}
+        config = replace(
+            with_values(self.config, values), name=f"trial-{trial.number:04d}", measure=False
+        )
+        trial.set_user_attr("config", to_dict(config))
+        folder = self.folder / FOLDERS / f"{trial.number:04d}"
+        shutil.rmtree(folder, ignore_errors=True)
+        started = time.perf_counter()
+
+        def after_epoch(row: dict[str, Any]) -> None:
+            epochs = row["epoch"] + 1
+            trial.report(row["validation"][self.config.select], row["epoch"])
+            trial.set_user_attr("epochs", epochs)
+            if epochs < config.epochs and trial.should_prune():
+                raise self.optuna.TrialPruned
+
+        try:
+            run = self.train(
+                config, folder=folder, data=self.data, progress=self.progress, on_epoch=after_epoch
+            )
+            value = float(run.result["validation"][self.config.select])
+            if run.failure is not None or value != value:
+                self._diverged(trial)
+            return value
+        except Interrupted:
+            trial.set_user_attr("interrupted", True)
+            raise
+        except LargeMarginError:
+            if not _stopped_by_bad_steps(folder, config):
+                raise
+            self._diverged(trial)
+        finally:
+            trial.set_user_attr("seconds", time.perf_counter() - started)
+            # A study of a hundred trials need not fill the disk: best.yaml trains it again.
+            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        raise AssertionError("a diverged trial is pruned")
+
+    def _diverged(self, trial: Any) -> None:
+        trial.set_user_attr("diverged", True)
+        raise self.optuna.TrialPruned
+
+
+def _stopped_by_bad_steps(folder: Path, config: RunConfig) -> bool:
+    rows = Run(folder).metrics("bad_steps")
+    return bool(rows) and rows[-1]["in_a_row"] > config.max_bad_steps
+
+
+def _suggest(trial: Any, path: str, dimension: Dimension) -> Any:
+    if isinstance(dimension, Choice):
+        return trial.suggest_categorical(path, list(dimension.values))
+    return trial.suggest_float(path, dimension.low, dimension.high, log=dimension.log)
+
+
+def _open_study(
+    optuna: Any,
+    config: RunConfig,
+    folder: Path,
+    name: str,
+    storage: str | None,
+    space: dict[str, Dimension],
+    pruner: Pruner,
+) -> Any:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    opened = optuna.create_study(
+        study_name=name,
+        storage=storage or _journal(optuna, folder / STUDY),
+        direction="minimize" if config.select == "loss" else "maximize",
+        pruner=_pruner(optuna, pruner, config.epochs),
+        load_if_exists=True,
+    )
+    # A seeded sampler that starts anew would draw what it drew before.
+    opened.sampler = optuna.samplers.TPESampler(seed=config.seed + len(opened.trials))
+    described = {"config": _compared(config), "space": {key: repr(space[key]) for key in space}}
+    known = opened.user_attrs.get("tunes")
+    if known is None:
+        opened.set_user_attr("tunes", described)
+    elif known != described:
+        raise LargeMarginError(
+            f"the study {name!r} in {storage or folder} searches something else: "
+            f"{_first_difference(known, described)}. Trials of one study must be comparable; "
+            "choose another folder or another --study name."
+        )
+    return opened
+
+
+def _journal(optuna: Any, path: Path) -> Any:
+    from optuna.storages.journal import JournalFileBackend
+
+    return optuna.storages.JournalStorage(JournalFileBackend(str(path)))
+
+
+def _pruner(optuna: Any, name: Pruner, epochs: int) -> Any:
+    if name == "median":
+        # The first tenth of a run says little about its end.
+        return optuna.pruners.MedianPruner(n_startup_trials=UNTRIED, n_warmup_steps=epochs // 10)
+    if name == "asha":
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=max(1, epochs // 9))
+    return optuna.pruners.NopPruner()
+
+
+def _compared(config: RunConfig) -> dict[str, Any]:
+    """What must agree between calls; where runs lie and how they are shown need not."""
+    return to_dict(replace(config, out="", name="", trackers=(), device="auto"))
+
+
+def _first_difference(known: Any, given: Any, path: str = "") -> str:
+    if isinstance(known, dict) and isinstance(given, dict):
+        for key in {**known, **given}:
+            if known.get(key) != given.get(key):
+                return _first_difference(known.get(key), given.get(key), f"{path}.{key}".strip("."))
+    name = path.removeprefix("config.").removeprefix("space.")
+    return f"{name} is {known!r} there and {given!r} here"
+
+
+def _state(trial: Any) -> str:
+    if trial.user_attrs.get("diverged"):
+        return "diverged"
+    name: str = trial.state.name.lower()
+    return {"fail": "interrupted"}.get(name, name)
+
+
+def _finished(opened: Any) -> list[Any]:
+    return [trial for trial in opened.trials if _state(trial) in COUNTED]
+
+
+def _write(folder: Path, config: RunConfig, opened: Any) -> Tuning:
+    """``trials.csv`` and ``best.yaml`` of the study as it is now."""
+    rows = tuple(
+        Trial(
+            number=trial.number,
+            state=_state(trial),
+            value=trial.value if trial.value is not None else _last(trial.intermediate_values),
+            epochs=trial.user_attrs.get("epochs", 0),
+            seconds=trial.user_attrs.get("seconds", 0.0),
+            settings={path: rounded(value) for path, value in trial.params.items()},
+        )
+        for trial in opened.trials
+        if _state(trial) != "waiting"
+    )
+    tuning = Tuning(folder, config.select, rows, None)
+    best = tuning.best_trial
+    if best is not None:
+        found: RunConfig = from_dict(opened.trials[best.number].user_attrs["config"])
+        found = replace(
+            found, name=config.name, measure=config.measure, out=config.out, device=config.device
+        )
+        tuning = replace(tuning, best=found)
+        write_config(found, folder / BEST)
+    write_csv(folder / TRIALS, tuning)
+    return tuning
+
+
+def _last(values: dict[int, float]) -> float | None:
+    return values[max(values)] if values else None

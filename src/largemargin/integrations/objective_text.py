@@ -1,0 +1,205 @@
+"""Objectives by name or class, filled in with what the data say: classes, width, counts."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from difflib import get_close_matches
+from inspect import Parameter
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from largemargin.errors import LargeMarginError
+from largemargin.losses import LOSSES
+from largemargin.losses.base.constructor_arguments import arguments_of, wrong_arguments
+from largemargin.losses.base.loss import Loss
+from largemargin.losses.base.objective import Objective
+
+PENALTIES = frozenset(
+    {
+        "center",
+        "centroid_margin",
+        "centroid_norm",
+        "compactness",
+        "discriminative",
+        "rival_divergence",
+        "sample_margin",
+        "stability",
+        "stable_discriminative",
+        "super_symmetry",
+        "zero_centroid",
+    }
+)
+"""Terms that shape features but do not classify: by name they come with a cross entropy."""
+
+SOFTMAX = "softmax"
+"""Another name for cross entropy, and the name of its term."""
+
+TERM = re.compile(r"^(?:(?P<weight>[0-9.eE+-]+)\s*\*\s*)?(?P<name>[A-Za-z_][A-Za-z_0-9]*)$")
+
+
+class Term(NamedTuple):
+    """A loss of a sum that is given as text."""
+
+    name: str
+    weight: float
+    settings: dict[str, Any]
+
+
+def objective_for(
+    given: Any,
+    params: Mapping[str, Any] | None = None,
+    class_counts: Sequence[int] | None = None,
+) -> Any:
+    """What ``lm.attach`` takes, from names of ``lm.LOSSES``, a class, a module or a function.
+
+    Modules are copied, so that a fit leaves the given one as it was. Names and classes are built
+    when the number of classes C and the feature dimension are known: ``num_classes`` and ``dim``
+    are filled in, ``class_counts="auto"`` (and LDAM without counts) gets ``class_counts``. By name,
+    alone or in a sum as ``"cosface + 0.5*sample_margin"``, a loss on cosines has ``scale="auto"``
+    instead of the 64 of face recognition, and penalties come with a cross entropy.
+    """
+    settings = dict(params or {})
+    if isinstance(given, str):
+        return sum_builder(parse_sum(given, settings), class_counts)
+    if isinstance(given, type) and issubclass(given, Loss):
+        return lambda num_classes, dim: build_loss(given, settings, num_classes, dim, class_counts)
+    if isinstance(given, nn.Module):
+        if settings:
+            raise LargeMarginError(
+                f"objective is a {type(given).__name__} already, so its settings "
+                f"{sorted(settings)} cannot be changed. Give its name or class instead, or set "
+                "them where it is made."
+            )
+        return deepcopy(given)
+    if callable(given) and not settings:
+        # As it is: a preset also tells attach about its schedule. It may want the counts.
+        counted = getattr(given, "with_counts", None)
+        return given if counted is None or class_counts is None else counted(class_counts)
+    if callable(given):
+        return lambda num_classes, dim: given(num_classes, dim, **settings)
+    raise LargeMarginError(
+        "objective must be a name of lm.LOSSES, a loss or Objective, or a function (num_classes, "
+        f"dim) that makes one, but {given!r} was given."
+    )
+
+
+def parse_sum(text: str, settings: Mapping[str, Any]) -> list[Term]:
+    """The terms of a sum of names; one of penalties gets a cross entropy.
+
+    Args:
+        text: names of ``lm.LOSSES``, with a weight before them if wanted.
+        settings: of the only term, or of each by its name.
+    """
+    terms = [_term(part, text) for part in _parts(text)]
+    names = [name for name, _ in terms]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise LargeMarginError(f"the objective {text!r} has {twice[0]} twice.")
+    by_term = _settings_by_term(text, settings, names)
+    if all(name in PENALTIES for name in names):
+        terms.insert(0, ("cross_entropy", 1.0))
+    return [Term(name, weight, by_term.get(name, {})) for name, weight in terms]
+
+
+def _parts(text: str) -> list[str]:
+    # A plus between terms, not that of an exponent as in 1e+2*cosface.
+    parts = [part.strip() for part in re.split(r"(?<![eE])\+", text)]
+    if not all(parts):
+        raise LargeMarginError(
+            f"the objective {text!r} has an empty term. Write, for example, "
+            "'cross_entropy + 0.5*sample_margin'."
+        )
+    return parts
+
+
+def _term(part: str, whole: str) -> tuple[str, float]:
+    match = TERM.match(part)
+    try:
+        weight = float(match["weight"] or 1.0) if match else 0.0
+    except ValueError:
+        match = None
+    if match is None:
+        raise LargeMarginError(
+            f"cannot read the term {part!r} of the objective {whole!r}. A term is a name of "
+            "`largemargin list`, with a weight before it if wanted: '0.5*sample_margin'."
+        )
+    name = "cross_entropy" if match["name"] == SOFTMAX else match["name"]
+    loss_named(name)
+    return name, weight
+
+
+def _settings_by_term(
+    text: str, settings: Mapping[str, Any], names: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Settings are those of the only term, or grouped by term: ``{cosface: {margin: 0.2}}``."""
+    given = {("cross_entropy" if k == SOFTMAX else k): v for k, v in settings.items()}
+    known = {*names, "cross_entropy"}
+    grouped = {key for key, value in given.items() if key in known and isinstance(value, Mapping)}
+    if grouped == given.keys():
+        return {name: dict(value) for name, value in given.items()}
+    if len(names) == 1 and not grouped:
+        return {names[0]: given}
+    wrong = sorted(given.keys() - grouped)[0]
+    raise LargeMarginError(
+        f"the settings of the objective have {wrong!r}, but {text!r} has the terms "
+        f"{', '.join(names)}. Group settings by term: {{{names[0]}: {{...}}}}."
+    )
+
+
+def sum_builder(
+    terms: Sequence[Term], class_counts: Sequence[int] | None
+) -> Callable[[int, int], Objective]:
+    """The function ``(num_classes, dim) -> Objective`` that ``attach`` calls."""
+
+    def build(num_classes: int, dim: int) -> Objective:
+        built: dict[str, Any] = {}
+        for term in terms:
+            kind, settings = loss_named(term.name), term.settings
+            if kind.head_similarity == "cosine":
+                settings = {"scale": "auto", **settings}
+            loss = build_loss(kind, settings, num_classes, dim, class_counts)
+            label = SOFTMAX if term.name == "cross_entropy" else term.name
+            built[label] = loss if term.weight == 1.0 else term.weight * loss
+        return Objective(**built)
+
+    return build
+
+
+def build_loss(
+    kind: type[Loss],
+    settings: Mapping[str, Any],
+    num_classes: int,
+    dim: int,
+    class_counts: Sequence[int] | None,
+) -> Loss:
+    """``kind(**settings)`` with the number of classes, the dimension and counts filled in."""
+    known = arguments_of(kind)
+    if not settings.keys() <= known.keys():
+        raise wrong_arguments(kind, settings)
+    filled = dict(settings)
+    for name, value in (("num_classes", num_classes), ("dim", dim)):
+        if name in known:
+            filled.setdefault(name, value)
+    if "class_counts" in known:
+        required = known["class_counts"].default is Parameter.empty
+        asked = filled.get("class_counts", "auto" if required else None)
+        if isinstance(asked, str):
+            if asked != "auto" or class_counts is None:
+                raise LargeMarginError(
+                    f"class_counts of {kind.__name__} must be the number of training samples of "
+                    f"each class, but {asked!r} was given and there are no labels to count. Pass "
+                    "them: class_counts=torch.bincount(labels).tolist()."
+                )
+            filled["class_counts"] = list(class_counts)
+    return kind(**filled)
+
+
+def loss_named(name: str) -> type[Loss]:
+    """A loss class by its name in ``lm.LOSSES``; a wrong name is answered with close ones."""
+    if name not in LOSSES:
+        close = get_close_matches(name, LOSSES, n=3, cutoff=0.4) or sorted(LOSSES)
+        raise LargeMarginError(
+            f"objective {name!r} is no name of lm.LOSSES. Closest: {', '.join(close)}."
+        )
+    return LOSSES[name]

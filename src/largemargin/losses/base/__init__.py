@@ -1,0 +1,1 @@
+"""What every loss is built from: ``Loss``, ``Objective``, schedules and shared pieces."""

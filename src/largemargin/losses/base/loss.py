@@ -1,0 +1,558 @@
+"""``Loss``: the module around a pure per-sample function, with the options all losses share.
+
+The options that every loss has, and what a sum of losses returns.
+
+``check_finite`` beyond the inputs: no value and no gradient of a loss is NaN or infinite.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Never,
+    Self,
+    TypeAlias,
+    TypedDict,
+)
+
+import torch
+from torch import Tensor, nn
+
+from largemargin.errors import (
+    LargeMarginError,
+    check_all_finite,
+    check_choice,
+    check_inputs,
+    check_labels,
+    check_length,
+    check_matrix,
+    check_num_classes,
+    check_number,
+    check_same_device,
+    check_sample_weight,
+    plain_eager,
+    refuse_script,
+    value_range,
+    whole_number,
+)
+from largemargin.heads.centroid_bank import exact_buffers
+from largemargin.heads.head_spec import HeadSpec
+from largemargin.losses.base.class_counts import ldam_margins
+from largemargin.losses.base.constructor_arguments import (
+    check_call,
+    constructor_repr,
+    wrong_arguments,
+)
+from largemargin.losses.base.scale import auto_scale
+from largemargin.losses.base.terms import class_vector, drawn_matrix, require
+from largemargin.ops.class_stats import IMPLS, ComputeOptions, Impl
+from largemargin.ops.distributed import all_reduce_sum, world_size
+from largemargin.ops.matmul import PRECISIONS, Precision
+from largemargin.ops.norms import promote
+from largemargin.ops.scheduled_values import current
+
+if TYPE_CHECKING:
+    from largemargin.losses.base.objective import Objective
+
+Reduction: TypeAlias = Literal["mean", "sum", "none"]
+REDUCTIONS: tuple[Reduction, ...] = ("mean", "sum", "none")
+
+
+class LossOptions(TypedDict, total=False):
+    """Keyword options of every loss; :class:`largemargin.Loss` says what they mean."""
+
+    weight: Tensor | Sequence[float] | None
+    ignore_index: int | None
+    label_smoothing: float
+    reduction: Reduction
+    sync: bool
+    impl: Impl
+    precision: Precision | None
+    validate: bool | None
+    check_finite: bool
+
+
+class LossValue(NamedTuple):
+    """A loss and the named terms it is the weighted sum of."""
+
+    total: Tensor
+    terms: dict[str, Tensor]
+
+    def backward(self) -> None:
+        """Of the total, for loops that call it on whatever a loss returns."""
+        self.total.backward()  # type: ignore[no-untyped-call]
+
+
+WATCHED = ("features", "prototypes", "noisy", "logits", "bias")
+"""Arguments that gradients go to. Inputs and layers belong to a network: it has its own graph."""
+
+
+def watch(loss: nn.Module) -> None:
+    """From now on this loss raises where its value or a gradient it sends back is not finite.
+
+    Finite inputs may be too large for their dtype: a product of two float32 numbers of 1e20 is
+    infinite. Looks at values after every call, which waits for the device; not in compiled code.
+    """
+    loss.register_forward_pre_hook(_watched, with_kwargs=True)
+    loss.register_forward_hook(_checked, with_kwargs=True)
+
+
+def _named(loss: Any, given: tuple[Any, ...], options: dict[str, Any]) -> tuple[str, ...]:
+    """What the arguments of this call are called."""
+    by_name = sum(name in options for name in loss.needs)
+    alone = loss.takes_logits and len(given) + by_name < len(loss.needs)
+    return ("logits", "labels") if alone else tuple(loss.needs)
+
+
+def _watched(
+    loss: Any, given: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    if torch.compiler.is_compiling() or "logits" in loss.needs:
+        return None
+    names = _named(loss, given, options)
+    seen = [_view(loss, name, each) for name, each in zip(names, given[: len(names)], strict=False)]
+    named = {name: _view(loss, name, each) for name, each in options.items()}
+    return (*seen, *given[len(names) :]), named
+
+
+def _view(loss: nn.Module, name: str, given: Any) -> Any:
+    """The tensor itself for everybody but the backward pass."""
+    if name not in WATCHED or not isinstance(given, Tensor) or not given.requires_grad:
+        return given
+    if not torch.is_grad_enabled():
+        return given
+    # A hook on the tensor itself would stay there: parameters live longer than a step.
+    view = given.view_as(given)
+
+    def look(gradient: Tensor) -> None:
+        bad = ~torch.isfinite(gradient)
+        if bool(bad.any()):
+            row = int(bad.reshape(len(bad), -1).any(dim=1).int().argmax())
+            raise LargeMarginError(
+                f"the gradient of {type(loss).__name__} on {name} is not finite in row {row}, "
+                f"though the loss is. {_limits(given)}"
+            )
+
+    view.register_hook(look)  # type: ignore[no-untyped-call]
+    return view
+
+
+def _checked(loss: Any, given: tuple[Any, ...], options: dict[str, Any], value: Tensor) -> None:
+    if torch.compiler.is_compiling() or bool(torch.isfinite(value).all()):
+        return
+    named = {**dict(zip(_named(loss, given, options), given, strict=False)), **options}
+    sizes = ", ".join(
+        f"{name} {float(each.detach().abs().max()):.3g}"
+        for name, each in named.items()
+        if name in WATCHED and isinstance(each, Tensor) and each.numel()
+    )
+    raise LargeMarginError(
+        f"{type(loss).__name__} is not finite, though its inputs are: the largest entries are "
+        f"{sizes or 'in the parameters'}. {_limits(value)}"
+    )
+
+
+def _limits(tensor: Tensor) -> str:
+    kind = str(tensor.dtype).removeprefix("torch.")
+    wider = "float64" if tensor.dtype in (torch.float32, torch.float64) else "float32"
+    return (
+        f"Numbers of {kind} end at {torch.finfo(tensor.dtype).max:.3g}. Normalise or scale the "
+        f"features, lower the learning rate, or compute in {wider}."
+    )
+
+
+class Summand:
+    """What can be added up: losses, weighted ones and objectives."""
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        if args or settings:  # copies are made without any, and filled in afterwards
+            check_call(cls, args, settings)
+        return super().__new__(cls)
+
+    def __add__(self, other: "Summand") -> "Objective":
+        from largemargin.losses.base.objective import added
+
+        return added(self, other) if isinstance(other, Summand) else NotImplemented
+
+    def __radd__(self, other: object) -> Any:
+        return self if other == 0 else NotImplemented  # what sum() begins with
+
+
+class Weighted(Summand, nn.Module):
+    """``weight * loss``, as an ``Objective`` takes it."""
+
+    def __init__(self, loss: "Loss", weight: float) -> None:
+        super().__init__()
+        check_number("the weight of a loss", weight)
+        self.loss = loss
+        self.weight = weight
+
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        """The loss times its weight, called as the loss is."""
+        value: Tensor = self.loss(*inputs, **options)
+        return self.weight * value
+
+    def __mul__(self, factor: float) -> "Weighted":
+        check_number("the weight of a loss", factor)
+        return Weighted(self.loss, factor * self.weight)
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return f"{self.weight!r} * {self.loss!r}"
+
+
+class Loss(Summand, nn.Module):
+    r"""A per-sample loss :math:`\ell(x_n, c)` with weights, targets and a reduction around it.
+
+    Call it as ``loss(features, prototypes, labels)``; losses that only see logits also as
+    ``loss(logits, labels)``. ``prototypes`` is a (C, D) tensor or a module that holds one as
+    ``weight``: an ``nn.Linear``, a ``ClassHead``. Labels are (N,) integers, or (N, C) soft targets
+    t, for which :math:`\ell_n = \sum_c t_{nc}\,\ell(x_n, c)`: a margin applies to every class as
+    the target in turn.
+
+    Args:
+        weight: (C,) class weights. Hard labels: the mean is
+            :math:`\sum w_{y_n}\ell_n / \sum w_{y_n}`; soft targets: the weights multiply the
+            targets and the mean divides by N. These are torch's rules.
+        ignore_index: rows with this label contribute nothing, to no value, gradient, count or
+            denominator. Default -100, as in torch; None ignores nothing.
+        label_smoothing: :math:`\epsilon \in [0, 1]`; targets become
+            :math:`(1-\epsilon)t + \epsilon/C`.
+        reduction: "mean", "sum", or "none" for the weighted (N,) values.
+        sync: under torch.distributed, in training mode, sum numerator and denominator over the
+            processes with gradient, so that ragged or weighted batches give exactly the mean over
+            the joined batch. With equal batches and no weights DDP's averaging does that already.
+        impl: how the class statistics are computed: "auto", "dense", "chunked" or "triton".
+        precision: of the matrix products: "highest", "tf32", "bf16" or None.
+        validate: check label values; None means in eager mode on the CPU only.
+        check_finite: raise on NaN or infinity in inputs, in the value and in its gradients.
+
+    ``forward`` also takes ``sample_weight`` (N,): the mean then divides by the weights' sum. When
+    every row is ignored or the weights sum to 0, the value is 0 with zero gradients.
+    """
+
+    uses_bias: ClassVar[bool] = False
+    """Whether the head's bias enters the loss."""
+
+    needs: ClassVar[tuple[str, ...]] = ("features", "prototypes", "labels")
+    """What ``forward`` takes, in order; an ``Objective`` supplies these by name."""
+
+    takes_logits: ClassVar[bool] = False
+    """Whether ``loss(logits, labels)`` is a call too."""
+
+    head_similarity: ClassVar[str | None] = None
+    """How a classifier trained with this loss predicts; None: as its head does already."""
+
+    refuses: ClassVar[dict[str, str]] = {}
+    """Options this loss does not have, each with the reason: the docs' table is made from it."""
+
+    defaults: ClassVar[dict[str, Any]] = {}
+    """Common options whose default this loss changes."""
+
+    per_sample: Callable[..., Tensor]
+    """The pure function, (N,) values of ``(*inputs, targets)``; every loss defines it."""
+
+    weight: Tensor | None
+    class_margins: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        weight: Tensor | Sequence[float] | None = None,
+        ignore_index: int | None = -100,
+        label_smoothing: float = 0.0,
+        reduction: Reduction = "mean",
+        sync: bool = False,
+        impl: Impl = "auto",
+        precision: Precision | None = None,
+        validate: bool | None = None,
+        check_finite: bool = False,
+        **unknown: Never,
+    ) -> None:
+        super().__init__()
+        if unknown:
+            raise wrong_arguments(type(self), unknown)
+        check_choice("reduction", reduction, REDUCTIONS)
+        check_choice("impl", impl, IMPLS)
+        if precision is not None:
+            check_choice("precision", precision, PRECISIONS)
+        check_number("label_smoothing", label_smoothing, at_least=0, at_most=1)
+        ignore_index = whole_number("ignore_index", ignore_index)
+        self._refuse("weight", weight is not None)
+        self._refuse("label_smoothing", label_smoothing > 0)
+        self._refuse("ignore_index", ignore_index not in (-100, None))
+        self._refuse("reduction", reduction != "mean")
+        self._refuse("chunked", impl in ("chunked", "triton"))
+        self.register_buffer("weight", None if weight is None else class_vector("weight", weight))
+        self.ignore_index = ignore_index
+        self.label_smoothing = label_smoothing
+        self.reduction = reduction
+        self.sync = sync
+        self.impl: Impl = impl
+        self.precision: Precision | None = precision
+        self.validate = validate
+        self.check_finite = check_finite
+        if check_finite:
+            watch(self)
+
+    def forward(
+        self,
+        features: Tensor,
+        prototypes: Tensor | nn.Module,
+        labels: Tensor | None = None,
+        *,
+        bias: Tensor | None = None,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
+        inputs: tuple[Tensor, ...]
+        if labels is None:
+            if not self.takes_logits or not isinstance(prototypes, Tensor):
+                raise LargeMarginError(
+                    f"{type(self).__name__} is called with (features, prototypes, labels), but "
+                    "two of them were given. Prototypes are the class vectors: the last nn.Linear "
+                    "of the model, an lm.ClassHead or a (C, D) tensor. lm.attach(model, loss) "
+                    "makes a criterion of (outputs, labels)."
+                )
+            if bias is not None:
+                raise LargeMarginError(
+                    "bias was given beside logits, which contain it already. Pass (features, "
+                    "prototypes, labels, bias=...) or leave bias out."
+                )
+            inputs, labels = (features,), prototypes
+            check_matrix("logits", features, "(N, C)")
+            num_classes = features.shape[1]
+            logit_options: dict[str, Any] = {}
+        else:
+            matrix, logit_options = self._open(prototypes, bias)
+            check_matrix("prototypes", matrix, "(C, D)")
+            inputs = (features, matrix)
+            num_classes = matrix.shape[0]
+        return self._evaluate(
+            lambda *args: self.per_sample(*args, **logit_options),
+            inputs,
+            labels,
+            num_classes,
+            sample_weight,
+        )
+
+    def _evaluate(
+        self,
+        function: Callable[..., Tensor],
+        inputs: tuple[Tensor, ...],
+        labels: Tensor,
+        num_classes: int,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        """Options around ``function(*inputs, targets) -> (N,)``, by the rules of :class:`Loss`."""
+        self._refuse("soft_targets", isinstance(labels, Tensor) and labels.dim() == 2)
+        self._check(inputs, labels, num_classes, sample_weight)
+        labels = labels if labels.dim() == 2 else labels.long()
+        inputs, labels, ignored = self._drop_ignored(inputs, labels)
+        check_labels(labels, inputs[0].shape[0], num_classes, validate=self.validate)
+        if self.check_finite:
+            check_all_finite(**self._named(inputs))
+        targets = self._targets(labels, num_classes, promote(inputs[0]).dtype)
+        values = function(*inputs, targets)
+        return self._reduce(values, labels, num_classes, ignored, sample_weight)
+
+    def _check(
+        self,
+        inputs: tuple[Tensor, ...],
+        labels: Tensor,
+        num_classes: int,
+        sample_weight: Tensor | None,
+    ) -> None:
+        """Shapes, dtypes and devices, before anything is computed; values are checked later."""
+        named = self._named(inputs)
+        check_same_device(**named, labels=labels, sample_weight=sample_weight, weight=self.weight)
+        if len(inputs) == 2:
+            check_inputs(*inputs, labels, validate=False)
+        else:
+            (first,) = named
+            check_matrix(first, inputs[0], "(N, C)" if first == "logits" else "(N, D)")
+            check_num_classes(num_classes)
+            check_labels(labels, inputs[0].shape[0], num_classes, of=first, validate=False)
+        self._refuse("sample_weight", sample_weight is not None)
+        check_sample_weight(sample_weight, inputs[0].shape[0])
+
+    def _named(self, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        """The inputs under the names that messages call them by."""
+        alone = "logits" if self.takes_logits or "logits" in self.needs else "features"
+        names = ("features", "prototypes") if len(inputs) == 2 else (alone,)
+        return dict(zip(names, inputs, strict=True))
+
+    def _open(
+        self, prototypes: Tensor | nn.Module, bias: Tensor | None
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """The matrix inside a prototype module, and what its logits look like."""
+        options: dict[str, Any] = {}
+        if isinstance(prototypes, Tensor):
+            matrix = prototypes
+        else:
+            matrix = drawn_matrix(prototypes)
+            bias = getattr(prototypes, "bias", None) if bias is None and self.takes_logits else bias
+            for name in ("similarity", "scale"):
+                if hasattr(prototypes, name):
+                    options[name] = getattr(prototypes, name)
+        if not self.takes_logits:
+            if bias is not None:
+                raise LargeMarginError(
+                    f"{type(self).__name__} has no bias: its logits are similarities of features "
+                    "and prototypes alone. Leave bias out."
+                )
+            return matrix, {}
+        for name in ("similarity", "scale"):
+            own = current(self, name)
+            if own is not None:
+                options[name] = own
+        return matrix, {"bias": bias, **options}
+
+    def _drop_ignored(
+        self, inputs: tuple[Tensor, ...], labels: Tensor
+    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
+        """Zero the ignored rows, so that not even a NaN in them reaches a gradient."""
+        if self.ignore_index is None or labels.dim() != 1:
+            return inputs, labels, None
+        if labels.device.type == "cpu" and plain_eager():
+            low, high = value_range(labels)
+            if not low <= self.ignore_index <= high:
+                return inputs, labels, None
+        ignored = labels == self.ignore_index
+        kept = inputs[0].masked_fill(ignored[:, None], 0)
+        return (kept, *inputs[1:]), labels.masked_fill(ignored, 0), ignored
+
+    def _targets(self, labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
+        """Hard labels where they suffice, otherwise (N, C) smoothed, class-weighted targets."""
+        if self.weight is not None:
+            check_length("weight", self.weight, num_classes, "one number per class")
+        soft = labels.dim() == 2
+        if not self.label_smoothing and not (soft and self.weight is not None):
+            return labels
+        if not soft:
+            index = labels.long().clamp(0, num_classes - 1)[:, None]
+            outside = (labels < 0) | (labels >= num_classes)
+            hot = torch.zeros(labels.shape[0], num_classes, dtype=dtype, device=labels.device)
+            labels = hot.scatter(1, index, 1.0).masked_fill(outside[:, None], torch.nan)
+        targets = (1 - self.label_smoothing) * labels + self.label_smoothing / num_classes
+        return targets if self.weight is None else targets * self.weight
+
+    def _reduce(
+        self,
+        values: Tensor,
+        labels: Tensor,
+        num_classes: int,
+        ignored: Tensor | None,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        share: Tensor | None = None
+        if self.weight is not None and labels.dim() == 1:
+            share = self.weight.to(values.dtype)[labels.long().clamp(0, num_classes - 1)]
+            if not self.label_smoothing:
+                values = values * share
+        if sample_weight is not None:
+            weights = sample_weight.to(values.dtype)
+            values = values * weights
+            share = weights if share is None else share * weights
+        if ignored is not None:
+            values = values.masked_fill(ignored, 0)
+            share = None if share is None else share.masked_fill(ignored, 0)
+        if self.reduction == "none":
+            return values
+        total = values.sum()
+        synced = self.sync and self.training and world_size() > 1
+        if synced:
+            total = all_reduce_sum(total)
+        if self.reduction == "sum":
+            return total
+        if share is not None:
+            count = share.sum()
+        elif ignored is not None:
+            count = (~ignored).sum()
+        elif synced:
+            count = total.new_tensor(float(values.shape[0]))
+        else:
+            return total / max(values.shape[0], 1)
+        if synced:
+            count = all_reduce_sum(count.to(total.dtype))
+        return total / (count.clamp_min(1) if share is None else torch.where(count == 0, 1, count))
+
+    def _keep(self, name: str, value: float | Tensor | Sequence[float] | None) -> None:
+        """Store a hyper-parameter; a tensor becomes a buffer, so that it moves and is saved."""
+        if not isinstance(value, Tensor | int | float | None):
+            # A list or an array, one number per class.
+            value = class_vector(name, value).to(torch.get_default_dtype())
+        if isinstance(value, Tensor):
+            self.register_buffer(name, value.detach().clone())
+        else:
+            setattr(self, name, value)
+
+    def _count_margins(
+        self, class_counts: Sequence[int] | Tensor | None, largest: float | Tensor
+    ) -> None:
+        """Margins per class from how many samples each has, or none."""
+        self.class_counts: list[int] | None = None
+        self._largest_margin, margins = largest, None
+        if class_counts is not None:
+            margins = ldam_margins(class_counts, max_margin=largest)
+            self.class_counts = torch.as_tensor(class_counts).tolist()
+        self.register_buffer("class_margins", margins)
+
+    def _set_largest_margin(self, largest: float | Tensor) -> None:
+        """Margins per class again, for another largest one."""
+        self._largest_margin = largest
+        shares = ldam_margins(self.class_counts or [], max_margin=1.0, dtype=torch.float64)
+        self.class_margins = (largest * shares).to(require(self.class_margins))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Loss":
+        with exact_buffers(self):  # class weights and margins too
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if getattr(self, "class_margins", None) is not None and self.class_counts is not None:
+            # Made again rather than converted: float64 gets all its digits.
+            self._set_largest_margin(self._largest_margin)
+        return self
+
+    def head_form(self, num_classes: int) -> HeadSpec | None:
+        """How a head must make its logits to predict as this loss trains; None: any way."""
+        similarity = self.head_similarity or getattr(self, "similarity", None)
+        if similarity is None:
+            return None
+        bias = self.takes_logits and similarity == "dot"
+        return HeadSpec(similarity, self.scale_for(num_classes), bias)
+
+    def scale_for(self, num_classes: int) -> float:
+        """The scale as a number: ``"auto"`` resolved for so many classes, 1 where there is none."""
+        scale: float | str | None = getattr(self, "scale", None)
+        automatic = isinstance(scale, str)
+        return float(auto_scale(num_classes, self.aligned_cosine()) if automatic else scale or 1)
+
+    def aligned_cosine(self) -> float | Tensor:
+        """What the margin leaves of the cosine of a feature on its prototype: psi(0)."""
+        return 1.0
+
+    @property
+    def how(self) -> ComputeOptions:
+        """The options a pure function passes on to the operator."""
+        return {
+            "impl": self.impl,
+            "precision": self.precision,
+            "validate": self.validate,
+            "check_finite": self.check_finite,
+        }
+
+    def _refuse(self, option: str, asked: bool) -> None:
+        if asked and option in self.refuses:
+            name = type(self).__name__
+            raise LargeMarginError(f"{name} does not support {option}: {self.refuses[option]}")
+
+    def __mul__(self, weight: float) -> "Weighted":
+        return Weighted(self, weight)
+
+    __rmul__ = __mul__
+    __prepare_scriptable__ = refuse_script
+
+    def __repr__(self) -> str:
+        return constructor_repr(self, Loss)

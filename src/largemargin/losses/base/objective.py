@@ -1,0 +1,206 @@
+"""``Objective``: named, weighted terms added up."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from largemargin.errors import LargeMarginError, refuse_script
+from largemargin.heads.head_spec import HeadSpec
+from largemargin.losses.base.loss import Loss, LossValue, Summand, Weighted
+from largemargin.ops.scheduled_values import followed
+from largemargin.ops.similarity import similarity_logits
+
+
+class Objective(Summand, nn.Module):
+    """A weighted sum of named losses: the paper's L = L_S + alpha L_compact + ...
+
+    Example:
+        >>> objective = Objective(softmax=CrossEntropy(), margin=0.5 * SampleMargin())
+        >>> value = objective(torch.eye(2), torch.eye(2), torch.tensor([0, 1]))
+        >>> sorted(value.terms)
+        ['margin', 'softmax']
+
+    A sum is one, with the names of ``LOSSES``:
+        >>> sorted((CrossEntropy() + 0.5 * SampleMargin()).terms)
+        ['sample_margin', 'softmax']
+
+    A factor before it is one before each term:
+        >>> (2 * (CrossEntropy() + 0.5 * SampleMargin())).weights
+        {'softmax': 2.0, 'sample_margin': 1.0}
+
+    Every loss takes what it needs from the call: features, prototypes and labels always; ``noisy``
+    features, ``inputs`` or ``layers`` when a term asks for them. ``logits`` are made from features
+    and prototypes when they are not given. The result is a ``LossValue``: ``total``, and ``terms``
+    with the unweighted value of each term (a composite term's parts as ``name.part``).
+    """
+
+    def __init__(self, **terms: Loss | Weighted) -> None:
+        super().__init__()
+        if not terms:
+            raise LargeMarginError(
+                "an Objective needs at least one term, as in Objective(softmax=CrossEntropy())."
+            )
+        self.terms = nn.ModuleDict()
+        self.weights: dict[str, float] = {}
+        for name, term in terms.items():
+            if isinstance(term, Weighted):
+                self.terms[name], self.weights[name] = term.loss, term.weight
+            elif isinstance(term, Loss):
+                self.terms[name], self.weights[name] = term, 1.0
+            else:
+                raise LargeMarginError(
+                    f"the term {name!r} must be a loss or `weight * loss`, but "
+                    f"{type(term).__name__} was given."
+                )
+            if self.terms[name].reduction == "none":
+                raise LargeMarginError(
+                    f'the term {name!r} has reduction="none"; terms of an Objective are added up, '
+                    'so give it "mean" or "sum".'
+                )
+
+    __prepare_scriptable__ = refuse_script
+
+    def forward(
+        self,
+        features: Tensor,
+        prototypes: Tensor | nn.Module,
+        labels: Tensor,
+        *,
+        bias: Tensor | None = None,
+        sample_weight: Tensor | None = None,
+        logits: Tensor | None = None,
+        noisy: Tensor | None = None,
+        inputs: Tensor | None = None,
+        layers: list[Tensor] | None = None,
+        own: Mapping[str, Mapping[str, Tensor]] | None = None,
+    ) -> LossValue:
+        """``own`` replaces arguments for single terms: ``{"center": {"features": hidden}}``."""
+        given: dict[str, Any] = {
+            "features": features,
+            "prototypes": prototypes,
+            "labels": labels,
+            "logits": logits,
+            "noisy": noisy,
+            "inputs": inputs,
+            "layers": layers,
+        }
+        total: Tensor | None = None
+        values: dict[str, Tensor] = {}
+        for name, loss in self.terms.items():
+            assert isinstance(loss, Loss)
+            if "logits" in loss.needs and given["logits"] is None:
+                given["logits"] = _logits(features, prototypes, bias)
+            mine = given if own is None else {**given, **own.get(name, {})}
+            arguments = [self._argument(name, needed, mine) for needed in loss.needs]
+            options: dict[str, Any] = {}
+            if loss.uses_bias and bias is not None:
+                options["bias"] = bias
+            if sample_weight is not None and loss.needs != ("prototypes",):
+                loss._refuse("sample_weight", True)
+                options["sample_weight"] = sample_weight
+            composite = getattr(loss, "named_terms", None)
+            if composite is not None:
+                value: LossValue = composite(*arguments, **options)
+                values |= {f"{name}.{part}": each for part, each in value.terms.items()}
+                term = value.total
+            else:
+                term = loss(*arguments, **options)
+                values[name] = term
+            weight = followed(self, name)
+            weighted = (self.weights[name] if weight is None else weight) * term
+            total = weighted if total is None else total + weighted
+        assert total is not None
+        return LossValue(total, values)
+
+    def head_form(self, num_classes: int, similarity: str | None = None) -> HeadSpec | None:
+        """How a head must make its logits to predict as these terms train; None: any way.
+
+        Terms may ask for one similarity at most, unless ``similarity`` says whose form counts.
+        """
+        forms: dict[str, HeadSpec] = {}
+        for name, loss in self.terms.items():
+            assert isinstance(loss, Loss)
+            form = loss.head_form(num_classes)
+            if form is not None and similarity in (None, form.similarity):
+                forms[name] = form
+        if len({form.similarity for form in forms.values()}) > 1:
+            listed = ", ".join(f"{name!r} {form.similarity}" for name, form in forms.items())
+            raise LargeMarginError(
+                f"the terms train classifiers of different geometry: {listed}. A model predicts "
+                "with one of them; say which: similarity=..."
+            )
+        return next(iter(forms.values()), None)
+
+    @property
+    def term_weights(self) -> dict[str, float]:
+        """What each reported term is multiplied by in the total."""
+        weights: dict[str, float] = {}
+        for name, loss in self.terms.items():
+            parts: dict[str, float] | None = getattr(loss, "part_weights", None)
+            if parts is None:
+                weights[name] = self.weights[name]
+            else:
+                weights |= {f"{name}.{part}": self.weights[name] * w for part, w in parts.items()}
+        return weights
+
+    def _argument(self, term: str, name: str, given: dict[str, Any]) -> Any:
+        value = given[name]
+        if value is None:
+            raise LargeMarginError(
+                f"the term {term!r} ({type(self.terms[term]).__name__}) needs {name}, which was "
+                f"not given. Call objective(features, prototypes, labels, {name}=...)."
+            )
+        return value
+
+    def __mul__(self, factor: float) -> "Objective":
+        return Objective(**{name: factor * term for name, term in _named(self).items()})
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        listed = ", ".join(
+            f"{name}={self.weights[name]!r} * {loss!r}" for name, loss in self.terms.items()
+        )
+        return f"Objective({listed})"
+
+
+def _logits(features: Tensor, prototypes: Tensor | nn.Module, bias: Tensor | None) -> Tensor:
+    if isinstance(prototypes, Tensor):
+        return similarity_logits(features, prototypes, bias=bias)
+    made: Tensor = prototypes(features)
+    return made
+
+
+def added(*summands: Summand) -> Objective:
+    """The objective of ``loss + 0.5 * loss``; terms are named as in ``LOSSES``."""
+    terms: dict[str, Loss | Weighted] = {}
+    for summand in summands:
+        for name, term in _named(summand).items():
+            if name in terms:
+                raise LargeMarginError(
+                    f"the sum has two terms that would be called {name!r}. Give them names of "
+                    "their own: Objective(first=..., second=...)."
+                )
+            terms[name] = term
+    return Objective(**terms)
+
+
+def _named(summand: Summand) -> dict[str, Loss | Weighted]:
+    if isinstance(summand, Objective):
+        parts = {name: loss for name, loss in summand.terms.items() if isinstance(loss, Loss)}
+        return {name: summand.weights[name] * loss for name, loss in parts.items()}
+    assert isinstance(summand, Loss | Weighted)
+    loss = summand.loss if isinstance(summand, Weighted) else summand
+    return {_name_of(type(loss)): summand}
+
+
+def _name_of(kind: type[Loss]) -> str:
+    from largemargin.losses import LOSSES
+    from largemargin.losses.cross_entropy import CrossEntropy
+
+    if kind is CrossEntropy:
+        return "softmax"
+    known = {each: name for name, each in LOSSES.items()}
+    return known.get(kind) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind.__name__).lower()

@@ -1,0 +1,176 @@
+"""Small pieces the per-sample functions share: statistics by call form, soft targets, margins."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from largemargin.errors import LargeMarginError, check_choice, check_length, check_number
+from largemargin.ops.class_stats import (
+    IMPLS,
+    ClassStats,
+    ComputeOptions,
+    Statistic,
+    class_stats,
+    stats_from_logits,
+)
+from largemargin.ops.matmul import PRECISIONS
+from largemargin.ops.similarity import SIMILARITIES
+
+
+def stats_of(
+    features: Tensor,
+    prototypes: Tensor,
+    labels: Tensor | None,
+    want: tuple[Statistic, ...],
+    *,
+    bias: Tensor | None,
+    similarity: str,
+    scale: float | Tensor,
+    how: Any,
+) -> tuple[ClassStats, Tensor]:
+    """Statistics and labels of a (features, prototypes, labels) or (logits, labels) call.
+
+    For losses that are made of differences of statistics: those of logits are relative.
+    """
+    if labels is not None:
+        stats = class_stats(
+            features,
+            prototypes,
+            labels,
+            bias=bias,
+            similarity=similarity,
+            scale=scale,
+            want=want,
+            **how,
+        )
+        return stats, labels
+    check_form(similarity, how)
+    if (impl := how.get("impl", "auto")) in ("chunked", "triton"):
+        raise LargeMarginError(
+            f'impl="{impl}" was asked for, but logits were given, so the (N, C) matrix exists '
+            "already. Pass (features, prototypes, labels) to avoid it."
+        )
+    checks = {name: how[name] for name in ("validate", "check_finite") if name in how}
+    stats = stats_from_logits(features, prototypes, scale, want, relative=True, **checks)
+    return stats, prototypes
+
+
+def target_and_rest(
+    features: Tensor,
+    prototypes: Tensor,
+    labels: Tensor,
+    *,
+    similarity: str,
+    scale: float | Tensor = 1.0,
+    bias: Tensor | None = None,
+    **how: Unpack[ComputeOptions],
+) -> tuple[Tensor, Tensor]:
+    """The two statistics that most margin losses are functions of."""
+    want: tuple[Statistic, ...] = ("target", "rest")
+    stats, _ = stats_of(
+        features, prototypes, labels, want, bias=bias, similarity=similarity, scale=scale, how=how
+    )
+    return require(stats.target), require(stats.rest)
+
+
+def check_form(similarity: str, how: Any) -> None:
+    """Names that the operator checks, for calls that do not reach it."""
+    check_choice("similarity", similarity, SIMILARITIES)
+    check_choice("impl", how.get("impl", "auto"), IMPLS)
+    if how.get("precision") is not None:
+        check_choice("precision", how["precision"], PRECISIONS)
+
+
+def class_count(features: Tensor, prototypes: Tensor, labels: Tensor | None) -> int:
+    """C, from whichever matrix of the two call forms holds it."""
+    return features.shape[-1] if labels is None else prototypes.shape[0]
+
+
+def check_plain_margin(name: str, margin: float | Tensor) -> None:
+    """A margin without limits: any number, or one per class."""
+    if not isinstance(margin, Tensor):
+        check_number(name, margin)
+
+
+def check_setting(
+    name: str, value: float | Tensor, *, at_least: float | None = None, above: float | None = None
+) -> None:
+    """A limit on a number; a tensor stands for one that a schedule moves, and has checked."""
+    if not isinstance(value, Tensor):
+        check_number(name, value, at_least=at_least, above=above)
+
+
+def require(value: Tensor | None) -> Tensor:
+    """A statistic that was asked for, hence is there."""
+    assert value is not None
+    return value
+
+
+def over_targets(values: Tensor, labels: Tensor) -> Tensor:
+    """Values of the labels' classes: themselves, or their mean under soft targets (OPT a)."""
+    return values if labels.dim() == 1 else (labels.to(values.dtype) * values).sum(1)
+
+
+def at_target(per_class: float | Tensor, labels: Tensor, num_classes: int, name: str) -> Any:
+    """A per-class quantity at the target: a number stays one, a (C,) tensor is looked up."""
+    if not isinstance(per_class, Tensor) or per_class.dim() == 0:
+        return per_class
+    check_length(name, per_class, num_classes, "one number per class")
+    if labels.dim() == 2:
+        return per_class[None, :]
+    return per_class[labels.long().clamp(0, num_classes - 1)]
+
+
+def check_margin(
+    name: str, margin: float | Tensor, *, at_least: float, below: float, hint: str
+) -> None:
+    """Limits on a margin given as a number, or as a (C,) tensor (values checked on the CPU)."""
+    if not isinstance(margin, Tensor):
+        check_number(name, margin, at_least=at_least, below=below, hint=hint)
+    elif margin.device.type == "cpu" and not torch.compiler.is_compiling():
+        bad = ~((margin >= at_least) & (margin < below))
+        if bool(bad.any()):
+            row = int(bad.reshape(-1).int().argmax())
+            raise LargeMarginError(
+                f"{name} must hold numbers >= {at_least} and < {below:.6g}, but entry {row} is "
+                f"{float(margin.reshape(-1)[row])}. {hint}"
+            )
+
+
+def matrix_of(prototypes: Tensor | nn.Module) -> Tensor:
+    """A (C, D) tensor, or the one a module holds as ``weight``."""
+    if isinstance(prototypes, Tensor):
+        return prototypes
+    matrix = getattr(prototypes, "weight", None)
+    if not isinstance(matrix, Tensor):
+        raise LargeMarginError(
+            "prototypes must be a (C, D) tensor or a module whose `weight` is one (nn.Linear, "
+            f"ClassHead), but {type(prototypes).__name__} was given. Of a model pass that layer, "
+            "of an array torch.as_tensor(array)."
+        )
+    return matrix
+
+
+def drawn_matrix(prototypes: Tensor | nn.Module) -> Tensor:
+    """:func:`matrix_of`, or what a module that samples its classes draws for one loss value."""
+    draw: Callable[[], Tensor] | None = getattr(prototypes, "draw_weight", None)
+    return matrix_of(prototypes) if draw is None else draw()
+
+
+def class_vector(name: str, values: Tensor | Sequence[float]) -> Tensor:
+    """A (C,) floating point copy of per-class numbers."""
+    try:
+        vector = torch.as_tensor(values)
+    except (TypeError, ValueError):
+        raise LargeMarginError(
+            f"{name} must be numbers, one per class, but {values!r} was given."
+            + (" Make them: lm.functional.balanced_weights(counts)." if name == "weight" else "")
+        ) from None
+    vector = vector.detach().clone() if vector.is_floating_point() else vector.float()
+    if vector.dim() != 1:
+        raise LargeMarginError(
+            f"{name} must be a vector of shape (C,), but its shape is {tuple(vector.shape)}."
+        )
+    return vector

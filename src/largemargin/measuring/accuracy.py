@@ -1,0 +1,384 @@
+"""``accuracy_of``: how often a model is right, in one pass that does not wait for the device.
+
+Which images of a split a model is right about: a bit each, kept with the result.
+
+What is counted of predictions, on the device they are made on.
+"""
+
+import base64
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from largemargin.app.data.load import digest
+from largemargin.app.data.samples import Samples
+from largemargin.dropin.model_outputs import flat_beside, rows
+from largemargin.errors import LargeMarginError, check_labels, check_number
+from largemargin.geometry.pairs import widen
+from largemargin.measuring.batches import (
+    IGNORED,
+    SKIP,
+    Piece,
+    Source,
+    count_pieces,
+    need_labels,
+    pieces,
+)
+from largemargin.measuring.calibration import Calibration
+from largemargin.measuring.probe import LogitModel
+from largemargin.measuring.progress_bar import with_bar
+from largemargin.measuring.ranks import fail_together
+from largemargin.measuring.records import Record
+from largemargin.ops.distributed import world_size
+
+MOST = 1_000_000
+"""Images up to which the bits are kept: 170 kB of text."""
+
+Seen = list[tuple[Tensor, Tensor]]
+"""Positions and whether the model is right there, batch by batch."""
+
+
+def is_right(logits: Tensor, labels: Tensor) -> Tensor:
+    """(N,) bool: whether the largest logit is that of the label; never where a logit is NaN."""
+    return (logits.argmax(1) == labels) & ~logits.isnan().any(1)
+
+
+@dataclass(frozen=True)
+class Correct(Record):
+    """Which images of a split a model is right about, so that two models can be told apart on the
+    same ones."""
+
+    digest: str
+    """Of names and labels of the images."""
+    samples: int
+    bits: str
+    """One bit per image in the order of the split, the first one highest in its byte; base64."""
+
+    @classmethod
+    def of(cls, right: Tensor, digest: str) -> "Correct":
+        """Of (N,) bool.
+
+        Example:
+            >>> Correct.of(torch.tensor([True, False, True]), "abc").bits
+            'oA=='
+        """
+        bits = torch.zeros(-(-len(right) // 8) * 8, dtype=torch.uint8)
+        bits[: len(right)] = right
+        packed = (bits.view(-1, 8) * _places()).sum(1, dtype=torch.uint8)
+        return cls(digest, len(right), base64.b64encode(bytes(packed.tolist())).decode("ascii"))
+
+    def right(self) -> Tensor:
+        """(N,) bool."""
+        try:
+            packed = base64.b64decode(self.bits, validate=True)
+        except ValueError as error:
+            raise LargeMarginError(f"the bits of {self.samples} images are damaged.") from error
+        if len(packed) != -(-self.samples // 8):
+            raise LargeMarginError(
+                f"there are {len(packed)} bytes of bits, but {self.samples} images."
+            )
+        each = torch.tensor(list(packed), dtype=torch.uint8)[:, None]
+        found: Tensor = (each & _places()).ne(0).flatten()[: self.samples]
+        return found
+
+
+def _places() -> Tensor:
+    """Of the bits in a byte, highest first."""
+    return torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8)
+
+
+class Rights:
+    """Collects them in a pass over a split; of other data nothing is kept."""
+
+    def __init__(self, data: Source) -> None:
+        self.samples: Samples | None = None
+        if isinstance(data, Samples) and 0 < len(data) <= MOST:
+            self.samples = None if bool((data.labels == IGNORED).any()) else data
+        self.seen: Seen = []
+
+    def add(self, piece: Piece, logits: Tensor) -> None:
+        if self.samples is not None:
+            self.seen.append((piece.positions, is_right(logits, need_labels(piece))))
+
+    def found(self) -> Seen:
+        """What this process has, on the CPU."""
+        return [(positions, right.cpu()) for positions, right in self.seen]
+
+    def result(self, parts: Sequence[Seen]) -> Correct | None:
+        """Of all processes together."""
+        if self.samples is None:
+            return None
+        right = torch.zeros(len(self.samples), dtype=torch.bool)
+        for positions, own in (each for part in parts for each in part):
+            right[positions] = own
+        return Correct.of(right, digest(self.samples))
+
+
+def crossed(one: Correct, other: Correct) -> tuple[int, int, int, int] | None:
+    """Images that both are right about, the first alone, the second alone, and neither.
+
+    None where they are of different images.
+    """
+    if (one.digest, one.samples) != (other.digest, other.samples):
+        return None
+    a, b = one.right(), other.right()
+    counts = (a & b, a & ~b, ~a & b, ~a & ~b)
+    both, first, second, neither = (int(each.sum()) for each in counts)
+    return both, first, second, neither
+
+
+CONFUSION_CLASSES = 2048
+"""Up to this many classes the confusion table is kept: 32 MiB."""
+
+
+@dataclass(frozen=True)
+class Accuracy(Record):
+    """How often predictions are right: see :func:`accuracy_of`."""
+
+    samples: int
+    accuracy: float
+    balanced: float
+    """Mean of the accuracies of the classes that have samples."""
+    worst_class: int
+    """Class of lowest accuracy; the first of several."""
+    worst: float
+    """Its accuracy."""
+    loss: float
+    """Mean cross entropy of the logits, natural logarithm."""
+    ece: float
+    """Expected calibration error: see ``calibration``."""
+    per_class: tuple[float, ...]
+    """Accuracy of each class (its recall); NaN for a class without samples."""
+    counts: tuple[int, ...]
+    """Samples of each class."""
+    confusion: tuple[tuple[int, ...], ...] | None
+    """Row: true class, column: predicted class. None above 2048 classes."""
+    calibration: Calibration
+    skipped: int = 0
+    """Samples labelled -100, which count nowhere."""
+    broken: int = 0
+    """Samples with NaN logits: they count as wrong and stand in no column of ``confusion``."""
+    correct: Correct | None = None
+    """Which images are right, where the data is a split of up to 1,000,000 of them."""
+
+    def __str__(self) -> str:
+        left_out = f", {self.skipped:,} skipped" if self.skipped else ""
+        broken = f", {self.broken:,} with NaN logits" if self.broken else ""
+        return (
+            f"{self.samples:,} samples{left_out}{broken}: accuracy {self.accuracy:.2%}, balanced "
+            f"{self.balanced:.2%}, worst class {self.worst_class} with {self.worst:.2%}, cross "
+            f"entropy {self.loss:.4g}, calibration error {self.ece:.2%}"
+        ).replace("%", " %")
+
+
+class Counts:
+    """Sums over samples from which an :class:`Accuracy` is made; nothing waits for the device.
+
+    Args:
+        num_classes: C.
+        bins: equally wide bins of confidence, 15 as in Guo et al. 2017.
+        device: of the logits to come.
+    """
+
+    def __init__(
+        self, num_classes: int, *, bins: int = 15, device: torch.device | str = "cpu"
+    ) -> None:
+        check_number("bins", bins, at_least=1)
+        self.num_classes, self.bins = num_classes, bins
+        where = torch.device(device)
+        self.wide = torch.float32 if where.type == "mps" else torch.float64
+        keeps_table = num_classes <= CONFUSION_CLASSES
+        sizes = {
+            # One cell more, for samples that are left out.
+            "class_size": num_classes + 1,
+            "class_right": num_classes + 1,
+            "table": num_classes**2 + 1 if keeps_table else 0,
+            "bin_size": bins + 1,
+            "bin_right": bins + 1,
+            "skipped": 1,
+            "strange": 1,
+            "broken": 1,
+        }
+        self.whole = {
+            name: torch.zeros(size, dtype=torch.long, device=where) for name, size in sizes.items()
+        }
+        self.real = {
+            name: torch.zeros(size, dtype=self.wide, device=where)
+            for name, size in (("loss", 1), ("bin_confidence", bins + 1))
+        }
+        self.edges = torch.arange(1, bins, dtype=self.wide, device=where) / bins
+
+    def add(self, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch: logits (N, C) or (N, T, C), labels (N,) or (N, T)."""
+        flat = flat_beside(labels, logits)
+        scores = rows(logits.detach())
+        keep = flat != IGNORED
+        known = torch.where(keep, flat, 0)
+        check_labels(known, len(scores), self.num_classes, of="logits", soft=False, skip=SKIP)
+        self._count(widen(scores), flat.long(), keep)
+
+    def _count(self, logits: Tensor, labels: Tensor, keep: Tensor) -> None:
+        classes, bins = self.num_classes, self.bins
+        inside = (labels >= 0) & (labels < classes)
+        strange = keep & ~inside
+        keep = keep & inside
+        label = torch.where(keep, labels, 0)
+        sound = ~logits.isnan().any(1)
+        top, predicted = logits.max(1)
+        right = (predicted == label) & sound
+        nowhere = torch.full_like(label, classes)
+        self._tally("class_size", torch.where(keep, label, nowhere))
+        self._tally("class_right", torch.where(keep & right, label, nowhere))
+        if len(self.whole["table"]):
+            cell = torch.where(keep & sound, label * classes + predicted, classes**2)
+            self._tally("table", cell)
+        self.whole["skipped"] += (labels == IGNORED).sum()
+        self.whole["strange"] += strange.sum()
+        self.whole["broken"] += (keep & ~sound).sum()
+        below = logits - top[:, None]
+        total = below.exp().sum(1)
+        loss = total.log() - below.gather(1, label[:, None])[:, 0]
+        self.real["loss"] += torch.where(keep, loss, 0).sum()
+        confidence = total.reciprocal()  # exp(-log 6) is above 1/6
+        # A confidence that is a border belongs to the bin below it.
+        place = torch.where(keep, torch.bucketize(confidence, self.edges), bins)
+        self._tally("bin_size", place)
+        self._tally("bin_right", torch.where(right, place, bins))
+        self.real["bin_confidence"].index_add_(0, place, confidence.to(self.wide))
+
+    def _tally(self, name: str, cells: Tensor) -> None:
+        # Not bincount, which waits for the device to know how many cells there are.
+        self.whole[name].index_add_(0, cells, torch.ones_like(cells))
+
+    def sums(self) -> dict[str, Tensor]:
+        """Everything counted so far, on the CPU."""
+        return {name: each.cpu() for name, each in (self.whole | self.real).items()}
+
+    def result(self, parts: list[dict[str, Tensor]] | None = None) -> Accuracy:
+        """The accuracy of these counts, or of the given :meth:`sums` of several processes."""
+        every = parts or [self.sums()]
+        total = {name: torch.stack([each[name] for each in every]).sum(0) for name in every[0]}
+        if int(total["strange"]):
+            raise LargeMarginError(
+                f"labels must lie in [0, {self.num_classes}), but {int(total['strange'])} of them "
+                f"do not. If they mark samples to skip, {SKIP}."
+            )
+        return self._described(total)
+
+    def _described(self, total: dict[str, Tensor]) -> Accuracy:
+        classes = self.num_classes
+        size, right = total["class_size"][:classes], total["class_right"][:classes]
+        samples = int(size.sum())
+        if samples == 0:
+            raise LargeMarginError(
+                "nothing was evaluated: the data is empty, or all of it is labelled -100."
+            )
+        share = (right.double() / size).masked_fill(size == 0, math.nan)
+        worst = int(torch.where(size > 0, share, math.inf).argmin())
+        table = total["table"]
+        calibration = self._calibration(total)
+        return Accuracy(
+            samples=samples,
+            accuracy=int(right.sum()) / samples,
+            balanced=float(share[size > 0].mean()),
+            worst_class=worst,
+            worst=float(share[worst]),
+            loss=float(total["loss"]) / samples,
+            ece=calibration.expected_error,
+            per_class=tuple(share.tolist()),
+            counts=tuple(size.tolist()),
+            confusion=(
+                tuple(tuple(row) for row in table[:-1].view(classes, classes).tolist())
+                if len(table)
+                else None
+            ),
+            calibration=calibration,
+            skipped=int(total["skipped"]),
+            broken=int(total["broken"]),
+        )
+
+    def _calibration(self, total: dict[str, Tensor]) -> Calibration:
+        bins = self.bins
+        counts = total["bin_size"][:bins]
+        safe = counts.clamp_min(1)
+        mean = total["bin_confidence"][:bins].double() / safe
+        right = total["bin_right"][:bins].double() / safe
+        gaps = torch.where(counts > 0, (right - mean).abs(), 0)
+        empty = counts == 0
+        return Calibration(
+            float((gaps * counts).sum() / counts.sum()),
+            float(gaps.max()),
+            tuple(each / bins for each in range(bins + 1)),
+            tuple(counts.tolist()),
+            tuple(mean.masked_fill(empty, math.nan).tolist()),
+            tuple(right.masked_fill(empty, math.nan).tolist()),
+        )
+
+
+def accuracy_of(
+    model: nn.Module,
+    data: Source,
+    *,
+    num_classes: int | None = None,
+    device: torch.device | str | None = None,
+    sync: bool = True,
+    bins: int = 15,
+    layer: str | None = None,
+    batch_size: int = 256,
+    workers: int = 0,
+    progress: bool = False,
+) -> Accuracy:
+    """Accuracy by class, confusion, cross entropy and calibration of a classifier.
+
+    One pass in evaluation mode; modes are restored. Sums are kept on the model's device and read
+    once, at the end. Call it under ``torch.autocast`` to evaluate in half precision: sums are
+    float64 in any case.
+
+    Under torch.distributed every process evaluates its part and all return the result of the
+    whole; samples a ``DistributedSampler`` repeats to fill up count once. Where one process fails
+    all raise.
+
+    Args:
+        model: any model :func:`largemargin.attach` can read, attached or not, wrapped or not.
+        data: a split, or a loader of (inputs, labels) or whatever else :func:`largemargin.measure`
+            takes. Labels are class indices; those that are -100 are skipped.
+        num_classes: C; default the width of the model's head.
+        device: where to send batches; default that of the model.
+        sync: False evaluates this process alone, for calls on one process of several.
+        bins: of the calibration.
+        layer: name of the head; default found by what the model returns.
+        batch_size: of a split; a loader has its own.
+        workers: processes that read the image files of a split.
+        progress: show a progress bar (needs tqdm).
+
+    Example:
+        >>> model = nn.Linear(2, 2, bias=False)
+        >>> _ = model.weight.data.copy_(torch.eye(2))
+        >>> data = [(torch.tensor([[3.0, 0.0], [0.0, 2.0], [1.0, 0.0]]), torch.tensor([0, 1, 1]))]
+        >>> found = accuracy_of(model, data)
+        >>> found.per_class, found.balanced, found.confusion
+        ((1.0, 0.5), 0.75, ((1, 0), (1, 1)))
+    """
+    shared = sync and world_size() > 1
+    made: list[Counts] = []
+    rights = Rights(data)
+
+    def count() -> tuple[dict[str, Tensor], Seen]:
+        reader = LogitModel(model, num_classes=num_classes, layer=layer)
+        where = reader.device if device is None else torch.device(device)
+        made.append(Counts(reader.num_classes, bins=bins, device=where))
+        read = pieces(data, batch_size=batch_size, device=where, workers=workers, shared=shared)
+        total = count_pieces(data, batch_size, shared=shared)
+        with reader.evaluating():
+            for piece in with_bar(read, "accuracy", total, progress):
+                logits = reader(piece.inputs)
+                made[0].add(logits, need_labels(piece))
+                rights.add(piece, logits)
+        return made[0].sums(), rights.found()
+
+    parts = fail_together(shared, count)
+    found = made[0].result([sums for sums, _ in parts])
+    return replace(found, correct=rights.result([seen for _, seen in parts]))

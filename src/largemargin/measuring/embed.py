@@ -1,0 +1,614 @@
+"""Features of several layers in the plane, clean and under noise.
+
+A few samples of every class, drawn from a loader in one pass.
+
+What a model makes of chosen samples, at its layers and its head, clean and under noise.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from largemargin.errors import LargeMarginError, check_choice, check_labels, check_number
+from largemargin.geometry.dispersion import variance_split
+from largemargin.geometry.pairs import blocks
+from largemargin.measuring.batches import (
+    IGNORED,
+    SKIP,
+    batches,
+    device_of,
+    given_labels,
+    moved,
+    order_note,
+)
+from largemargin.measuring.feature_geometry import Variance
+from largemargin.measuring.layers import LayerReader, Layers
+from largemargin.measuring.probe import Capture, Normalization, Reader, need_tensor
+from largemargin.measuring.projection import METHODS, project
+from largemargin.measuring.records import Record
+from largemargin.measuring.robust.perturbations import Perturbation, add_gaussian
+from largemargin.measuring.sample_draws import SampleDraws
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Samples of a subset in the order of their indices; inputs as the model takes them."""
+
+    inputs: list[Any]
+    labels: Tensor
+    index: Tensor
+
+
+class Quotas:
+    """As many samples of each class as fit into ``samples``, those of the smallest random key.
+
+    A key belongs to the seed and the index of a sample. So the choice depends neither on batches
+    nor on the model, and two models are seen on the same samples.
+    """
+
+    def __init__(
+        self, samples: int, num_classes: int, classes: Sequence[int] | None, seed: int
+    ) -> None:
+        check_number("max_samples", samples, at_least=1)
+        wanted = range(num_classes) if classes is None else classes
+        wrong = [each for each in wanted if not 0 <= int(each) < num_classes]
+        if wrong or len(set(wanted)) != len(wanted) or len(wanted) == 0:
+            raise LargeMarginError(
+                f"classes must be different class indices in [0, {num_classes}), but "
+                f"{list(wanted)} were given."
+            )
+        if samples < len(wanted):
+            raise LargeMarginError(
+                f"max_samples must be at least {len(wanted)}, one for each class, but {samples} "
+                "was given. Ask for more, or for some classes: classes=[...]."
+            )
+        share, rest = divmod(int(samples), len(wanted))
+        self.sizes = {int(each): share + (rank < rest) for rank, each in enumerate(wanted)}
+        self.draws = SampleDraws(seed, "subset")
+        self.heaps: dict[int, list[tuple[int, int, Any]]] = {each: [] for each in self.sizes}
+
+    def offer(self, labels: Tensor, index: Tensor, inputs: Any) -> None:
+        count = len(labels)
+        for row, (label, key) in enumerate(
+            zip(labels.tolist(), self.draws.keys(index), strict=True)
+        ):
+            heap = self.heaps.get(label)
+            if heap is None or int(index[row]) < 0:
+                continue
+            full = len(heap) >= self.sizes[label]
+            if full and -key <= heap[0][0]:
+                continue
+            entry = (-key, int(index[row]), _row(inputs, row, count))
+            if full:
+                heapq.heapreplace(heap, entry)
+            else:
+                heapq.heappush(heap, entry)
+
+    def drawn(self) -> Drawn:
+        found = [
+            (index, label, inputs)
+            for label, heap in self.heaps.items()
+            for _, index, inputs in heap
+        ]
+        if not found:
+            raise LargeMarginError(
+                f"nothing was found to embed: the loader is empty, or has no sample of the classes "
+                f"{sorted(self.sizes)[:8]}."
+            )
+        found.sort(key=lambda each: each[0])
+        index, labels, inputs = zip(*found, strict=True)
+        return Drawn(list(inputs), torch.tensor(labels), torch.tensor(index))
+
+    def notes(self) -> list[str]:
+        """Classes that have fewer samples than there was room for."""
+        short = [label for label, heap in self.heaps.items() if len(heap) < self.sizes[label]]
+        if not short:
+            return []
+        kept = sum(len(heap) for heap in self.heaps.values())
+        listed = ", ".join(str(each) for each in short[:8]) + (", ..." if len(short) > 8 else "")
+        return [
+            f"{kept} of {sum(self.sizes.values())} samples: there are no more of class {listed}"
+        ]
+
+
+def draw_from(
+    loader: Iterable[Any],
+    quotas: Quotas,
+    *,
+    num_classes: int,
+    progress: bool = False,
+) -> Drawn:
+    """The samples of a loader that the quotas take; they stay on the CPU."""
+    arrived = 0
+    for inputs, labels, index in batches(loader, torch.device("cpu"), progress):
+        labels = given_labels(labels)
+        if labels.dim() != 1:
+            raise LargeMarginError(
+                "embeddings need one label per sample, but the labels' shape is "
+                f"{tuple(labels.shape)}."
+            )
+        labels = labels.cpu()
+        used = labels[labels != IGNORED]
+        check_labels(used, len(used), num_classes, soft=False, skip=SKIP, validate=True)
+        if index is None:
+            index = torch.arange(arrived, arrived + len(labels))
+        arrived += len(labels)
+        quotas.offer(labels, index, inputs)
+    return quotas.drawn()
+
+
+def joined(samples: list[Any]) -> Any:
+    """Single samples as a batch."""
+    first = samples[0]
+    if isinstance(first, dict):
+        return {name: joined([each[name] for each in samples]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(joined(list(each)) for each in zip(*samples, strict=True))
+    if not isinstance(first, _Row):
+        return first
+    rows = [each.value for each in samples]
+    if len({tuple(row.shape) for row in rows}) > 1:
+        shapes = sorted({tuple(row.shape) for row in rows})
+        raise LargeMarginError(
+            f"samples must be of one shape to stand in one batch, but {shapes[:4]} were found. Let "
+            "the loader bring them to one shape."
+        )
+    return torch.stack(rows)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """The part of a batch that belongs to one sample; anything else is shared by all."""
+
+    value: Tensor
+
+
+def _row(inputs: Any, row: int, count: int) -> Any:
+    if isinstance(inputs, dict):
+        return {name: _row(each, row, count) for name, each in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(_row(each, row, count) for each in inputs)
+    own = isinstance(inputs, Tensor) and inputs.dim() > 0 and inputs.shape[0] == count
+    return _Row(inputs[row].clone()) if own else inputs
+
+
+PENULTIMATE = "penultimate"
+"""Stands for what enters the head among names of layers."""
+
+Noise: TypeAlias = float | Perturbation
+"""Standard deviation of Gaussian noise, or any perturbation of images."""
+
+Change: TypeAlias = Callable[[Any, Tensor], Any]
+"""From inputs and their sample indices to the inputs the model is given."""
+
+
+@dataclass
+class SampleReading:
+    """(N, D) rows by layer and condition, (N, C) logits by condition."""
+
+    labels: Tensor
+    index: Tensor
+    rows: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    logits: dict[str, Tensor] = field(default_factory=dict)
+    pooling: dict[str, str] = field(default_factory=dict)
+
+    def chosen(self, keep: Tensor) -> "SampleReading":
+        """The same of some samples."""
+        return SampleReading(
+            self.labels[keep],
+            self.index[keep],
+            {
+                name: {condition: each[keep] for condition, each in conditions.items()}
+                for name, conditions in self.rows.items()
+            },
+            {condition: each[keep] for condition, each in self.logits.items()},
+            self.pooling,
+        )
+
+
+def layer_reader(capture: Capture, layers: Layers) -> tuple[LayerReader | None, list[str] | None]:
+    """What reads the layers before the head, and the names asked for; None for all it reads."""
+    if isinstance(layers, str):
+        return LayerReader(capture, layers), None
+    names = list(layers)
+    others = [name for name in names if name != PENULTIMATE]
+    if not names or len(set(names)) != len(names):
+        raise LargeMarginError(f"layers must be different names, but {names} were given.")
+    if not others:
+        return None, names
+    pools = {name: layers[name] for name in others} if isinstance(layers, Mapping) else others
+    return LayerReader(capture, pools), names
+
+
+class Observer:
+    """Takes batches of samples through a model. Use it while capture and reader are hooked."""
+
+    def __init__(
+        self,
+        capture: Capture,
+        reader: LayerReader | None,
+        names: list[str] | None,
+        device: torch.device,
+        batch_size: int,
+    ) -> None:
+        self.capture, self.reader, self.names = capture, reader, names
+        self.device, self.batch_size = device, batch_size
+
+    def see(self, drawn: Drawn, changes: dict[str, Change]) -> SampleReading:
+        """Rows and logits of the samples under each condition."""
+        seen = SampleReading(drawn.labels, drawn.index)
+        for condition, change in changes.items():
+            parts = [
+                self._read(drawn, part, change)
+                for part in blocks(len(drawn.labels), self.batch_size)
+            ]
+            for name in parts[0]:
+                whole = torch.cat([each[name] for each in parts])
+                if name == "":
+                    seen.logits[condition] = whole
+                else:
+                    seen.rows.setdefault(name, {})[condition] = whole
+        seen.pooling = {PENULTIMATE: "none"}
+        if self.reader is not None:
+            seen.pooling |= {name: each.pooling for name, each in self.reader.facts.items()}
+        order = [*self.reader.facts, PENULTIMATE] if self.reader is not None else [PENULTIMATE]
+        seen.rows = {name: seen.rows[name] for name in (self.names or order)}
+        return seen
+
+    def _read(self, drawn: Drawn, part: slice, change: Change) -> dict[str, Tensor]:
+        """Features of a batch by layer, and under no name its logits; on the CPU."""
+        inputs = change(joined(drawn.inputs[part]), drawn.index[part])
+        if self.reader is not None:
+            self.reader.expect(drawn.labels[part])
+        features, logits = self.capture.read(moved(inputs, self.device))
+        if features.dim() != 2:
+            raise LargeMarginError(
+                "embeddings need one vector per sample at the head, but what enters it has the "
+                f"shape {tuple(features.shape)}."
+            )
+        found = {PENULTIMATE: features, "": logits}
+        if self.reader is not None:
+            found |= self.reader.taken()
+        return {name: each.detach().cpu().double() for name, each in found.items()}
+
+
+def check_noise(noise: object) -> None:
+    if isinstance(noise, Perturbation):
+        return
+    if isinstance(noise, int | float) and not isinstance(noise, bool):
+        check_number("noise", noise, above=0)
+        return
+    raise LargeMarginError(
+        "noise must be a standard deviation or a robust.Perturbation, but "
+        f"{type(noise).__name__} was given."
+    )
+
+
+def disturbing(space: Reader, noise: Noise, seed: int) -> Change:
+    """Inputs under noise, which belongs to each sample and lies before normalisation."""
+
+    def change(inputs: Any, index: Tensor) -> Any:
+        images = space.raw(need_tensor(inputs, "noise"))
+        if isinstance(noise, Perturbation):
+            draws = SampleDraws(seed, "perturbation")
+            noisy = torch.stack(
+                [
+                    noise(image, generator=draws.generator(which))
+                    for image, which in zip(images, index.tolist(), strict=True)
+                ]
+            )
+        else:
+            drawn = SampleDraws(seed, "gaussian noise").normal(index, 1, images)[:, 0]
+            noisy = add_gaussian(images, drawn, sigma=noise)
+        return space.normalized(noisy)
+
+    return change
+
+
+def told(noise: Noise) -> str:
+    """A noise in words: of a perturbation what is not left as it is by default."""
+    if not isinstance(noise, Perturbation):
+        return f"Gaussian, sigma {noise:g}"
+    parts = [(each.name, getattr(noise, each.name), each.default) for each in fields(noise)]
+    set_ones = [f"{name}={value}" for name, value, default in parts if value != default]
+    return f"Perturbation({', '.join(set_ones)})"
+
+
+CLEAN, NOISY = "clean", "noisy"
+
+Point: TypeAlias = tuple[float, float]
+Arrays: TypeAlias = Tensor | Mapping[str, Tensor]
+"""(N, D) features, or those of several layers by name."""
+
+
+@dataclass(frozen=True)
+class LayerEmbedding(Record):
+    """A layer in the plane. Clean and noisy points are of one fit, so they share its axes."""
+
+    layer: str
+    pooling: str
+    """How the output of the layer became one vector per sample."""
+    dim: int
+    points: dict[str, tuple[Point, ...]]
+    """By condition, "clean" and, where there is noise, "noisy"; in the order of ``labels``."""
+    variance: dict[str, Variance]
+    """Within and between classes of the points (ODN-VAR, Tables 2 and 3 of ODN)."""
+    feature_variance: dict[str, Variance]
+    """The same of the features themselves."""
+    explained: tuple[float, ...]
+    """Share of the variance that each axis shows; empty for t-SNE, which has no such thing."""
+    perplexity: float | None
+    """Of t-SNE, as it was used."""
+    components: int | None
+    """Principal components given to t-SNE; None where it saw all dimensions."""
+
+
+@dataclass(frozen=True)
+class Embeddings(Record):
+    """Samples in the plane, layer by layer: see :func:`embed`."""
+
+    method: str
+    seed: int
+    samples: int
+    noise: str | None
+    labels: tuple[int, ...]
+    index: tuple[int, ...]
+    """Positions of the samples in the data."""
+    predictions: dict[str, tuple[int, ...]]
+    """Of the whole model, by condition; empty where logits are not known."""
+    margins: dict[str, tuple[float, ...]]
+    """Logit of the own class minus the largest other one, by condition."""
+    layers: tuple[LayerEmbedding, ...]
+    assumed: tuple[str, ...]
+    """What the picture depends on."""
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        noise = "" if self.noise is None else f", noise {self.noise}"
+        lines = [f"{self.samples:,} samples in the plane by {self.method}{noise}"]
+        for condition, predicted in self.predictions.items():
+            right = sum(a == b for a, b in zip(predicted, self.labels, strict=True))
+            lines.append(f"accuracy, {condition}: {100 * right / self.samples:.2f} %")
+        width = max(28, *(len(each.layer) + 10 for each in self.layers))
+        title = "variance between / within"
+        lines.append(f"{title:<{width}}{'plane':>11}{'features':>11}{'dim':>8}")
+        for each in self.layers:
+            for condition, plane in each.variance.items():
+                name, whole = f"  {each.layer}, {condition}", each.feature_variance[condition]
+                ratios = f"{plane.ratio:>11.4g}{whole.ratio:>11.4g}"
+                lines.append(f"{name:<{width}}{ratios}{each.dim:>8}")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def embed(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    layers: Layers = (PENULTIMATE,),
+    layer: str | None = None,
+    method: str = "tsne",
+    noise: Noise | None = None,
+    max_samples: int = 2000,
+    classes: Sequence[int] | None = None,
+    seed: int = 0,
+    perplexity: float = 30.0,
+    normalization: Normalization | None = None,
+    batch_size: int = 256,
+    device: torch.device | str | None = None,
+    progress: bool = False,
+) -> Embeddings:
+    """Features of layers in two dimensions, as in the figures of LMD, ROB and ODN.
+
+    One pass over the loader draws the samples; only these go through the model. Under
+    torch.distributed each process embeds what its own loader yields.
+
+    Args:
+        model: any model :func:`largemargin.measure` can read.
+        loader: as there, one label per sample.
+        layers: names, pooled as :func:`largemargin.measure` does; "penultimate" (default) is what
+            enters the head; "blocks" stands for the blocks of the network and "penultimate".
+        layer: name of the head; default the last linear layer.
+        method: "tsne" (default) or "pca".
+        noise: standard deviation of Gaussian noise on the inputs (0.06 for the CIFAR-10 figures of
+            ROB), or a ``robust.Perturbation``. Clean and noisy samples are embedded together.
+        max_samples: how many, the same number of each class as far as there are so many; default
+            2000.
+        classes: which classes; default all of the head.
+        seed: of the samples, the noise and t-SNE.
+        perplexity: of t-SNE, default 30; at most a third of the number of points is used.
+        normalization: (mean, std) that the loader normalises by: noise is added before it.
+        batch_size: of the passes through the model.
+        device: where they run; default that of the model.
+        progress: show a progress bar (needs tqdm).
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+        >>> data = [(torch.randn(20, 2), torch.arange(20) % 2)]
+        >>> made = embed(net, data, layers=["0"], method="pca", noise=0.1)
+        >>> len(made.layers[0].points["noisy"])
+        20
+    """
+    _check(method, seed, perplexity)
+    check_number("batch_size", batch_size, at_least=1)
+    if noise is not None:
+        check_noise(noise)
+    capture = Capture(model, layer=layer, features=None)
+    where = torch.device(device) if device is not None else device_of(capture.model)
+    num_classes = len(capture.view().weight)
+    quotas = Quotas(max_samples, num_classes, classes, seed)
+    reader, names = layer_reader(capture, layers)
+    changes: dict[str, Change] = {CLEAN: lambda inputs, index: inputs}
+    if noise is not None:
+        space = Reader(model, layer=layer, normalization=normalization)
+        changes[NOISY] = disturbing(space, noise, seed)
+    drawn = draw_from(loader, quotas, num_classes=num_classes, progress=progress)
+    with capture.running(), nullcontext() if reader is None else reader.hooked():
+        seen = Observer(capture, reader, names, where, batch_size).see(drawn, changes)
+    notes = [*quotas.notes(), *([] if reader is None else reader.notes())]
+    order = order_note(loader)
+    notes += [] if order is None else [order]
+    words = None if noise is None else told(noise)
+    return _embedded(seen, words, notes, method=method, seed=seed, perplexity=perplexity)
+
+
+def embed_arrays(
+    features: Arrays,
+    labels: Tensor,
+    *,
+    noisy: Arrays | None = None,
+    logits: Tensor | None = None,
+    noisy_logits: Tensor | None = None,
+    method: str = "tsne",
+    max_samples: int = 2000,
+    classes: Sequence[int] | None = None,
+    seed: int = 0,
+    perplexity: float = 30.0,
+) -> Embeddings:
+    """:func:`embed` on saved features: (N, D), or several of them by the names of their layers.
+
+    Tensors or NumPy arrays. ``noisy`` are features of the same samples under noise, ``logits`` and
+    ``noisy_logits`` (N, C), for predictions and margins. Labels of -100 are skipped.
+
+    Example:
+        >>> features, labels = torch.randn(12, 5), torch.arange(12) % 3
+        >>> embed_arrays(features, labels, method="pca").layers[0].dim
+        5
+    """
+    _check(method, seed, perplexity)
+    labels = torch.as_tensor(labels)
+    seen = SampleReading(labels, torch.arange(len(labels)))
+    for condition, given in ((CLEAN, features), (NOISY, noisy)):
+        for name, rows in ({} if given is None else _by_layer(given)).items():
+            seen.rows.setdefault(name, {})[condition] = _rows(name, rows, len(labels))
+    uneven = [name for name, each in seen.rows.items() if len(each) != 1 + (noisy is not None)]
+    if uneven:
+        raise LargeMarginError(
+            f"features and noisy must hold the same layers, but {uneven} are in one of them only."
+        )
+    for condition, given in ((CLEAN, logits), (NOISY, noisy_logits)):
+        if given is not None:
+            seen.logits[condition] = _rows("logits", given, len(labels))
+    used = labels[labels.long() != IGNORED] if labels.dim() == 1 else labels
+    num_classes = int(used.max()) + 1 if used.numel() else 1
+    check_labels(used, len(used), num_classes, soft=False, skip=SKIP, validate=True)
+    seen.labels = labels.long()
+    present = torch.unique(used).tolist() if classes is None else classes
+    quotas = Quotas(max_samples, num_classes, present, seed)
+    quotas.offer(labels, seen.index, None)
+    seen = seen.chosen(quotas.drawn().index)
+    seen.pooling = dict.fromkeys(seen.rows, "as given")
+    words = None if noisy is None else "as given"
+    return _embedded(seen, words, [], method=method, seed=seed, perplexity=perplexity)
+
+
+def _check(method: str, seed: int, perplexity: float) -> None:
+    check_choice("method", method, METHODS)
+    check_number("seed", seed, at_least=0)
+    check_number("perplexity", perplexity, above=0)
+
+
+def _by_layer(given: Arrays) -> dict[str, Any]:
+    return dict(given) if isinstance(given, Mapping) else {PENULTIMATE: given}
+
+
+def _rows(name: str, given: Any, count: int) -> Tensor:
+    rows = torch.as_tensor(given)
+    if rows.dim() != 2 or len(rows) != count:
+        raise LargeMarginError(
+            f"{name} must have shape ({count}, D), a row for each label, but the shape is "
+            f"{tuple(rows.shape)}."
+        )
+    return rows.detach().cpu().double()
+
+
+def _embedded(
+    seen: SampleReading,
+    noise: str | None,
+    notes: list[str],
+    *,
+    method: str,
+    seed: int,
+    perplexity: float,
+) -> Embeddings:
+    layers = []
+    for name, conditions in seen.rows.items():
+        made, said = _layer(name, conditions, seen, method, seed, perplexity)
+        layers.append(made)
+        notes += [f"layer {name!r}: {note}" for note in said]
+    return Embeddings(
+        method,
+        int(seed),
+        len(seen.labels),
+        noise,
+        tuple(seen.labels.tolist()),
+        tuple(seen.index.tolist()),
+        {name: tuple(each.argmax(1).tolist()) for name, each in seen.logits.items()},
+        {name: _margins(each, seen.labels) for name, each in seen.logits.items()},
+        tuple(layers),
+        tuple(_assumed(method, seed, layers, noise)),
+        tuple(notes),
+    )
+
+
+def _layer(
+    name: str,
+    conditions: dict[str, Tensor],
+    seen: SampleReading,
+    method: str,
+    seed: int,
+    perplexity: float,
+) -> tuple[LayerEmbedding, tuple[str, ...]]:
+    for condition, rows in conditions.items():
+        bad = ~torch.isfinite(rows).all(1)
+        if bool(bad.any()):
+            raise LargeMarginError(
+                f"features at layer {name!r} must be finite, but sample "
+                f"{int(seen.index[bad][0])} has NaN or infinite ones ({condition}). Look for a "
+                "diverged model or broken inputs."
+            )
+    together = torch.cat(list(conditions.values()))
+    found = project(together, method=method, seed=seed, perplexity=perplexity)
+    points = dict(zip(conditions, torch.split(found.points, len(seen.labels)), strict=True))
+    return LayerEmbedding(
+        name,
+        seen.pooling[name],
+        together.shape[1],
+        {key: tuple((x, y) for x, y in each.tolist()) for key, each in points.items()},
+        {key: _variance(each, seen.labels) for key, each in points.items()},
+        {key: _variance(each, seen.labels) for key, each in conditions.items()},
+        found.explained,
+        found.perplexity,
+        found.components,
+    ), found.notes
+
+
+def _variance(rows: Tensor, labels: Tensor) -> Variance:
+    within, between, total, ratio = (float(each) for each in variance_split(rows, labels))
+    return Variance(within, between, total, ratio if total > 0 else math.nan)
+
+
+def _margins(logits: Tensor, labels: Tensor) -> tuple[float, ...]:
+    others = logits.scatter(1, labels[:, None], -torch.inf).amax(1)
+    return tuple((logits.gather(1, labels[:, None])[:, 0] - others).tolist())
+
+
+def _assumed(
+    method: str, seed: int, layers: list[LayerEmbedding], noise: str | None
+) -> Iterator[str]:
+    yield f"samples drawn with seed {seed}, the same number of each class"
+    if noise is not None:
+        yield f"noise: {noise}, seed {seed}; clean and noisy samples fitted together"
+    if method == "pca":
+        yield "PCA: the point farthest along each axis is on its positive side"
+        return
+    yield f"t-SNE of scikit-learn, started from PCA, learning rate 'auto', seed {seed}"
+    yield "t-SNE: sizes of clusters and distances between them mean little"
+    for each in layers:
+        before = f" of {each.components} principal components" if each.components else ""
+        yield f"t-SNE of {each.layer!r}: perplexity {each.perplexity}{before}"

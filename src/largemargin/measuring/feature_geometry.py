@@ -1,0 +1,268 @@
+"""How tight and how far apart the classes of a feature space are."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from largemargin.geometry.margins import class_minimum
+from largemargin.geometry.pairs import (
+    blocks,
+    closest_pair,
+    distances,
+    farthest_pair,
+    row_distance,
+    widen,
+)
+from largemargin.measuring.prototype_geometry import MATRIX_CLASSES
+from largemargin.measuring.records import Record
+from largemargin.measuring.scores import rows_at_once
+from largemargin.measuring.stream import ClassSums, Stream
+
+
+@dataclass(frozen=True)
+class Variance(Record):
+    """Variance within and between classes (ODN-VAR)."""
+
+    within: float
+    between: float
+    total: float
+    ratio: float
+    """between / within; infinite for collapsed classes."""
+
+
+@dataclass(frozen=True)
+class Centers(Record):
+    """Class means."""
+
+    smallest_distance: float
+    """Between two class means; NaN with one class."""
+    closest_classes: tuple[int, ...]
+    distances: tuple[tuple[float, ...], ...] | None
+    """(C, C), NaN for classes without samples; None beyond 512 classes."""
+
+
+@dataclass(frozen=True)
+class Collapse(Record):
+    """Neural collapse (Papyan, Han and Donoho 2020): every number tends to 0 in it.
+
+    Class means are centred at their own mean, which is the global mean where classes are of equal
+    size, as the paper has them. Only classes with samples take part.
+    """
+
+    variability: float
+    """NC1, tr(Sigma_W pinv(Sigma_B)) / C; NaN beyond 4096 dimensions."""
+    norm_spread: float
+    """NC2, std / mean of the lengths of the centred class means."""
+    angle_spread: float
+    """NC2, standard deviation of the cosines between centred class means."""
+    simplex_gap: float
+    """NC2, mean |cosine + 1/(C-1)|."""
+    duality: float
+    """NC3, || W / ||W|| - M / ||M|| ||_F of class vectors and centred class means; NaN at a layer
+    without class vectors."""
+    nearest_center: float
+    """NC4, share of samples the head classifies otherwise than the nearest class mean does; NaN
+    where features were not kept."""
+
+
+@dataclass(frozen=True)
+class Compactness(Record):
+    """Pairwise quantities of the features themselves (NGY-D4, NGY-P4.2)."""
+
+    dispersion: tuple[float, ...]
+    """Diameter of each class; NaN without samples."""
+    largest_dispersion: float
+    margin: tuple[float, ...]
+    """Smallest unsigned distance of a class to a decision boundary, as LMD defines it."""
+    signed_margin: tuple[float, ...]
+    """The same, negative where a sample is on the wrong side: the one to read."""
+    separation: float
+    """Smallest distance between samples of different classes; infinite with one class."""
+    closest_samples: tuple[int, ...]
+    """Their indices."""
+    ideal_ratio: float
+    """Largest dispersion over separation; below 1 features are ideal (NGY-P4.2)."""
+    radius: float
+    """delta_v of the next number."""
+    inside_radius: float
+    """Share of samples within the radius around their class mean."""
+
+
+def measure_variance(sums: ClassSums, notes: list[str]) -> Variance:
+    count = int(sums.counts.sum())
+    present = sums.counts > 0
+    means, n = sums.means[present], sums.counts[present].to(sums.sums.dtype)[:, None]
+    # From one of the means, so that coinciding classes have no variance between them.
+    apart = means - means[0]
+    center = (n * apart).sum(0) / count
+    within = float(sums.scatter.sum()) / count
+    between = float((n * (apart - center).square()).sum()) / count
+    if within == 0 and between == 0:
+        notes.append("all features are equal: the ratio of variances is NaN")
+    ratio = between / within if within > 0 else math.inf if between > 0 else math.nan
+    return Variance(within, between, within + between, ratio)
+
+
+def measure_centers(sums: ClassSums) -> Centers:
+    present = (sums.counts > 0).nonzero()[:, 0]
+    means, num_classes = sums.means[present], len(sums.counts)
+    pair = closest_pair(means)
+    matrix: tuple[tuple[float, ...], ...] | None = None
+    if num_classes <= MATRIX_CLASSES:
+        full = means.new_full((num_classes, num_classes), math.nan)
+        full[present[:, None], present] = distances(means, means)
+        matrix = tuple(tuple(row) for row in full.tolist())
+    if pair is None:
+        return Centers(math.nan, (), matrix)
+    closest = tuple(int(present[each]) for each in pair)
+    return Centers(float(row_distance(means, pair)), closest, matrix)
+
+
+def measure_collapse(stream: Stream, notes: list[str]) -> Collapse | None:
+    rows = None if stream.store is None else stream.store.all()
+    predicted = stream.column("predicted")
+    return collapse_of(stream.sums, stream.scores.weight, rows, predicted, notes)
+
+
+def collapse_of(
+    sums: ClassSums,
+    weight: Tensor | None,
+    rows: Tensor | None,
+    predicted: Tensor,
+    notes: list[str],
+) -> Collapse | None:
+    """Measures of collapse of class sums; NaN for those of the class vectors or the rows not given.
+
+    ``predicted`` are the classes the head gives the rows.
+    """
+    present = (sums.counts > 0).nonzero()[:, 0]
+    count = len(present)
+    if count < 2:
+        notes.append("neural collapse needs samples of two classes at least")
+        return None
+    means = sums.means[present]
+    # From one of them, so that coinciding means are 0 exactly.
+    centred = means - means[0]
+    centred = centred - centred.mean(0)
+    lengths = centred.norm(dim=1)
+    if sums.outer is None:
+        notes.append(
+            f"NC1 needs a D x D covariance, which is not kept at D = {means.shape[1]}: NaN"
+        )
+    variability = norm_spread = spread = gap = duality = math.nan
+    if float(lengths.max()) == 0:
+        notes.append("class means coincide: measures of neural collapse are NaN")
+    else:
+        if sums.outer is not None:
+            error = sums.rounding * float(means.norm(dim=1).max())
+            variability = _variability(sums.within, centred, error)
+            if math.isnan(variability):
+                notes.append("class means coincide but for rounding: NC1 is NaN")
+        norm_spread = float(lengths.std(correction=0) / lengths.mean())
+        spread, gap = _cosines(centred / lengths.clamp_min(1e-300)[:, None])
+        if weight is not None:
+            own = weight[present]
+            apart = own / own.norm().clamp_min(1e-300) - centred / centred.norm()
+            duality = float(apart.norm())
+    other = math.nan if rows is None else _disagreement(rows, predicted, present, means)
+    return Collapse(variability, norm_spread, spread, gap, duality, other)
+
+
+def _variability(within: Tensor, centred: Tensor, error: float) -> float:
+    """tr(Sigma_W pinv(Sigma_B)) / C with Sigma_B = M^T M / C, by the singular vectors of M.
+
+    Directions in which the means differ by rounding alone are none: what would be divided there is
+    rounding too. That of Sigma_B, as any pseudo-inverse has it, and ``error``, that of a mean.
+    """
+    _, values, vectors = torch.linalg.svd(centred, full_matrices=False)
+    relative = math.sqrt(max(centred.shape) * torch.finfo(centred.dtype).eps)
+    kept = values > max(relative * float(values[0]), error)
+    if not bool(kept.any()):
+        return math.nan
+    along = ((vectors[kept] @ within) * vectors[kept]).sum(1).clamp_min(0)
+    return float((along / values[kept].square()).sum())
+
+
+def _cosines(unit: Tensor) -> tuple[float, float]:
+    """Standard deviation of the cosines of different rows, and mean distance from a simplex."""
+    count = len(unit)
+    wanted, pairs = -1 / (count - 1), count * (count - 1)
+    mean = (float(unit.sum(0).square().sum()) - float(unit.square().sum())) / pairs
+    square, gap = 0.0, 0.0
+    for part in blocks(count, rows_at_once(count)):
+        table = unit[part] @ unit.T
+        own = torch.arange(part.start, part.stop, device=unit.device)[:, None]
+        square += float((table - mean).scatter_(1, own, 0).square_().sum())
+        gap += float(table.sub_(wanted).scatter_(1, own, 0).abs_().sum())
+    return math.sqrt(square / pairs), gap / pairs
+
+
+def _disagreement(rows: Tensor, predicted: Tensor, present: Tensor, means: Tensor) -> float:
+    center = means.mean(0)
+    centred = means - center
+    half = 0.5 * centred.square().sum(1)
+    differing = 0
+    for part in blocks(len(rows), rows_at_once(len(means))):
+        features = rows[part].to(means) - center
+        nearest = present[torch.addmm(half, features, centred.T, beta=-1).argmax(1)].cpu()
+        differing += int((nearest != predicted[part]).sum())
+    return differing / max(len(rows), 1)
+
+
+def measure_compactness(stream: Stream, radius: float, notes: list[str]) -> Compactness:
+    assert stream.store is not None
+    names = ("label", "index", "boundary", "distance")
+    columns = {name: stream.column(name) for name in names}
+    return compactness_of(stream.store.all(), columns, stream.sums, radius, notes)
+
+
+def compactness_of(
+    kept: Tensor, columns: dict[str, Tensor], sums: ClassSums, radius: float, notes: list[str]
+) -> Compactness:
+    """Pairwise quantities of (N, D) rows; ``columns`` are labels, indices and margins of them."""
+    labels, num_classes = columns["label"], len(sums.counts)
+    device = _roomy(kept, sums.counts.device)
+    rows, labels_there = kept.to(device), labels.to(device)
+    dispersion = torch.full((num_classes,), math.nan, dtype=torch.float64)
+    order = labels_there.argsort(stable=True)
+    sizes = torch.bincount(labels, minlength=num_classes).tolist()
+    for label, members in enumerate(torch.split(order, sizes)):
+        if len(members) > 0:
+            own = rows[members]
+            dispersion[label] = float(row_distance(own, farthest_pair(own)))
+    largest = float(dispersion[~dispersion.isnan()].max())
+    pair = closest_pair(rows, labels_there)
+    if pair is None:
+        notes.append("samples of one class only: nothing is separated, and the separation infinite")
+    separation = math.inf if pair is None else float(row_distance(rows, pair))
+    means = sums.means.to(device)
+    inside = 0
+    for part in blocks(len(rows), 65_536):
+        apart = (widen(rows[part]) - means[labels_there[part]]).norm(dim=1)
+        inside += int((apart <= radius).sum())
+    unsigned, signed = (
+        class_minimum(columns[name], labels, num_classes) for name in ("boundary", "distance")
+    )
+    index = columns["index"]
+    return Compactness(
+        tuple(dispersion.tolist()),
+        largest,
+        tuple(unsigned.masked_fill(unsigned.isinf(), math.nan).tolist()),
+        tuple(signed.masked_fill(signed.isinf(), math.nan).tolist()),
+        separation,
+        () if pair is None else tuple(int(index[each]) for each in pair),
+        largest / separation if separation > 0 else math.inf,
+        radius,
+        inside / max(len(rows), 1),
+    )
+
+
+def _roomy(rows: Tensor, device: torch.device) -> torch.device:
+    """The accelerator where it has room for the features and their float32 copy, or the CPU."""
+    if device.type != "cuda":
+        return torch.device("cpu")
+    free, _ = torch.cuda.mem_get_info(device)
+    needed = 3 * rows.numel() * rows.element_size()
+    return device if needed < free // 2 else torch.device("cpu")

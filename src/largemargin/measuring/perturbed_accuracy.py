@@ -1,0 +1,291 @@
+"""Accuracy under noise, occlusion, stripes and down-up sampling (ROB Table 4)."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from largemargin.app.data.randomness import seed_for
+from largemargin.errors import LargeMarginError, check_choice, check_count, check_number
+from largemargin.measuring.accuracy import is_right
+from largemargin.measuring.batches import (
+    IGNORED,
+    Piece,
+    Source,
+    check_range,
+    count_pieces,
+    known_rows,
+    need_images,
+    need_labels,
+    pieces,
+)
+from largemargin.measuring.probe import LogitModel
+from largemargin.measuring.progress_bar import Bar, bar
+from largemargin.measuring.ranks import fail_together
+from largemargin.measuring.records import Record
+from largemargin.measuring.robust.epsilon_ball import LEVELS
+from largemargin.measuring.robust.perturbations import (
+    ROAD_400X500,
+    SCALED_32,
+    Draws,
+    Patches,
+    Perturbation,
+    Stripes,
+)
+from largemargin.ops.distributed import world_size
+
+SUITES = ("none", "small", "road", "auto")
+
+BLOCK = 64
+"""Samples whose random draws come from one seed."""
+
+
+@dataclass(frozen=True)
+class PerturbedAccuracy(Record):
+    """Accuracy under one perturbation."""
+
+    accuracy: float
+    """Mean over the runs."""
+    std: float
+    """Sample standard deviation over the runs (divided by runs - 1); NaN for one run."""
+    runs: tuple[float, ...]
+    """Accuracy of each run: independent draws, or the only run of a deterministic perturbation.
+    Run k of two models has the same draws where seed and kind of device are the same."""
+
+
+def perturbation_suite(
+    kind: str,
+    size: tuple[int, int],
+    *,
+    gaussian: Sequence[float] = (),
+    uniform: Sequence[float] = (),
+) -> dict[str, Perturbation]:
+    """The perturbations to evaluate, by name.
+
+    Args:
+        kind: "road" has the sizes of ROB Table 4, made for 400 x 500 images; "small" those for
+            32 x 32; "auto" scales them to ``size``, by the rule that gives both of these: patches
+            of 70/400 of the height and 70/500 of the width, stripes of 6/500 of the width, all at
+            least a pixel, and as many stripes as mask 12 % of the width; "none" leaves all out.
+        size: (H, W) of the images.
+        gaussian: standard deviations of Gaussian noise, in units of [0, 1] pixels.
+        uniform: amplitudes of uniform noise.
+
+    Example:
+        >>> sorted(perturbation_suite("auto", (32, 32), gaussian=[8 / 255]))[:3]
+        ['down_up', 'down_up_occlusion', 'down_up_stripes']
+        >>> perturbation_suite("auto", (32, 32)) == dict(SCALED_32)
+        True
+    """
+    check_choice("perturbations", kind, SUITES)
+    for name, values in (("gaussian", gaussian), ("uniform", uniform)):
+        if isinstance(values, str) or not isinstance(values, Sequence):
+            raise LargeMarginError(f"{name} must be a list of levels, but {values!r} was given.")
+        for each in values:
+            what = f"every level of {name} noise"
+            check_number(what, each, at_least=0, at_most=1, hint=LEVELS)
+    suite = {f"gaussian {level(each)}": Perturbation(sigma=each) for each in gaussian}
+    suite |= {f"uniform {level(each)}": Perturbation(amplitude=each) for each in uniform}
+    if kind == "none":
+        return suite
+    if kind == "auto":
+        return suite | scaled_suite(*size)
+    return suite | dict(ROAD_400X500 if kind == "road" else SCALED_32)
+
+
+def scaled_suite(height: int, width: int) -> dict[str, Perturbation]:
+    """The six columns of ROB Table 4 for images of any size: see :func:`perturbation_suite`."""
+    if min(height, width) < 3:
+        raise LargeMarginError(
+            f"down-up sampling by 3 needs images of at least 3 x 3 pixels, but they are {height} x "
+            f'{width}. Pass perturbations="none".'
+        )
+    patches = Patches(20, max(1, round(height * 70 / 400)), max(1, round(width * 70 / 500)))
+    thickness = max(1, round(width * 6 / 500))
+    stripes = Stripes(max(1, round(0.12 * width / thickness)), thickness)
+    return {
+        name: replace(
+            each,
+            occlusion=each.occlusion and patches,
+            stripes=each.stripes and stripes,
+        )
+        for name, each in ROAD_400X500.items()
+    }
+
+
+def level(value: float) -> str:
+    """A strength in the units the papers use: 255ths of the range where it is a multiple."""
+    bytes_ = value * 255
+    short = f"{value:g}"
+    if abs(bytes_ - round(bytes_)) < 1e-6 and len(short) > 5:
+        return f"{round(bytes_)}/255"
+    return short
+
+
+class PairedDraws:
+    """Random draws that belong to a sample and a run, whatever batch or process it comes in.
+
+    They depend on the seed, on which random parts the perturbation has, on the run and on the
+    sample's position; so every model, every strength of noise and every batch size sees the same.
+    They are made where the images are: another kind of device draws others.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self.seed = seed
+        self.generator = torch.Generator(device)
+
+    def __call__(self, what: Perturbation, run: int, images: Tensor, positions: Tensor) -> Draws:
+        """The draws of run ``run`` for images (B, ...) at these positions."""
+        block = positions // BLOCK
+        numbers = torch.unique(block)
+        rows = [(block == number).nonzero()[:, 0] for number in numbers]
+        parts = [
+            self._of_block(what, run, images, int(number), positions[each] % BLOCK)
+            for number, each in zip(numbers, rows, strict=True)
+        ]
+        back = torch.cat(rows).argsort().to(images.device)
+        return Draws(*(_joined(each, back) for each in zip(*parts, strict=True)))
+
+    def _of_block(
+        self, what: Perturbation, run: int, images: Tensor, number: int, rows: Tensor
+    ) -> Draws:
+        parts = (what.occlusion, what.stripes, what.sigma, what.amplitude)
+        kinds = "".join(str(int(part is not None)) for part in parts)
+        self.generator.manual_seed(seed_for(self.seed, "perturbation", kinds, run, number))
+        whole = images.new_empty((BLOCK, *images.shape[1:]))
+        drawn = what.draw(whole, generator=self.generator)
+        here = rows.to(images.device)
+        return Draws(*(None if each is None else each.to(here.device)[here] for each in drawn))
+
+
+def _joined(parts: Sequence[Tensor | None], order: Tensor) -> Tensor | None:
+    given = [each for each in parts if each is not None]
+    return torch.cat(given)[order] if given else None
+
+
+class PerturbedCounts:
+    """Counts right predictions under perturbations, batch by batch."""
+
+    def __init__(
+        self,
+        reader: LogitModel,
+        perturbations: Mapping[str, Perturbation],
+        *,
+        draws: int,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        check_count("draws", draws, at_least=1)
+        if not isinstance(perturbations, Mapping) or not all(
+            isinstance(each, Perturbation) for each in perturbations.values()
+        ):
+            raise LargeMarginError(
+                "perturbations must be a dict of perturbations by name, as {'noise': "
+                f"Perturbation(sigma=0.1)}}, but {perturbations!r} was given. "
+                "perturbation_suite makes the usual ones."
+            )
+        self.reader, self.perturbations = reader, dict(perturbations)
+        self.draws = PairedDraws(seed, device)
+        self.runs = {name: draws if each.random else 1 for name, each in self.perturbations.items()}
+        self.right = {
+            name: torch.zeros(runs, dtype=torch.long, device=device)
+            for name, runs in self.runs.items()
+        }
+        self.samples = torch.zeros((), dtype=torch.long, device=device)
+
+    @property
+    def passes(self) -> int:
+        """Passes of the model over a batch."""
+        return sum(self.runs.values())
+
+    def add(self, piece: Piece, shown: Bar) -> None:
+        """Every perturbation in every run, so that images are read once."""
+        images, labels = need_images(piece, "a perturbation"), need_labels(piece)
+        check_range(images)
+        self.samples += known_rows(labels, self.reader.num_classes).sum()
+        for name, what in self.perturbations.items():
+            for run in range(self.runs[name]):
+                drawn = self.draws(what, run, images, piece.positions)
+                logits = self.reader(what.apply(images, drawn))
+                self.right[name][run] += is_right(logits, labels).sum()
+                shown.update()
+
+    def sums(self) -> dict[str, Tensor]:
+        return {"samples": self.samples.cpu()} | {
+            f"right {name}": each.cpu() for name, each in self.right.items()
+        }
+
+    def result(self, parts: list[dict[str, Tensor]]) -> dict[str, PerturbedAccuracy]:
+        total = {name: torch.stack([part[name] for part in parts]).sum(0) for name in parts[0]}
+        samples = int(total["samples"])
+        if samples == 0:
+            raise LargeMarginError(
+                f"nothing was evaluated: the data is empty, or all of it is labelled {IGNORED}."
+            )
+        return {
+            name: summary([each / samples for each in total[f"right {name}"].tolist()])
+            for name in self.perturbations
+        }
+
+
+def summary(runs: Sequence[float]) -> PerturbedAccuracy:
+    """Mean and sample standard deviation of the accuracies of some runs."""
+    std = statistics.stdev(runs) if len(runs) > 1 else math.nan
+    return PerturbedAccuracy(statistics.fmean(runs), std, tuple(runs))
+
+
+def perturbed_accuracy(
+    model: nn.Module,
+    data: Source,
+    perturbations: Mapping[str, Perturbation],
+    *,
+    draws: int = 10,
+    seed: int = 0,
+    num_classes: int | None = None,
+    batch_size: int = 256,
+    device: torch.device | str | None = None,
+    workers: int = 0,
+    sync: bool = True,
+    progress: bool = False,
+) -> dict[str, PerturbedAccuracy]:
+    """Accuracy under each perturbation: mean and deviation over independent draws.
+
+    Perturbations act on images in [0, 1]; a model of this library normalises them itself. What
+    has no random part runs once.
+
+    Args:
+        model, data, num_classes, batch_size, device, workers, sync, progress: as in
+            :func:`accuracy_of`.
+        perturbations: by name, for instance of :func:`perturbation_suite`.
+        draws: runs of a random perturbation. Default 10 (ROB).
+        seed: of the draws. The same seed gives every model the same draws: differences between
+            models are paired, run by run.
+
+    Example:
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(9, 2))
+        >>> data = [(torch.rand(4, 1, 3, 3), torch.tensor([0, 1, 0, 1]))]
+        >>> found = perturbed_accuracy(model, data, {"noise": Perturbation(sigma=0.1)}, draws=3)
+        >>> len(found["noise"].runs)
+        3
+    """
+    shared = sync and world_size() > 1
+    made: list[PerturbedCounts] = []
+
+    def count() -> dict[str, Tensor]:
+        reader = LogitModel(model, num_classes=num_classes)
+        where = reader.device if device is None else torch.device(device)
+        counts = PerturbedCounts(reader, perturbations, draws=draws, seed=seed, device=where)
+        made.append(counts)
+        read = pieces(data, batch_size=batch_size, device=where, workers=workers, shared=shared)
+        number = count_pieces(data, batch_size, shared=shared)
+        total = None if number is None else number * counts.passes
+        with reader.evaluating(), bar("perturbations", total, progress) as shown:
+            for piece in read:
+                counts.add(piece, shown)
+        return counts.sums()
+
+    parts = fail_together(shared, count)
+    return made[0].result(parts)

@@ -1,0 +1,113 @@
+"""Rows of predictions, as CSV and JSON."""
+
+import csv
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from largemargin.measuring.records import Record
+from largemargin.measuring.temperature import Temperature
+from largemargin.measuring.threshold import Threshold
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+"""Beginnings of cells that spreadsheets take for formulas, or skip to find one; some take the wide
+forms of East Asian keyboards, too."""
+
+
+@dataclass(frozen=True)
+class Prediction(Record):
+    """What a model says about one image."""
+
+    image: str
+    """Its file, or its name in the data set."""
+    label: str | None
+    """Name of the predicted class; None where the image could not be read."""
+    probability: float | None
+    margin: float | None
+    flag: bool | None
+    """The margin is below the threshold; None without a threshold."""
+    error: str | None = None
+    """Why the image could not be read."""
+
+
+@dataclass(frozen=True)
+class Predictions(Record):
+    """What :func:`predict` returns."""
+
+    rows: tuple[Prediction, ...]
+    margin: str
+    """What the margins are: "distance" of the features to the nearest decision boundary, or, for
+    heads that decide by angles alone, "cosine" to the predicted class minus the next one."""
+    threshold: Threshold | float | None
+    """What the flags rest on, as it was calibrated or given; None where nothing is flagged."""
+    temperature: Temperature | float | None = None
+    """Of the probabilities, as it was fitted or given; None where logits are taken as they are."""
+    format: int = 1
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Prediction]:
+        return iter(self.rows)
+
+    @property
+    def failed(self) -> int:
+        """Images that could not be read."""
+        return sum(row.error is not None for row in self.rows)
+
+    @property
+    def flagged(self) -> int:
+        """How many images are too close to call."""
+        return sum(bool(row.flag) for row in self.rows)
+
+    def save_csv(self, path: str | Path) -> None:
+        """Write a CSV file (UTF-8), one row per image, whole or not at all.
+
+        Columns: image, label, probability, margin, margin_kind, flag, error; what is unknown is
+        empty. Texts that a spreadsheet would take for a formula, because they begin with ``=``,
+        ``+``, ``-``, ``@``, a tab or a line break, get an apostrophe in front; take it away to have
+        the file's name back.
+        """
+        with _whole(Path(path)) as file:
+            self.write_csv(file)
+
+    def write_csv(self, file: IO[str]) -> None:
+        """The same into an open text file, as ``sys.stdout``."""
+        writer = csv.writer(file)  # lines end in \r\n, so that it quotes either in a name
+        writer.writerow(("image", "label", "probability", "margin", "margin_kind", "flag", "error"))
+        for row in self.rows:
+            known = row.margin is not None
+            numbers = (_number(row.probability), _number(row.margin))
+            flag = "" if row.flag is None else str(row.flag).lower()
+            kind = self.margin if known else ""
+            texts = (harmless(row.image), harmless(row.label or ""))
+            writer.writerow((*texts, *numbers, kind, flag, harmless(row.error or "")))
+
+    def save_json(self, path: str | Path) -> None:
+        """Write the same as JSON; :meth:`load` reads it back."""
+        self.save(path)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else repr(value)
+
+
+def harmless(text: str) -> str:
+    """A text as a spreadsheet shows it and does not run it."""
+    return f"'{text}" if text.startswith(FORMULA) else text
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[IO[str]]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        # Names of files need not be UTF-8: what is not is written as \udc.. numbers.
+        with partial.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file:
+            yield file
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,46 @@
+"""Robustness to input perturbations and attacks."""
+
+from largemargin.measuring.robust.attacks import Attack, apgd, fgsm, pgd
+from largemargin.measuring.robust.perturbations import (
+    GAUSSIAN_CIFAR10,
+    GAUSSIAN_ROAD,
+    GAUSSIAN_SVHN,
+    ROAD_400X500,
+    SCALED_32,
+    UNIFORM_CIFAR10,
+    UNIFORM_SVHN,
+    DownUp,
+    Draws,
+    Patches,
+    Perturbation,
+    Stripes,
+    add_gaussian,
+    add_uniform,
+    down_up,
+    mask_stripes,
+    occlude,
+)
+
+__all__ = [
+    "add_gaussian",
+    "add_uniform",
+    "occlude",
+    "mask_stripes",
+    "down_up",
+    "fgsm",
+    "pgd",
+    "apgd",
+    "Attack",
+    "Perturbation",
+    "Draws",
+    "DownUp",
+    "Patches",
+    "Stripes",
+    "ROAD_400X500",
+    "SCALED_32",
+    "GAUSSIAN_CIFAR10",
+    "GAUSSIAN_SVHN",
+    "GAUSSIAN_ROAD",
+    "UNIFORM_CIFAR10",
+    "UNIFORM_SVHN",
+]

@@ -1,0 +1,1 @@
+"""Triton kernels of the class statistics, and what launches them."""

@@ -1,0 +1,155 @@
+"""``largemargin train`` as a user runs it: files, summary, Ctrl-C, resuming, wrong input."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("jsonargparse", reason="the command is built with jsonargparse")
+pytest.importorskip("sklearn", reason="the data of these tests come with scikit-learn")
+
+from app.cli.command import SMALL, environment, largemargin, runs_in
+
+from largemargin.app.cli import command as cli
+from largemargin.app.cli.train import summary
+from largemargin.app.data import DataConfig
+from largemargin.app.models import ModelConfig
+from largemargin.app.training import Run, RunConfig
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A finished run and what the command printed."""
+    folder = tmp_path_factory.mktemp("train")
+    words = ("--objective", "cosface", "--objective.settings.margin", "0.2", "--name", "face")
+    done = largemargin("train", *words, *SMALL, folder=folder)
+    assert "Traceback" not in done.stderr
+    (run,) = runs_in(folder, "face")
+    return run, done.stdout
+
+
+def test_everything_about_the_run_is_in_its_folder(trained: tuple[Path, str]) -> None:
+    folder, _ = trained
+    run = Run.open(folder)
+    assert run.finished
+    assert run.config.objective.settings == {"margin": 0.2}
+    assert (run.config.epochs, run.config.batch_size) == (1, 256)
+    assert {"config.yaml", "result.json", "metrics.jsonl", "geometry.json", "environment.json"} <= {
+        path.name for path in folder.iterdir()
+    }
+
+
+def test_the_summary_says_what_came_out_and_what_is_next(trained: tuple[Path, str]) -> None:
+    folder, out = trained
+    result = json.loads((folder / "result.json").read_text())
+    assert "epoch 1 of 1: loss" in out
+    assert f"accuracy {100 * result['test']['accuracy']:.2f} %" in out
+    assert "class margin" in out
+    assert f"largemargin evaluate runs/{folder.name}" in out
+    assert f"largemargin report runs/{folder.name}" in out
+
+
+def test_what_is_next_can_be_typed_whatever_the_name(trained: tuple[Path, str]) -> None:
+    copy = shutil.copytree(trained[0], trained[0].parent / "a name; of words")
+    said = summary(Run.open(copy))
+    for verb in ("evaluate", "report", "predict"):
+        assert f"  largemargin {verb} {shlex.quote(str(copy))} " in said
+
+
+def test_what_is_next_compares_on_the_images_of_the_run(
+    trained: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "  largemargin compare --methods NAME,NAME " in trained[1]  # on digits, as this run was
+    run, options = Run.open(trained[0]), ["--data.name", "folder", "--data.path", "my photos/"]
+    other = replace(
+        run.config,
+        data=DataConfig("folder", "my photos/"),
+        model=ModelConfig("resnet18"),
+    )
+    monkeypatch.setattr(Run, "config", property(lambda _: other))
+    said = summary(run)
+    assert f"  largemargin compare {shlex.join([*options, '--model.name', 'resnet18'])} --m" in said
+
+
+def test_a_finished_run_is_not_trained_again(
+    trained: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = trained
+    before = (folder / "metrics.jsonl").read_text()
+    assert cli.main(["train", "--resume", str(folder)]) == 0
+    assert "test" in capsys.readouterr().out
+    assert (folder / "metrics.jsonl").read_text() == before
+
+
+def test_a_resumed_run_keeps_its_settings(
+    trained: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the setting is the default, which is not what the run began with."""
+    folder, _ = trained
+    default = str(RunConfig().epochs)
+    for words, name in (
+        (["--epochs", "9"], "epochs"),
+        (["--epochs", default], "epochs"),
+        ([f"--epochs={default}"], "epochs"),
+        (["--data", "digits"], "data.name"),
+        (["--optimizer.lr", str(RunConfig().optimizer.lr)], "optimizer.lr"),
+        (["--config", str(folder / "config.yaml")], "config"),
+        (["--preset", "long_tail"], "preset"),
+    ):
+        for given in (["--resume", str(folder), *words], [*words, "--resume", str(folder)]):
+            assert cli.main(["train", *given]) == 2
+            assert f"{name} was given too. Leave it out" in capsys.readouterr().err
+
+
+def test_wrong_input_is_a_message_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words, message in (
+        (["--resume", "nowhere"], "nowhere is no run"),
+        (["--objective", "cosfase"], "cosface"),
+        (["--data", "cifar11"], "cifar1"),
+        (["--epochs", "0"], "epochs must be"),
+        (["--objective", "cross_entropy +"], "empty term"),
+    ):
+        assert cli.main(["train", *words]) == 2
+        err = capsys.readouterr().err
+        assert message in err
+        assert err.startswith("error: ")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="signals are sent otherwise on Windows")
+def test_ctrl_c_stops_and_says_how_to_go_on(tmp_path: Path) -> None:
+    words = ["--epochs", "400", "--batch_size", "64", "--device", "cpu", "--measure", "false"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "largemargin", "train", *words],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        found = [run for run in runs_in(tmp_path) if len(Run(run).metrics("epoch")) > 1]
+        if found:
+            break
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 130
+    (folder,) = runs_in(tmp_path)
+    assert f"largemargin train --resume runs/{folder.name}" in err
+    assert "Traceback" not in err
+    assert not Run.open(folder).finished
+    done_before = len(Run(folder).metrics("epoch"))
+    assert 0 < done_before < 400

@@ -1,0 +1,58 @@
+"""Runs handed out as they end."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from largemargin import LargeMarginError
+from largemargin.app.data import DataConfig, load_data
+from largemargin.app.training import ObjectiveConfig, OptimizerConfig, Run, RunConfig, train_many
+from largemargin.app.training.parallel_runs import Job, iter_finished
+
+pytest.importorskip("sklearn", reason="digits are scikit-learn's")
+
+CONFIG = RunConfig(
+    data=DataConfig(fraction=0.2), epochs=1, measure=False, device="cpu", geometry_samples=0
+)
+WILD = replace(
+    CONFIG, max_bad_steps=0, optimizer=OptimizerConfig(lr=1e30, clip_norm=None, warmup_epochs=0)
+)
+
+
+def test_one_that_fails_ends_alone(tmp_path: Path) -> None:
+    data = load_data(CONFIG.data)
+    wrong = replace(CONFIG, objective=ObjectiveConfig("nothing"))
+    configs = [WILD, CONFIG, wrong, replace(CONFIG, seed=1)]
+    jobs = [Job(each, tmp_path / str(n), data=lambda: data) for n, each in enumerate(configs)]
+    ended = list(iter_finished(jobs))
+    assert [each.job for each in ended] == jobs
+    assert [each.run is None for each in ended] == [True, False, True, False]
+    assert "not finite" in str(ended[0].error)
+    assert "nothing" in str(ended[2].error)
+    assert ended[1].error is None
+    assert isinstance(ended[1].run, Run)
+    assert ended[1].run.finished
+    assert ended[1].seconds > 0
+    with pytest.raises(LargeMarginError, match="nothing"):
+        train_many([wrong], folders=[tmp_path / "again"], data=data, progress=False)
+
+
+def test_jobs_are_asked_for_one_by_one_until_it_stops(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def jobs() -> Iterator[Job]:
+        for number in range(5):
+            asked.append(number)
+            yield Job(replace(CONFIG, seed=number), tmp_path / str(number))
+
+    ended = []
+    for each in iter_finished(jobs(), stop=lambda: len(ended) == 2):
+        ended.append(each)
+    assert len(ended) == 2
+    assert asked == [0, 1]
+    # What was under way can be gone on with; a finished run is handed out as it is.
+    (again,) = iter_finished([Job(CONFIG, tmp_path / "0", resume=True)])
+    assert again.run is not None
+    assert again.run.result == ended[0].run.result

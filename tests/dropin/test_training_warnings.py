@@ -1,0 +1,369 @@
+"""Warnings: given once, when they are due, in training that cannot work, and never otherwise."""
+
+import copy
+import math
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import largemargin as lm
+from largemargin.dropin import MarginWarning
+from largemargin.dropin.training_warnings import ENTRIES, Watch, _Traces
+from largemargin.losses.base.schedules import Ramp
+
+
+@cache
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    return torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
+
+
+def network(dim: int = 16, num_classes: int = 10) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, dim), nn.Linear(dim, num_classes)
+    )
+
+
+class Trained:
+    """A short training on digits, and what it warned of."""
+
+    def __init__(
+        self,
+        objective: object,
+        *,
+        calls: int = 120,
+        lr: float = 0.1,
+        trains: Callable[[nn.Sequential], Iterator[nn.Parameter]] = nn.Module.parameters,
+        watch: Watch | None = None,
+        num_classes: int = 10,
+        labels: Callable[[torch.Tensor], torch.Tensor] = lambda y: y,
+        accumulate: int = 1,
+        steps_every: int | None = None,
+        **options: object,
+    ) -> None:
+        self.model = network(num_classes=num_classes)
+        self.criterion = lm.attach(self.model, objective, accumulate=accumulate, **options)
+        if watch is not None:
+            self.criterion._watch = watch
+        optimizer = torch.optim.SGD(trains(self.model), lr=lr, momentum=0.9)
+        images, targets = digits()
+        draw = torch.Generator().manual_seed(1)
+        steps_every = steps_every or accumulate
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for call in range(1, calls + 1):
+                rows = torch.randint(len(images), (64,), generator=draw)
+                value = self.criterion(self.model(images[rows]), labels(targets[rows]))
+                (value / steps_every).backward()
+                if call % steps_every == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        self.caught = [each for each in caught if issubclass(each.category, MarginWarning)]
+        assert len(self.caught) == len(caught), [str(each.message) for each in caught]
+        self.said = [str(each.message) for each in self.caught]
+        with torch.no_grad():
+            self.accuracy = (self.model(images).argmax(1) == targets).float().mean().item()
+
+
+def quick(**options: int) -> Watch:
+    return Watch(**{"patience": 40, "stuck_after": 20, "views_per_class": 100, **options})
+
+
+class TestHealthyTraining:
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda c, d: lm.CosFace(margin=0.2, scale="auto"),
+            lambda c, d: lm.ArcFace(margin=0.2, scale=8.0),
+            lambda c, d: lm.CrossEntropy(),
+            lambda c, d: lm.Objective(softmax=lm.CrossEntropy(), lmd=0.1 * lm.Discriminative(c, d)),
+        ],
+    )
+    def test_says_nothing(self, make: Callable[[int, int], lm.Loss]) -> None:
+        run = Trained(make, watch=quick(), calls=330, lr=0.03)
+        assert run.said == []
+        assert run.accuracy > 0.95
+
+    @pytest.mark.slow
+    def test_with_the_patience_users_get(self) -> None:
+        run = Trained(lm.CosFace(margin=0.2, scale=16.0), calls=1010)
+        assert run.said == []
+        assert run.accuracy > 0.95
+        assert run.criterion._watch.calls == 1010
+
+    def test_accumulated_gradients(self) -> None:
+        run = Trained(
+            lm.CosFace(margin=0.2, scale="auto"), watch=quick(stuck_after=3), accumulate=4
+        )
+        assert run.said == []
+        late = Trained(lm.CosFace(scale="auto"), watch=quick(stuck_after=3), steps_every=4)
+        assert "has not changed in 3 training calls" in late.said[0]  # it was not told
+
+    def test_results_are_the_same_without(self) -> None:
+        values = []
+        for watch in (True, False):
+            run = Trained(lm.CosFace(scale=8.0), warn=watch, watch=quick() if watch else None)
+            values.append([p.detach().clone() for p in run.model.parameters()])
+        assert all(torch.equal(a, b) for a, b in zip(*values, strict=True))
+
+
+class TestAngles:
+    def test_training_that_does_not_take_hold(self) -> None:
+        run = Trained(lm.ArcFace(margin=1.2, scale=64.0), lr=0.5, watch=quick(), calls=170)
+        (said,) = run.said
+        assert "after 40 training calls 100% of the samples" in said
+        assert 'schedule="preset"' in said
+        assert run.accuracy < 0.5
+        assert Path(run.caught[0].filename).name == Path(__file__).name
+
+    def test_the_cure_it_names(self) -> None:
+        total = 500
+        loss = lm.ArcFace(margin=0.5, scale="auto")
+        run = Trained(loss, schedule="preset", total_steps=total, calls=total)
+        assert run.said == []
+        assert loss.margin == 0.5
+        assert run.accuracy > 0.95
+
+    def test_not_before_every_class_was_seen_often(self) -> None:
+        model = network(num_classes=1000)
+        criterion = lm.attach(model, lm.CosFace(), warn=True)
+        criterion._watch = quick()
+        hopeless = -model[3].weight.detach()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(319):
+                self.behind(criterion, hopeless)
+        with pytest.warns(MarginWarning, match="after 320 training calls 100%"):
+            self.behind(criterion, hopeless)
+
+    @staticmethod
+    def behind(criterion: lm.Criterion, features: torch.Tensor) -> None:
+        labels = torch.randint(1000, (64,))
+        criterion._watch(criterion, features[labels], labels, criterion.head)
+
+    def test_ignored_rows_and_soft_targets_do_not_count(self) -> None:
+        weight = torch.eye(3, 4)
+        head = lm.ClassHead(4, 3, similarity="cosine")
+        head.weight.data = weight
+        criterion = lm.attach(nn.Sequential(head), lm.CosFace(scale=1.0, ignore_index=2))
+        watch = Watch(patience=1)
+        labels = torch.tensor([0, 2, 2, 2, -100, 7] * 40)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            watch(
+                criterion,
+                torch.where(labels[:, None] == 0, weight[:1], -1.0),
+                labels,
+                criterion.head,
+            )
+        watch = Watch(patience=1)
+        soft = torch.nn.functional.one_hot(torch.tensor([0, 1, 2] * 40), 3) * 0.9 + 0.03
+        with pytest.warns(MarginWarning, match="100% of the samples"):
+            watch(criterion, -soft @ weight, soft, criterion.head)
+
+    def test_other_heads_have_no_angles(self) -> None:
+        run = Trained(lm.CrossEntropy(), lr=0.0, watch=quick(stuck_after=10_000), calls=50)
+        assert run.said == []
+
+
+class TestParameters:
+    def test_a_head_the_optimizer_does_not_have(self) -> None:
+        run = Trained(
+            lm.CosFace(margin=0.2, scale=16.0), watch=quick(), trains=lambda m: m[:3].parameters()
+        )
+        (said,) = run.said
+        assert "the weight of the head gets gradients but has not changed in 20 training" in said
+        assert "criterion.param_groups(model)" in said
+
+    def test_weight_and_bias_of_a_linear_head(self) -> None:
+        run = Trained(lm.CrossEntropy(), watch=quick(), trains=lambda m: m[:3].parameters())
+        assert [said.split(" gets")[0] for said in run.said] == [
+            "the weight of the head",
+            "the bias of the head",
+        ]
+
+    def test_frozen_on_purpose(self) -> None:
+        model = network()
+        model[3].requires_grad_(False)
+        criterion = lm.attach(model, lm.CosFace(scale=16.0))
+        criterion._watch = quick()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(30):
+                criterion(model(torch.randn(4, 64)), torch.tensor([0, 1, 2, 3])).backward()
+
+    def test_no_gradient_no_warning(self) -> None:
+        model = network()
+        criterion = lm.attach(model, lm.CrossEntropy())
+        criterion._watch = quick()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(30):  # no backward pass: somebody measures the loss in training mode
+                criterion(model(torch.randn(4, 64)), torch.tensor([0, 1, 2, 3]))
+
+    def test_parameters_of_a_loss(self) -> None:
+        loss = lm.CrossEntropy()
+        loss.temperature = nn.Parameter(torch.ones(()))
+        plain = loss.per_sample
+        loss.per_sample = lambda *args, **options: plain(*args, **options) * loss.temperature
+        (said,) = Trained(loss, watch=quick()).said
+        assert said.startswith("terms.cross_entropy.temperature of the loss gets gradients")
+
+    def test_large_weights_are_sampled(self) -> None:
+        weight = torch.zeros(3_000_000, requires_grad=True)
+        traces = _Traces(weight, 1)
+        assert traces._values.numel() == ENTRIES
+        assert traces._places[[0, -1]].tolist() == [0, 2_999_999]
+        traces.listen(weight)
+        weight.sum().backward()
+        assert traces.stuck(weight)
+        assert not weight._backward_hooks
+
+
+class TestBanks:
+    @staticmethod
+    def lmd(num_classes: int, dim: int) -> lm.Objective:
+        parts = {"softmax": lm.CrossEntropy(), "lmd": 0.1 * lm.Discriminative(num_classes, dim)}
+        return lm.Objective(**parts)
+
+    def test_classes_that_never_come(self) -> None:
+        run = Trained(self.lmd, num_classes=17, watch=quick(), lr=0.01)
+        (said,) = run.said
+        assert "has never seen 7 of its 17 classes (10, 11, 12, 13, 14, ...) in 2560" in said
+
+    def test_not_before_there_was_a_chance(self) -> None:
+        run = Trained(self.lmd, num_classes=17, watch=quick(views_per_class=1000), lr=0.01)
+        assert run.said == []
+
+    def test_a_bank_that_is_never_written(self) -> None:
+        def make(num_classes: int, dim: int) -> lm.Objective:
+            lmd = lm.Discriminative(num_classes, dim, accumulate=None)
+            return lm.Objective(softmax=lm.CrossEntropy(), lmd=0.1 * lmd)
+
+        (said,) = Trained(make, watch=quick(), lr=0.01).said
+        assert "10 of its 10 classes" in said
+        assert "commit_with(optimizer)" in said
+
+
+class TestCeiling:
+    def warned(self, loss: lm.Loss, num_classes: int = 8, dim: int = 3) -> list[str]:
+        model = nn.Sequential(nn.Linear(5, dim), nn.Linear(dim, num_classes))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            lm.attach(model, loss)
+        assert all(each.category is MarginWarning for each in caught)
+        assert all(Path(each.filename).name == Path(__file__).name for each in caught)
+        return [str(each.message) for each in caught]
+
+    def test_margins_around_the_ceiling(self) -> None:
+        from largemargin.heads import packing_bound
+
+        angle = packing_bound(8, 3)
+        cosine = 1 - math.cos(angle)
+        for low, high in (
+            (lm.CosFace(margin=cosine - 1e-3), lm.CosFace(margin=cosine + 1e-3)),
+            (lm.ArcFace(margin=angle - 1e-3), lm.ArcFace(margin=angle + 1e-3)),
+            (lm.UnifiedMargin(m2=angle - 1e-3), lm.UnifiedMargin(m2=angle + 1e-3)),
+            (lm.UnifiedMargin(m3=cosine - 1e-3), lm.UnifiedMargin(m3=cosine + 1e-3)),
+        ):
+            assert self.warned(low) == []
+            (said,) = self.warned(high)
+            assert type(high).__name__ in said
+            assert "8 classes in 3 dimensions" in said
+
+    def test_what_it_says(self) -> None:
+        (said,) = self.warned(lm.ArcFace(margin=1.4))
+        assert "margin (radians) of ArcFace (term 'arcface') is 1.4" in said
+        assert "more than 1.34" in said
+        assert "wider features" in said
+
+    def test_of_margins_per_class_the_smallest_counts(self) -> None:
+        assert self.warned(lm.CosFace(margin=torch.tensor([1.1] * 7 + [0.1]))) == []
+        assert len(self.warned(lm.CosFace(margin=torch.full((8,), 1.1)))) == 1
+        assert self.warned(lm.LDAM([8, 7, 6, 5, 4, 3, 2, 1])) == []
+
+    def test_best_packings_are_below_it(self) -> None:
+        for num_classes, dim in ((5, 3), (9, 3), (12, 4), (30, 5)):
+            angle = lm.best_packing(num_classes, dim, steps=60, restarts=2).angle
+            assert self.warned(lm.ArcFace(margin=angle), num_classes, dim) == []
+            assert self.warned(lm.CosFace(margin=1 - math.cos(angle)), num_classes, dim) == []
+
+    def test_the_scale_free_discriminative_loss(self) -> None:
+        assert self.warned(lm.StableDiscriminative(8, 3)) == []
+        assert len(self.warned(lm.StableDiscriminative(8, 3, margin=0.9))) == 1
+
+
+@pytest.mark.slow
+def test_features_beside_their_prototypes_gain_nothing_over_the_ceiling() -> None:
+    """No arrangement of features and prototypes, searched for freely, passes the ceiling."""
+    from largemargin.heads import packing_bound
+
+    for num_classes, dim in ((5, 2), (6, 3), (8, 3)):
+        ceiling = 1 - math.cos(packing_bound(num_classes, dim))
+        for _ in range(3):
+            rows = torch.randn(2 * num_classes, dim, dtype=torch.float64, requires_grad=True)
+            optimizer = torch.optim.Adam([rows], lr=0.05)
+            best = -math.inf
+            for step in range(400):
+                x, w = nn.functional.normalize(rows, dim=1).split(num_classes)
+                cosines = x @ w.T
+                gaps = cosines.diagonal()[:, None] - cosines
+                gaps = gaps[~torch.eye(num_classes, dtype=torch.bool)]
+                best = max(best, gaps.min().item())
+                sharp = 5 + step / 4
+                optimizer.zero_grad()
+                (torch.logsumexp(-sharp * gaps, 0) / sharp).backward()
+                optimizer.step()
+            assert best <= ceiling + 1e-9
+            assert best > 0.5 * ceiling
+
+
+def test_copies_and_pickles_carry_on() -> None:
+    run = Trained(lm.CosFace(scale=8.0), watch=quick(), calls=25)
+    watch = run.criterion._watch
+    for twin in (copy.deepcopy(watch), pickle.loads(pickle.dumps(watch))):
+        assert (twin.calls, twin.samples) == (25, 1600)
+    model, criterion = copy.deepcopy((run.model, run.criterion))
+    criterion(model(torch.randn(4, 64)), torch.tensor([0, 1, 2, 3])).backward()
+    assert criterion._watch.calls == 26
+    assert watch.calls == 25
+
+
+def test_warn_false_watches_nothing() -> None:
+    run = Trained(
+        lm.ArcFace(margin=1.2, scale=64.0), lr=0.5, warn=False, schedule=Ramp("scale", 1.0, steps=5)
+    )
+    assert run.criterion._watch is None
+    assert run.said == []
+
+
+@pytest.mark.gpu
+# The debug mode announces itself with a warning.
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
+def test_ordinary_steps_do_not_wait_for_the_device() -> None:
+    model = network().cuda()
+    criterion = lm.attach(model, TestBanks.lmd)
+    cosine = lm.attach(network().cuda(), lm.CosFace(scale=8.0))
+    for each in (criterion, cosine):
+        each._watch = quick()
+        labels = torch.randint(10, (300,), device="cuda")
+        head = each.head
+        features = head.weight.detach()[labels]
+        for bank in each.banks:
+            bank.seen.fill_(True)
+        for call in range(1, 60):
+            due = call in (21, 40)
+            torch.cuda.set_sync_debug_mode("default" if due else "error")
+            try:
+                each._watch(each, features, labels, head)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
