@@ -327,7 +327,7 @@ class Loss(Summand, nn.Module):
             num_classes = features.shape[1]
             logit_options: dict[str, Any] = {}
         else:
-            matrix, logit_options = self._open(prototypes, bias)
+            matrix, logit_options = self._unpack_prototypes(prototypes, bias)
             check_matrix("prototypes", matrix, "(C, D)")
             inputs = (features, matrix)
             num_classes = matrix.shape[0]
@@ -385,7 +385,7 @@ class Loss(Summand, nn.Module):
         names = ("features", "prototypes") if len(inputs) == 2 else (alone,)
         return dict(zip(names, inputs, strict=True))
 
-    def _open(
+    def _unpack_prototypes(
         self, prototypes: Tensor | nn.Module, bias: Tensor | None
     ) -> tuple[Tensor, dict[str, Any]]:
         """The matrix inside a prototype module, and what its logits look like."""
