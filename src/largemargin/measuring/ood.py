@@ -19,7 +19,7 @@ from largemargin.ops.distributed import world_size
 
 @dataclass(frozen=True)
 class OODScores(Record):
-    """How well scores tell known data from other data: see :func:`detect_strangers`."""
+    """How well scores tell known data from other data: see :func:`detect_ood`."""
 
     known: int
     strangers: int
@@ -121,7 +121,7 @@ def detect_ood(
         >>> model = nn.Linear(2, 2, bias=False)
         >>> _ = model.weight.data.copy_(torch.eye(2))
         >>> known, strange = [torch.tensor([[3.0, 0.0], [0.0, 2.0]])], [torch.tensor([[1.0, 1.0]])]
-        >>> detect_strangers(model, known, strange).auroc["margin"]
+        >>> detect_ood(model, known, strange).auroc["margin"]
         1.0
     """
     reader = LogitModel(model)

@@ -398,7 +398,7 @@ def head_inputs_of(
         batch_size, device, workers, sync, progress: as in :func:`accuracy_of`.
 
     Example:
-        >>> found = embeddings_of(nn.Linear(4, 2), [(torch.ones(3, 4), torch.arange(3))])
+        >>> found = head_inputs_of(nn.Linear(4, 2), [(torch.ones(3, 4), torch.arange(3))])
         >>> found.features.shape
         torch.Size([3, 4])
     """

@@ -48,7 +48,7 @@ def test_functions_of_whole_models_share_their_options() -> None:
     takes = {
         name: set(signature.parameters) for room in ROOMS for name, signature in functions(room)
     }
-    everywhere = ("measure", "evaluate", "accuracy_of", "attacked_accuracy", "detect_strangers")
+    everywhere = ("measure", "evaluate", "accuracy_of", "attacked_accuracy", "detect_ood")
     for name in everywhere:
         assert {"sync", "progress", "device"} <= takes[name], name
     for name in ("measure", "embed", "attacked_accuracy", "measure_curvature", "embed_arrays"):

@@ -1,4 +1,4 @@
-"""Several runs in one process, side by side on a GPU: ``train_many``, and ``as_they_end``."""
+"""Several runs in one process, side by side on a GPU: ``train_many``, and ``iter_finished``."""
 
 import gc
 import time
