@@ -44,6 +44,7 @@ def navigation() -> list[Any]:
         {
             "Project": [
                 {"Design": "design.md"},
+                {"Kernels and numerics": "kernels.md"},
                 {"Stability": "stability.md"},
                 {"Reliability": "reliability.md"},
                 {"Security": "security.md"},
