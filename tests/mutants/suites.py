@@ -1,20 +1,12 @@
 """Which files are mutated, and which tests are run for each, the quickest and sharpest first.
 
-The Triton kernels are left out: they run on a GPU, or for minutes in Triton's interpreter.
+The Triton kernels (`ops/triton`) are left out: they run on a GPU, or for minutes in Triton's
+interpreter.
 """
 
 from pathlib import Path
 
-ROOMS = ("losses", "ops", "prototypes")
-KERNELS = {
-    "ops/triton/rival_boundaries.py",
-    "ops/triton/chunks.py",
-    "ops/triton/backward.py",
-    "ops/triton/forward.py",
-    "ops/triton/op.py",
-    "ops/triton/tile_topk.py",
-    "ops/triton/launch.py",
-}
+ROOMS = ("losses", "losses/base", "ops", "heads")
 LOSSES = {
     "arcface": "arcface",
     "center": "center",
@@ -59,8 +51,8 @@ WARM = (
     *("tests/properties", GOLDEN, EXAMPLES),
     *(f"tests/dropin/test_{name}.py" for name in ("accumulate", "scale", "schedules")),
     "tests/dropin/test_schedules_in_training.py",
-    *(f"tests/heads/test_{n}.py" for n in ("centroids", "fixed", "head", "packing")),
-    *(f"tests/heads/test_{n}.py" for n in ("planning", "sharded")),
+    *(f"tests/heads/test_{n}.py" for n in ("centroid_bank", "simplex", "class_head", "packing")),
+    *(f"tests/heads/test_{n}.py" for n in ("memory_estimate", "sharded")),
 )
 """Tests of mutants in forks: quick ones that neither compile nor start processes."""
 ALSO = {
@@ -96,7 +88,7 @@ def files(package: Path) -> list[str]:
     """The files that are mutated, as paths inside the package."""
     found = [path for room in ROOMS for path in sorted((package / room).glob("*.py"))]
     names = [path.relative_to(package).as_posix() for path in found]
-    return [name for name in names if name not in KERNELS and not name.endswith("__init__.py")]
+    return [name for name in names if not name.endswith("__init__.py")]
 
 
 def stages(file: str) -> list[list[str]]:

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from mutants.changes import mutants
 from mutants.run import EQUIVALENT, PACKAGE, SCORE, explained, read_json, score
-from mutants.suites import KERNELS, files, stages
+from mutants.suites import files, stages
 
 SOURCE = '''"""A text with 1 + 1 in it."""
 LIMIT = 4
@@ -75,14 +75,14 @@ def test_a_key_survives_when_the_statement_moves():
     assert {each.key for each in mutants(moved, "a.py")} == keys
 
 
-def test_every_file_has_tests_and_kernels_are_known():
+def test_every_file_has_tests_and_kernels_are_left_out():
     found = files(PACKAGE)
     assert len(found) > 40
     for file in found:
         for stage in stages(file):
             for path in (part.partition("::")[0] for part in stage if part.startswith("tests/")):
                 assert (PACKAGE.parents[1] / path).exists(), f"{file}: {path}"
-    assert all((PACKAGE / file).exists() for file in KERNELS)
+    assert not [file for file in found if "triton" in file]
 
 
 def test_explanations_are_of_mutants_that_exist():

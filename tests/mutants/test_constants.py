@@ -15,7 +15,7 @@ from largemargin.ops.norms import _Normalize, _SafeNorm
 
 SHARE = {"at_least": 0, "at_most": 1}
 CONSTANTS = {
-    "losses.angles": {"NEAR": 0.99, "NOISE": {"bf16": 2.0**-8, "tf32": 2.0**-10}},
+    "losses.base.angles": {"NEAR": 0.99, "NOISE": {"bf16": 2.0**-8, "tf32": 2.0**-10}},
     "losses.centroid_margin": {
         "EXACT_LIMIT": 2**20,
         "BLOCK": 2**22,
@@ -25,8 +25,8 @@ CONSTANTS = {
     },
     "losses.hinges": {"_FORM": {"bias": None, "similarity": "dot", "scale": 1.0}},
     "losses.layer_margin": {"NORMS": (1, 2, math.inf)},
-    "losses.scale": {"PROBABILITY": 0.9},
-    "losses.settings": {
+    "losses.base.scale": {"PROBABILITY": 0.9},
+    "losses.base.settings": {
         "LIMITS": {
             **{key: {} for key in ("weight", "threshold", "alpha1", "beta1", "alpha2", "beta2")},
             "scale": {"above": 0},
@@ -35,14 +35,13 @@ CONSTANTS = {
             "mu": {"above": 0, "at_most": 1},
         }
     },
-    "ops._chunked": {"BLOCK_ELEMENTS": 2**20, "GPU_BLOCK_ELEMENTS": 2**25, "MIN_BLOCK": 256},
-    "ops.boundary": {"DEGENERATE": 1e-12},
+    "ops.chunked": {"BLOCK_ELEMENTS": 2**20, "GPU_BLOCK_ELEMENTS": 2**25, "MIN_BLOCK": 256},
+    "ops.boundary": {"DEGENERATE": 1e-12, "MANY_POINTS": 64},
     "ops.class_stats": {"DENSE_LIMIT": 2**22},
-    "ops.rivals": {"MANY_POINTS": 64},
-    "ops.rows": {"EPS": 1e-12, "SQUARABLE": (1e-15, 1e15), "BLOCK_NUMBERS": 2**22},
-    "prototypes.centroids": {"SHARED_SLOTS": 4096},
-    "prototypes.packing": {"BLOCK_ELEMENTS": 2**22, "EXPLORE": 1e4, "POLISH": 1e9},
-    "prototypes.planning": {
+    "ops.norms": {"EPS": 1e-12, "SQUARABLE": (1e-15, 1e15), "BLOCK_NUMBERS": 2**22},
+    "heads.centroid_bank": {"SHARED_SLOTS": 4096},
+    "heads.packing": {"BLOCK_ELEMENTS": 2**22, "EXPLORE": 1e4, "POLISH": 1e9},
+    "heads.memory_estimate": {
         "OPTIMIZERS": {
             "sgd": (0, 1),
             "sgd_momentum": (1, 1),
@@ -54,8 +53,8 @@ CONSTANTS = {
         "HEAD_OPTIMIZERS": {"rowwise_adam": (2, 4), "head_sgd": (2, 0)},
         "WIDE": 4,
     },
-    "prototypes.sharded": {"BLOCK": 4096},
-    "prototypes.top": {"CHUNK_ELEMENTS": 2**24},
+    "heads.sharded_class_head": {"BLOCK": 4096},
+    "heads.topk": {"CHUNK_ELEMENTS": 2**24},
 }
 
 
