@@ -14,6 +14,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from largemargin.tracing import value_range, values_are_checked
+
 
 class LargeMarginError(ValueError):
     """Raised for every invalid argument; a ``ValueError``, so existing handlers keep working."""
@@ -21,35 +23,6 @@ class LargeMarginError(ValueError):
 
 class MissingPackage(LargeMarginError, ImportError):
     """A package is not installed that only some of the library needs; the message says which."""
-
-
-def values_are_checked(tensor: Tensor, validate: bool | None) -> bool:
-    """Whether the values inside ``tensor`` may be looked at: see the module docstring."""
-    if validate is not None:
-        return validate and plain_eager()
-    return tensor.device.type == "cpu" and plain_eager()
-
-
-def plain_eager() -> bool:
-    """Not compiled, traced or under a ``torch.func`` transform: code may branch on values."""
-    compiled = torch.compiler.is_compiling() or jit_traces()
-    return not (compiled or torch._C._are_functorch_transforms_active())
-
-
-def jit_traces() -> bool:
-    """Whether ``torch.jit.trace`` is recording."""
-    return not torch.compiler.is_compiling() and bool(torch._C._is_tracing())
-
-
-def exporting() -> bool:
-    """Whether ``torch.export`` is recording."""
-    return torch.compiler.is_exporting() and (
-        _SAYS_WHO_TRACES or not torch.compiler.is_dynamo_compiling()
-    )
-
-
-_SAYS_WHO_TRACES = torch.__version__ >= "2.15"
-"""torch 2.11 answers is_exporting() with True wherever dynamo traces."""
 
 
 def refuse_script(module: object) -> NoReturn:
@@ -231,17 +204,6 @@ def check_labels(
                 f"If {value} marks samples to skip, {skip.format(value=value)}."
                 + (" Classes count from 0." if value == num_classes else "")
             )
-
-
-def value_range(tensor: Tensor) -> tuple[float, float]:
-    """The smallest and largest number in a tensor, NaN where it holds one; (0, 0) of none.
-
-    The cheapest look at values there is: one operator, where a mask takes five.
-    """
-    if tensor.numel() == 0:
-        return 0, 0
-    low, high = tensor.aminmax()
-    return low.item(), high.item()
 
 
 def _to_labels(labels: Tensor, num_classes: int) -> str:

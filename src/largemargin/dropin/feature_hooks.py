@@ -25,9 +25,10 @@ from largemargin.dropin.find_head import ancestors, out_features, returned_befor
 from largemargin.dropin.fsdp import is_fsdp, refuse_tensor_parallel
 from largemargin.dropin.match_outputs import Agreement, check_unchanged, chosen_rows, same
 from largemargin.dropin.model_outputs import tensors_in
-from largemargin.errors import LargeMarginError, exporting, jit_traces
+from largemargin.errors import LargeMarginError
 from largemargin.heads.centroid_bank import recomputing
 from largemargin.ops.shards import is_sharded
+from largemargin.tracing import exporting, jit_traces
 
 PREFIX = "_largemargin_pass_"
 """Of the attribute that holds a mark; every attached model has its own."""

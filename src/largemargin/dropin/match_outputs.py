@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from largemargin.dropin.training_warnings import warn_user
-from largemargin.errors import LargeMarginError, plain_eager
+from largemargin.errors import LargeMarginError
+from largemargin.tracing import plain_eager
 
 CLOSE, ROUNDED = 0.02, 1e-5
 """Of the largest logit of a row, from the mean and as it is: what a cast may change."""

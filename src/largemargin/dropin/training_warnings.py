@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from largemargin.errors import plain_eager
 from largemargin.heads.class_head import ClassHead
 from largemargin.heads.head_spec import HeadView
 from largemargin.heads.packing import packing_bound
@@ -23,6 +22,7 @@ from largemargin.losses.unified_margin import UnifiedMargin
 from largemargin.ops.distributed import world_size
 from largemargin.ops.matmul import without_autocast
 from largemargin.ops.norms import promote
+from largemargin.tracing import plain_eager
 
 ENTRIES = 4096
 """A parameter is watched at this many places, not as a whole."""

@@ -12,10 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_num_classes, check_number, values_are_checked
+from largemargin.errors import LargeMarginError, check_num_classes, check_number
 from largemargin.ops.class_stats import class_stats
 from largemargin.ops.norms import promote
 from largemargin.shapes import Features, Labels, Prototypes
+from largemargin.tracing import values_are_checked
 
 
 class JsdLowerBound(NamedTuple):

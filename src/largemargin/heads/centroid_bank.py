@@ -16,11 +16,11 @@ from largemargin.errors import (
     check_labels,
     check_matrix,
     check_number,
-    plain_eager,
 )
 from largemargin.ops.distributed import all_reduce_sum, gather_ragged, world_size
 from largemargin.ops.norms import promote, read_rows
 from largemargin.shapes import Features, Labels
+from largemargin.tracing import plain_eager
 
 Strategy: TypeAlias = Literal["none", "both", "partial"]
 FirstSeen: TypeAlias = Literal["scaled", "full"]

@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_logits, check_matrix, check_number, exporting
+from largemargin.errors import LargeMarginError, check_logits, check_matrix, check_number
 from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.base.terms import require
 from largemargin.ops.class_stats import class_stats_from_logits
 from largemargin.ops.norms import promote, safe_norm
 from largemargin.shapes import Labels, Logits, PerSample
+from largemargin.tracing import exporting
 
 _ONE_PASS = "each class as the target would take a backward pass of its own."
 REFUSES = {

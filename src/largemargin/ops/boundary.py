@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from largemargin.errors import check_classifier, check_num_classes, plain_eager
+from largemargin.errors import check_classifier, check_num_classes
 from largemargin.ops.norms import promote, safe_norm
+from largemargin.tracing import plain_eager
 
 DEGENERATE = 1e-12
 """Prototypes closer than this have no boundary between them."""

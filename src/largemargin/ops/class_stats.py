@@ -5,14 +5,7 @@ from typing import Literal, NamedTuple, TypeAlias, TypedDict
 import torch
 from torch import Tensor
 
-from largemargin.errors import (
-    LargeMarginError,
-    check_choice,
-    check_inputs,
-    check_logits,
-    plain_eager,
-    values_are_checked,
-)
+from largemargin.errors import LargeMarginError, check_choice, check_inputs, check_logits
 from largemargin.ops.chunked import chunked_stats
 from largemargin.ops.cosine_target_rest import fusable, fused_stats
 from largemargin.ops.dense import dense_stats
@@ -23,6 +16,7 @@ from largemargin.ops.shards import is_shared
 from largemargin.ops.similarity import SIMILARITIES, affine_form, check_scale, dense_logits
 from largemargin.ops.triton.op import missing, tile_stats
 from largemargin.shapes import Features, Labels, Logits, Prototypes
+from largemargin.tracing import plain_eager, values_are_checked
 
 Statistic: TypeAlias = Literal["target", "rival", "rest", "spread", "mean"]
 Impl: TypeAlias = Literal["auto", "dense", "chunked", "triton"]

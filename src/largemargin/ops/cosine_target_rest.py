@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from largemargin.errors import plain_eager
 from largemargin.ops.dense import Stats, dense_stats
 from largemargin.ops.matmul import multiply, without_autocast
 from largemargin.ops.norms import (
@@ -23,6 +22,7 @@ from largemargin.ops.norms import (
     row_products,
 )
 from largemargin.ops.similarity import affine_form, dense_logits, in_one_dtype
+from largemargin.tracing import plain_eager
 
 WANT = ("target", "rest")
 

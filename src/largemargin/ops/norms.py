@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from largemargin.errors import jit_traces, plain_eager, value_range
+from largemargin.tracing import jit_traces, plain_eager, value_range
 
 EPS = 1e-12
 """Rows shorter than this are divided by it instead of by their norm, and carry no gradient."""

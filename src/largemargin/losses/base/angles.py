@@ -5,11 +5,11 @@ import math
 import torch
 from torch import Tensor
 
-from largemargin.errors import plain_eager
 from largemargin.ops.matmul import resolve_precision
 from largemargin.ops.norms import inverse_norms
 from largemargin.ops.shards import is_shared
 from largemargin.ops.similarity import in_one_dtype
+from largemargin.tracing import plain_eager
 
 NEAR = 0.99
 """Cosines from which on the sine is not made of the cosine: it would lose two digits and more."""

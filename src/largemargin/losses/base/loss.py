@@ -33,9 +33,7 @@ from largemargin.errors import (
     check_number,
     check_same_device,
     check_sample_weight,
-    plain_eager,
     refuse_script,
-    value_range,
     whole_number,
 )
 from largemargin.heads.centroid_bank import exact_buffers
@@ -53,6 +51,7 @@ from largemargin.ops.distributed import all_reduce_sum, world_size
 from largemargin.ops.matmul import PRECISIONS, Precision
 from largemargin.ops.norms import promote
 from largemargin.ops.scheduled_values import current
+from largemargin.tracing import plain_eager, value_range
 
 if TYPE_CHECKING:
     from largemargin.losses.base.objective import Objective

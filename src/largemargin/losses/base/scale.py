@@ -7,13 +7,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from largemargin.errors import (
-    LargeMarginError,
-    check_matrix,
-    check_num_classes,
-    check_number,
-    plain_eager,
-)
+from largemargin.errors import LargeMarginError, check_matrix, check_num_classes, check_number
+from largemargin.tracing import plain_eager
 
 Scale: TypeAlias = float | Literal["auto"]
 """A number, or "auto": :func:`auto_scale`."""
