@@ -52,6 +52,7 @@ from largemargin.version import __version__
 if TYPE_CHECKING:
     from largemargin import export, functional, geometry, measuring
     from largemargin.app.config import RunConfig
+    from largemargin.app.predict import predict
     from largemargin.app.report.write import report
     from largemargin.app.training.engine import train
     from largemargin.app.training.presets import Preset, preset
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
     from largemargin.measuring.evaluate import Evaluation, evaluate
     from largemargin.measuring.geometry_result import Geometry
     from largemargin.measuring.measure import measure, measure_arrays
-    from largemargin.measuring.predict import predict
 
 _MODULES = {
     "export": "export",
@@ -86,7 +86,7 @@ _HOMES = {
     "evaluate": "measuring.evaluate",
     "measure": "measuring.measure",
     "measure_arrays": "measuring.measure",
-    "predict": "measuring.predict",
+    "predict": "app.predict",
     "preset": "app.training.presets",
     "report": "app.report.write",
     "train": "app.training.engine",

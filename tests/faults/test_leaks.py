@@ -16,12 +16,13 @@ from torch import nn
 
 import largemargin as lm
 from largemargin.app.data import Samples
+from largemargin.app.predict import predict
 from largemargin.app.training import NoiseConfig, ObjectiveConfig
 from largemargin.app.training.epoch_totals import Sums
 from largemargin.app.training.objective import objective_of
 from largemargin.app.training.step import Step
 from largemargin.integrations.scikit_learn import LargeMarginClassifier
-from largemargin.measuring import measure, predict
+from largemargin.measuring import measure
 
 MIB = 2**20
 THREADS = 8

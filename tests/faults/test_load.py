@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from largemargin.app.data import DataConfig
 from largemargin.app.models import ModelConfig
+from largemargin.app.predict import predict
 from largemargin.app.report.class_table import SHOWN
 from largemargin.app.report.write import report
 from largemargin.app.training import ObjectiveConfig, RunConfig, train
 from largemargin.integrations.scikit_learn import LargeMarginClassifier
-from largemargin.measuring import EvaluationConfig, evaluate, measure, predict
+from largemargin.measuring import EvaluationConfig, evaluate, measure
 
 MIB = 2**20
 SLOW = pytest.mark.slow

@@ -16,9 +16,9 @@ from faults.odd_files import READABLE, UNREADABLE, pipe
 from largemargin.app.cli import main
 from largemargin.app.data import DataConfig, load_data
 from largemargin.app.models import ModelConfig, build_model
+from largemargin.app.predict import predict
 from largemargin.app.training import Run
 from largemargin.errors import LargeMarginError
-from largemargin.measuring import predict
 
 TINY = ("--model", "mlp", "--data.size", "8", "--data.validation", "0.2", "--measure", "false")
 

@@ -12,7 +12,6 @@ from torch import nn
 
 from largemargin.app.cli import main
 from largemargin.app.data import Samples
-from largemargin.app.data.load import digest
 from largemargin.app.training import Run
 from largemargin.errors import LargeMarginError
 from largemargin.measuring import (
@@ -26,6 +25,7 @@ from largemargin.measuring import (
     paired_interval,
 )
 from largemargin.measuring.accuracy import Rights
+from largemargin.measuring.batches import digest
 
 QUIET = EvaluationConfig(perturbations="none", gaussian=(), uniform=(), attacks=(), batch_size=5)
 

@@ -16,8 +16,8 @@ from torch import nn
 
 import largemargin as lm
 from largemargin.app.data import Samples
+from largemargin.app.predict import image_files, predict
 from largemargin.errors import LargeMarginError
-from largemargin.measuring.predict import image_files, predict
 from largemargin.measuring.predictions import Prediction, Predictions
 from largemargin.measuring.threshold import threshold_of
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 import largemargin as lm
 from largemargin.app.data import Samples
+from largemargin.app.predict import predict
 from largemargin.errors import LargeMarginError
 from largemargin.measuring import (
     Temperature,
     Tempered,
     accuracy_of,
     calibrate_temperature,
-    predict,
     temperature,
 )
 from largemargin.measuring.temperature import temperature_of

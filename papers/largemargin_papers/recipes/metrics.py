@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from largemargin.app.data.epoch_batches import Batches
 from largemargin.app.data.load import Data
-from largemargin.app.data.samples import Samples
+from largemargin.app.data.samples import Batches, Samples
 from largemargin.app.training.runs import Run
 from largemargin.errors import LargeMarginError
 from largemargin.geometry.curvature import low_curvature_mask

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from largemargin.app.data.epoch_batches import Batches
-from largemargin.app.data.samples import Samples
+from largemargin.app.data.samples import Batches, Samples
 from largemargin.app.models.build import Classifier
 from largemargin.app.training.epoch_geometry import spread
 from largemargin.measuring.layers import LayerReader, block_names

@@ -23,7 +23,6 @@ from largemargin.measuring.perturbed_accuracy import (
     perturbation_suite,
     perturbed_accuracy,
 )
-from largemargin.measuring.predict import predict
 from largemargin.measuring.predictions import Prediction, Predictions
 from largemargin.measuring.rescale_model import rescale_model
 from largemargin.measuring.retrieval import (
@@ -88,7 +87,6 @@ __all__ = [
     "paired_interval",
     "perturbation_suite",
     "perturbed_accuracy",
-    "predict",
     "rescale_model",
     "retrieval_of",
     "wilson",

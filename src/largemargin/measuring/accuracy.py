@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from largemargin.app.data.load import digest
-from largemargin.app.data.samples import Samples
 from largemargin.dropin.model_outputs import flat_beside, rows
 from largemargin.errors import LargeMarginError, check_labels, check_number
 from largemargin.geometry.pairs import widen
@@ -23,7 +21,9 @@ from largemargin.measuring.batches import (
     SKIP,
     Piece,
     Source,
+    Split,
     count_pieces,
+    digest,
     need_labels,
     pieces,
 )
@@ -94,13 +94,13 @@ class Rights:
     """Collects them in a pass over a split; of other data nothing is kept."""
 
     def __init__(self, data: Source) -> None:
-        self.samples: Samples | None = None
-        if isinstance(data, Samples) and 0 < len(data) <= MOST:
-            self.samples = None if bool((data.labels == IGNORED).any()) else data
+        self.split: Split | None = None
+        if isinstance(data, Split) and 0 < len(data) <= MOST:
+            self.split = None if bool((data.labels == IGNORED).any()) else data
         self.seen: Seen = []
 
     def add(self, piece: Piece, logits: Tensor) -> None:
-        if self.samples is not None:
+        if self.split is not None:
             self.seen.append((piece.positions, is_right(logits, need_labels(piece))))
 
     def found(self) -> Seen:
@@ -109,12 +109,12 @@ class Rights:
 
     def result(self, parts: Sequence[Seen]) -> Correct | None:
         """Of all processes together."""
-        if self.samples is None:
+        if self.split is None:
             return None
-        right = torch.zeros(len(self.samples), dtype=torch.bool)
+        right = torch.zeros(len(self.split), dtype=torch.bool)
         for positions, own in (each for part in parts for each in part):
             right[positions] = own
-        return Correct.of(right, digest(self.samples))
+        return Correct.of(right, digest(self.split))
 
 
 def crossed(one: Correct, other: Correct) -> tuple[int, int, int, int] | None:

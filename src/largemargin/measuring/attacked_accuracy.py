@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from largemargin.app.data.randomness import seed_for
 from largemargin.errors import LargeMarginError, check_choice, check_count
 from largemargin.measuring.accuracy import is_right
 from largemargin.measuring.accuracy_interval import wilson
@@ -27,6 +26,7 @@ from largemargin.measuring.ranks import fail_together
 from largemargin.measuring.records import Record
 from largemargin.measuring.robust.attacks import KINDS, Attack
 from largemargin.measuring.robust.epsilon_ball import NORMS
+from largemargin.measuring.sample_draws import seed_for
 from largemargin.ops.distributed import world_size
 
 NAMES = tuple(kind if norm == "linf" else f"{kind}_{norm}" for kind in KINDS for norm in NORMS)

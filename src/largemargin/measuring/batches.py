@@ -3,9 +3,10 @@
 Data of any kind, piece by piece on the device, with the position of every sample.
 """
 
+import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sized
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -13,8 +14,6 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from largemargin.app.data.epoch_batches import Batch, Batches
-from largemargin.app.data.samples import Samples
 from largemargin.errors import LargeMarginError, MissingPackage, check_count, check_labels
 from largemargin.ops.distributed import world_size
 
@@ -179,7 +178,60 @@ def _bar(loader: Iterable[Any], progress: bool) -> Iterable[Any]:
 RANGE = 1e-3
 """How far images may lie outside [0, 1]: resizing overshoots a little."""
 
-Source: TypeAlias = Samples | Iterable[Any]
+
+class ImageBatch(NamedTuple):
+    """Images (B, C, H, W) float32 in [0, 1] and labels (B,) on the device; indices on the CPU."""
+
+    images: Tensor
+    labels: Tensor
+    indices: Tensor
+
+
+@runtime_checkable
+class Split(Protocol):
+    """One split of a data set, as :class:`largemargin.app.data.Samples`: it can be read again and
+    in parts, and every image has a name."""
+
+    @property
+    def labels(self) -> Tensor: ...
+
+    @property
+    def ids(self) -> Sequence[str]: ...
+
+    @property
+    def extra(self) -> dict[str, Tensor]:
+        """Further numbers of every image: ``camera`` of re-identification data."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def subset(self, indices: Sequence[int]) -> Self: ...
+
+    def read(
+        self, batch_size: int, *, device: torch.device | str = "cpu", workers: int = 0
+    ) -> Iterator[ImageBatch]:
+        """Its images in order, without augmentation."""
+        ...
+
+
+@runtime_checkable
+class SplitBatches(Protocol):
+    """Batches of a split by epoch, as :class:`largemargin.app.data.Batches`."""
+
+    @property
+    def samples(self) -> Split: ...
+
+    def epoch(self, epoch: int) -> Iterator[ImageBatch]: ...
+
+
+def digest(split: Split) -> str:
+    """Of names and labels: equal where two runs saw the same images with the same labels."""
+    found = hashlib.sha256("\n".join(split.ids).encode())
+    found.update(split.labels.numpy().tobytes())
+    return found.hexdigest()
+
+
+Source: TypeAlias = Split | Iterable[Any]
 """A split of a data set, or a loader: whatever :func:`largemargin.measure` takes."""
 
 
@@ -211,9 +263,9 @@ def pieces(
         shared: False takes the whole split, for calls on one process of several.
     """
     _check_source(source)
-    if isinstance(source, Samples):
+    if isinstance(source, Split):
         yield from _of_split(source, batch_size, device, workers, shared)
-    elif isinstance(source, Batches):
+    elif isinstance(source, SplitBatches):
         for batch in source.epoch(0):
             yield Piece(batch.images.to(device), batch.labels.to(device), batch.indices)
     else:
@@ -223,7 +275,7 @@ def pieces(
 def count_pieces(source: Source, batch_size: int, *, shared: bool = True) -> int | None:
     """How many pieces :func:`pieces` yields; None where there is no telling."""
     check_count("batch_size", batch_size, at_least=1)
-    if isinstance(source, Samples):
+    if isinstance(source, Split):
         first, last = _share(len(source), shared)
         return -(-(last - first) // batch_size)
     return len(source) if isinstance(source, Sized) else None
@@ -243,9 +295,9 @@ def _check_source(source: Any) -> None:
 
 def count_samples(source: Source) -> float:
     """Samples of the data set, of all processes; infinite where there is no telling."""
-    if isinstance(source, Samples):
+    if isinstance(source, Split):
         return len(source)
-    return len(source.samples) if isinstance(source, Batches) else dataset_size(source)
+    return len(source.samples) if isinstance(source, SplitBatches) else dataset_size(source)
 
 
 def _share(count: int, shared: bool) -> tuple[int, int]:
@@ -258,14 +310,13 @@ def _share(count: int, shared: bool) -> tuple[int, int]:
 
 
 def _of_split(
-    samples: Samples, batch_size: int, device: torch.device, workers: int, shared: bool
+    split: Split, batch_size: int, device: torch.device, workers: int, shared: bool
 ) -> Iterator[Piece]:
-    first, last = _share(len(samples), shared)
+    first, last = _share(len(split), shared)
     if first == last:
         return
-    mine = samples if last - first == len(samples) else samples.subset(range(first, last))
-    read = Batches(mine, batch_size, device=device, shuffle=False, workers=workers)
-    for batch in read.epoch(0):
+    mine = split if last - first == len(split) else split.subset(range(first, last))
+    for batch in mine.read(batch_size, device=device, workers=workers):
         yield Piece(batch.images, batch.labels, batch.indices + first)
 
 
@@ -287,7 +338,7 @@ def _of_loader(loader: Iterable[Any], device: torch.device) -> Iterator[Piece]:
 
 
 def _pair(batch: Any) -> Any:
-    return (batch.images, batch.labels) if isinstance(batch, Batch) else batch
+    return (batch.images, batch.labels) if isinstance(batch, ImageBatch) else batch
 
 
 def _length(inputs: Any) -> int:

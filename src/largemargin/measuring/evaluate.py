@@ -19,7 +19,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from largemargin.app.data.samples import Samples
 from largemargin.errors import LargeMarginError, check_count
 from largemargin.geometry.pairs import widen
 from largemargin.measuring.accuracy import Accuracy, Counts, Rights
@@ -34,6 +33,7 @@ from largemargin.measuring.batches import (
     IGNORED,
     Piece,
     Source,
+    Split,
     check_range,
     count_pieces,
     need_labels,
@@ -298,8 +298,8 @@ def _percent(share: float) -> str:
 class Search(NamedTuple):
     """Queries and gallery of a search across cameras: splits with ``extra["camera"]``."""
 
-    query: Samples
-    gallery: Samples
+    query: Split
+    gallery: Split
 
 
 def evaluate(

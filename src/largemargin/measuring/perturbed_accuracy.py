@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from largemargin.app.data.randomness import seed_for
 from largemargin.errors import LargeMarginError, check_choice, check_count, check_number
 from largemargin.measuring.accuracy import is_right
 from largemargin.measuring.batches import (
@@ -35,6 +34,7 @@ from largemargin.measuring.robust.perturbations import (
     Perturbation,
     Stripes,
 )
+from largemargin.measuring.sample_draws import seed_for
 from largemargin.ops.distributed import world_size
 
 SUITES = ("none", "small", "road", "auto")

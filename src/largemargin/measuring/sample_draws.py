@@ -1,4 +1,4 @@
-"""Random numbers that belong to a sample, whatever batch or process it is measured in."""
+"""Random numbers that depend on what they are for, never on what was drawn before."""
 
 from hashlib import blake2b
 
@@ -6,8 +6,25 @@ import torch
 from torch import Tensor
 
 
+def seed_for(*what: int | str) -> int:
+    """A seed made from numbers and words, as ``(seed, epoch, "order")``; equal ones give equal."""
+    return _hashed("/".join(str(part) for part in what))
+
+
+def generator_for(*what: int | str) -> torch.Generator:
+    """A generator on the CPU, so that every device draws the same."""
+    return torch.Generator().manual_seed(seed_for(*what))
+
+
+def _hashed(text: str) -> int:
+    # Seeds are signed in torch: 63 bits fit on every device.
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
 class SampleDraws:
-    """Numbers of one purpose: the same for a sample index on every call, on one kind of device.
+    """Numbers of one purpose that belong to a sample, whatever batch or process it comes in.
+
+    They are the same for a sample index on every call, on one kind of device.
 
     They are drawn in float32 where the inputs are; another kind of device draws others.
     """
@@ -45,6 +62,4 @@ class SampleDraws:
         return generator.manual_seed(self._seed(index))
 
     def _seed(self, index: int) -> int:
-        name = f"{self.seed} {self.purpose} {index}".encode()
-        # Seeds are signed on some devices: 63 bits fit everywhere.
-        return int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 1
+        return _hashed(f"{self.seed} {self.purpose} {index}")

@@ -149,6 +149,6 @@ def test_arrays_under_two_labels_are_reported_up_to_a_size(tmp_path, monkeypatch
     config = DataConfig("arrays", str(tmp_path / "a.npz"), validation=0)
     with pytest.warns(UserWarning, match="1 times: train/0 and train/5"):
         load_data(config)
-    monkeypatch.setattr("largemargin.app.data.load.AT_MOST", 5)
+    monkeypatch.setattr("largemargin.app.data.load.COMPARED_AT_MOST", 5)
     found = load_data(config).record["duplicates"]["train under two labels"]
     assert found == {"looked_for": False, "reason": "more than 5 images"}

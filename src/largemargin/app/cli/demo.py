@@ -213,8 +213,8 @@ def _report(rows: list[Row], folder: Path, data: Any, closer: int) -> None:
 
 def _look_closer(folder: Path, data: Any, samples: int) -> None:
     """What `largemargin evaluate` and `largemargin measure --curvature true` would find."""
-    from largemargin.app.data.epoch_batches import Batches
     from largemargin.app.data.load import in_words
+    from largemargin.app.data.samples import Batches
     from largemargin.app.training.runs import Run
     from largemargin.measuring.evaluate import EvaluationConfig, evaluate
     from largemargin.measuring.measure import measure

@@ -16,9 +16,10 @@ from largemargin.app.cli.open_run import (
     strangers_of,
 )
 from largemargin.app.cli.run_options import show_progress
-from largemargin.app.data.load import digest, in_words
+from largemargin.app.data.load import in_words
 from largemargin.app.training.runs import GEOMETRY
 from largemargin.errors import LargeMarginError
+from largemargin.measuring.batches import digest
 from largemargin.measuring.input_curvature import CurvatureSettings
 from largemargin.measuring.layers import BLOCKS
 
@@ -200,7 +201,7 @@ def _curvature(options: Any) -> CurvatureSettings | bool:
 
 
 def _measured(options: Any, asked: Asked, chosen: Chosen) -> Any:
-    from largemargin.app.data.epoch_batches import Batches
+    from largemargin.app.data.samples import Batches
     from largemargin.measuring.measure import measure
 
     def batches(split: Any) -> Batches:

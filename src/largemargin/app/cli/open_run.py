@@ -207,7 +207,7 @@ def _channels(pixels: Tensor, wanted: int) -> Tensor:
     if pixels.shape[1] == 1 and wanted == 3:
         return pixels.expand(-1, 3, -1, -1)
     if pixels.shape[1] == 3 and wanted == 1:
-        from largemargin.measuring.predict import grey
+        from largemargin.app.predict import grey
 
         return grey(pixels.float() / 255 if pixels.dtype == torch.uint8 else pixels)
     raise LargeMarginError(
@@ -236,7 +236,7 @@ def strangers_of(given: str, asked: Asked) -> Samples:
     """Images of other data: every image below a folder, or the test images of a known data set."""
     if Path(given).expanduser().exists():
         from largemargin.app.data.image_files import ImageFiles
-        from largemargin.measuring.predict import image_files, image_samples
+        from largemargin.app.predict import image_files, image_samples
 
         paths = image_files([given])
         if asked.channels != 3:

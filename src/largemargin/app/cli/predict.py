@@ -78,7 +78,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
 
 
 def run(options: Any) -> int:
-    from largemargin.measuring.predict import predict
+    from largemargin.app.predict import predict
 
     if options.out is not None and Path(options.out).suffix.lower() not in (".csv", ".json"):
         raise LargeMarginError(f"--out must end in .csv or .json, but {options.out!r} was given.")

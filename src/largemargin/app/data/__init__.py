@@ -2,10 +2,10 @@
 
 from largemargin.app.config import DataConfig
 from largemargin.app.data.augment import Augment, Draws
-from largemargin.app.data.epoch_batches import Batch, Batches
 from largemargin.app.data.load import Data, load_data
 from largemargin.app.data.modify import class_counts_profile, imbalanced_subset
-from largemargin.app.data.samples import Samples
+from largemargin.app.data.samples import Batches, Samples
+from largemargin.measuring.batches import ImageBatch
 
 __all__ = [
     "DataConfig",
@@ -13,7 +13,7 @@ __all__ = [
     "Samples",
     "load_data",
     "Batches",
-    "Batch",
+    "ImageBatch",
     "Augment",
     "Draws",
     "class_counts_profile",

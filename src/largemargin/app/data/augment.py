@@ -6,18 +6,30 @@ them. Everything else is torchvision's, image by image in the processes that rea
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from largemargin.app.data.randomness import seed_for
-from largemargin.app.data.samples import Samples
+from largemargin.app.data.image_files import ImageFiles
 from largemargin.errors import LargeMarginError, MissingPackage, check_choice
+from largemargin.measuring.sample_draws import seed_for
 
 KINDS = ("none", "crop_flip", "flip", "resized_crop", "perspective_flip", "road")
 BATCHED = ("none", "crop_flip", "flip")
 """Kinds that are made for a whole batch at once."""
+
+
+class StoredImages(Protocol):
+    """Images in memory or in files, as :class:`largemargin.app.data.Samples` holds them."""
+
+    @property
+    def pixels(self) -> Tensor | None: ...
+
+    @property
+    def files(self) -> ImageFiles | None: ...
+
+    def raw(self, index: int) -> Tensor: ...
 
 
 class Draws(NamedTuple):
@@ -114,7 +126,7 @@ class Augment:
             taken = taken * inside[..., None]
         return taken.permute(0, 3, 1, 2)
 
-    def one(self, samples: Samples, index: int, seed: int, epoch: int) -> Tensor:
+    def one(self, samples: StoredImages, index: int, seed: int, epoch: int) -> Tensor:
         """One image (C, H, W) after changes that depend on (seed, epoch, index) alone."""
         # Only the CPU's generator: torch.manual_seed would disturb that of the GPU too.
         generator = torch.default_generator
@@ -125,7 +137,7 @@ class Augment:
         finally:
             generator.set_state(state)
 
-    def _change(self, samples: Samples, index: int) -> Tensor:
+    def _change(self, samples: StoredImages, index: int) -> Tensor:
         files = samples.files
         if self.kind == "resized_crop" and samples.pixels is None and files is not None:
             # Cut from the whole picture, not from what is left of it at the final size.

@@ -25,7 +25,6 @@ from torch import Tensor
 from largemargin.app.config import DataConfig
 from largemargin.app.data.augment import Augment
 from largemargin.app.data.modify import modified
-from largemargin.app.data.randomness import generator_for
 from largemargin.app.data.read_images import (
     IN_MEMORY,
     SMALL,
@@ -38,6 +37,8 @@ from largemargin.app.data.samples import Samples, as_float
 from largemargin.app.data.sources import SOURCES
 from largemargin.app.data.sources.source import Source
 from largemargin.errors import LargeMarginError, check_choice, check_number
+from largemargin.measuring.batches import digest
+from largemargin.measuring.sample_draws import generator_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +178,7 @@ def normalization(source: Source, config: DataConfig, channels: int) -> Statisti
 
 
 def computed(samples: Samples, seed: int = 0) -> Statistics:
-    """Of all pixels in memory, or of up to ``AT_MOST`` files drawn at random.
+    """Of all pixels in memory, or of up to ``PIXELS_AT_MOST`` files drawn at random.
 
     Example:
         >>> pixels = torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1)
@@ -432,10 +433,3 @@ def counts(samples: Samples, classes: tuple[str, ...]) -> dict[str, int]:
 def in_words(data: Data, split: str, samples: Samples) -> str:
     """Which images these are, for results that outlive the run."""
     return f"{data.name}, {split} images, digest {digest(samples)[:12]}"
-
-
-def digest(samples: Samples) -> str:
-    """Of names and labels: equal where two runs saw the same images with the same labels."""
-    found = hashlib.sha256("\n".join(samples.ids).encode())
-    found.update(samples.labels.numpy().tobytes())
-    return found.hexdigest()

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from largemargin.app.config import DataConfig
-from largemargin.app.data.randomness import generator_for
 from largemargin.app.data.samples import Samples
 from largemargin.app.data.sources.source import Source, listed
 from largemargin.errors import (
@@ -28,6 +27,7 @@ from largemargin.errors import (
     check_num_classes,
     check_number,
 )
+from largemargin.measuring.sample_draws import generator_for
 from largemargin.shapes import Labels
 
 ROUNDING = 1e-9

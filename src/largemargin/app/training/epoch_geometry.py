@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from largemargin.app.config import RunConfig
-from largemargin.app.data.epoch_batches import Batches
 from largemargin.app.data.load import Data
-from largemargin.app.data.randomness import generator_for
-from largemargin.app.data.samples import Samples
+from largemargin.app.data.samples import Batches, Samples
 from largemargin.app.training.processes import Processes
 from largemargin.app.training.run_scores import BATCH, autocast
 from largemargin.geometry.margins import (
@@ -23,6 +21,7 @@ from largemargin.geometry.pairs import blocks
 from largemargin.heads.head_spec import HeadView
 from largemargin.measuring.evaluation_mode import evaluating
 from largemargin.measuring.probe import head_view
+from largemargin.measuring.sample_draws import generator_for
 from largemargin.measuring.scores import rows_at_once
 
 PER_CLASS = 4

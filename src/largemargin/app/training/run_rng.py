@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from largemargin.app.config import RunConfig
-from largemargin.app.data.randomness import seed_for
+from largemargin.measuring.sample_draws import seed_for
 
 DETERMINISTIC = (
     "deterministic: repetitions are equal to the last bit on the same machine, with the same torch "

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from largemargin.app.config import RunConfig
-from largemargin.app.data.epoch_batches import Batches
 from largemargin.app.data.load import Data, in_words
-from largemargin.app.data.samples import Samples
+from largemargin.app.data.samples import Batches, Samples
 from largemargin.app.training.processes import Processes
 from largemargin.app.training.runs import Run
 from largemargin.dropin.training_warnings import MarginWarning
+from largemargin.errors import LargeMarginError
 from largemargin.measuring.accuracy import Accuracy, accuracy_of
 from largemargin.measuring.batches import Source
 from largemargin.measuring.evaluation_mode import evaluating
@@ -25,6 +25,10 @@ from largemargin.measuring.geometry_result import Geometry
 from largemargin.measuring.measure import measure
 
 TOLD = "the run diverged"
+
+
+class Diverged(LargeMarginError):
+    """Raised where too many steps in a row were not finite; see ``max_bad_steps``."""
 
 
 def why_diverged(model: nn.Module, batches: Batches, config: RunConfig) -> str | None:

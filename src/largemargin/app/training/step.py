@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from largemargin.app.config import NoiseConfig
 from largemargin.app.data.augment import Draws
-from largemargin.app.data.epoch_batches import Batches
-from largemargin.app.data.samples import as_float
+from largemargin.app.data.samples import Batches, as_float
 from largemargin.app.training.epoch_totals import Sums
 from largemargin.dropin.criterion import Criterion
 from largemargin.errors import check_number

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.app.config import RunConfig
-from largemargin.app.data.epoch_batches import Batches
 from largemargin.app.data.load import Data
+from largemargin.app.data.samples import Batches
 from largemargin.app.models.build import build_model
 from largemargin.app.training.checkpoints import Checkpoints
 from largemargin.app.training.config_file import to_dict
@@ -32,7 +32,7 @@ from largemargin.app.training.objective import needs_of, objective_of
 from largemargin.app.training.optimizer import LearningRate, make_optimizer
 from largemargin.app.training.processes import Processes
 from largemargin.app.training.run_rng import RunRng, seed_all
-from largemargin.app.training.run_scores import Scores, autocast
+from largemargin.app.training.run_scores import Diverged, Scores, autocast
 from largemargin.app.training.step import Average, GraphStep, Snapshot, Step
 from largemargin.dropin.attach import attach
 from largemargin.dropin.criterion import Criterion
@@ -406,7 +406,7 @@ class Trainer:
         if seen.bad_in_a_row > self.config.max_bad_steps:
             named = ", ".join(seen.bad_terms) or "the gradient"
             saved = self.checkpoints.where() or "not there: no epoch was finished"
-            raise LargeMarginError(
+            raise Diverged(
                 f"{seen.bad_in_a_row} steps in a row were not finite ({named}), at step "
                 f"{self.done} with learning rate {self.rate.at(self.done):.3g}. Lower "
                 "optimizer.lr or optimizer.clip_norm, and look at the samples that metrics.jsonl "
