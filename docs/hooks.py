@@ -1,6 +1,7 @@
 """What mkdocs asks for while it builds the site: made pages, navigation, equations."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,21 @@ from site_pages import (
     root_files,
 )
 
-DECISION_TABLE = "<!-- decision table -->"
+SITUATIONS = "<!-- decision table -->"
+RESULT_FILES = "<!-- result files -->"
 CAPTION = "<!-- figure numbers -->"
 PRESETS = "<!-- presets -->"
 CITATION = "<!-- citation -->"
+PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "index.md": {
+        CAPTION: choosing.caption,
+        PRESETS: choosing.presets,
+        CITATION: citing.bibtex,
+    },
+    "choosing.md": {SITUATIONS: choosing.table},
+    "benchmarks.md": {RESULT_FILES: benchmarks.all_rows},
+}
+"""What stands in place of a line of a page."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -39,7 +51,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         **reproductions.pages(),
         **api.pages(),
         **root_files.pages(),
-        "benchmarks.md": benchmarks.page(),
     }
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
@@ -49,17 +60,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     path = page.file.src_uri
-    if path == "index.md":
-        parts = {
-            DECISION_TABLE: choosing.table(),
-            CAPTION: choosing.caption(),
-            PRESETS: choosing.presets(),
-            CITATION: citing.bibtex(),
-        }
-        for place, made in parts.items():
-            if place not in markdown:
-                raise ValueError(f"{path} has lost the line {place}")
-            markdown = markdown.replace(place, made)
+    for place, part in PARTS.get(path, {}).items():
+        if place not in markdown:
+            raise ValueError(f"{path} has lost the line {place}")
+        markdown = markdown.replace(place, part())
     if path == "losses.md":
         markdown = re.sub(
             r"(?m)^\| ([a-z_0-9]+) \| (?=`|yes|no)", r"| [\1](losses/\1.md) | ", markdown

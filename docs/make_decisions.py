@@ -1,6 +1,7 @@
-"""The decision table from the measured files of the benchmark: docs and README include it.
+"""What the benchmark recommends for a situation: the short table and the one with all settings.
 
-python docs/make_decisions.py        prints it
+``python docs/make_decisions.py`` prints both. README.md and the start page of the documentation
+show the short one, ``docs/choosing.md`` the other.
 """
 
 import json
@@ -9,14 +10,106 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PRESETS = ROOT / "src" / "largemargin" / "training" / "presets.json"
+PRESETS = ROOT / "src" / "largemargin" / "app" / "training" / "presets.json"
+
+
+def recommendations(root: str = "") -> str:
+    """Markdown: situation, preset, gain with interval, what a simpler remedy leaves of it, link.
+
+    Args:
+        root: what leads from the page to the root of the repository, as ``"../"``.
+    """
+    measured = read_presets()
+    tests = [
+        test
+        for entry in measured.values()
+        for test in (entry["compared"], *entry["others"].values())
+    ]
+    won = sum(test is not None and test["verdict"] == "winner" for test in tests)
+    missing = sum(test is None for test in tests)
+    lines = [
+        f"A margin method beat the tuned baseline in {won} of {len(tests)} tasks"
+        + (f"; {missing} were not measured. " if missing else ". ")
+        + "Where none did, the preset is that baseline. Gains are percentage points on test "
+        "images, with 95 % intervals over paired seeds.",
+        "",
+        "| situation | preset | gain over the tuned baseline | gain over a simpler remedy | "
+        "measured on |",
+        "|---|---|---|---|---|",
+    ]
+    for name, entry in measured.items():
+        cells = [SITUATIONS.get(name, name), f'`lm.preset("{name}")`', *_gains(entry)]
+        lines.append("| " + " | ".join([*cells, _measured_on(entry, root)]) + " |")
+    others = [
+        f"{title}: {_short_gain(test)}"
+        for entry in measured.values()
+        for title, test in entry["others"].items()
+        if test
+    ]
+    if others:
+        lines += ["", f"Other tasks with few labels. {'. '.join(others)}."]
+    return "\n".join(lines)
+
+
+def _gains(entry: Mapping[str, Any]) -> tuple[str, str]:
+    """Over the tuned baseline, and over the best method without a margin that was trained too."""
+    test = entry["compared"]
+    if not test:
+        return "not measured yet", "–"
+    if test["verdict"] != "winner":
+        return _short_gain(test), "–"
+    found = json.loads((ROOT / entry["source"]).read_text(encoding="utf-8"))
+    return _short_gain(test), _simpler_remedy(found)
+
+
+def _simpler_remedy(found: Mapping[str, Any]) -> str:
+    """The smallest gain of the chosen method over a method without a margin, and its name."""
+    beyond = {}
+    for pair, gain in found["reported_beside"].items():
+        chosen, _, other = pair.partition(" - ")
+        if chosen == found["chosen"] and other != found["baseline"]:
+            beyond[other.replace("_", " ")] = gain
+    for answer in found["asked"].values():
+        if answer["method"] == found["baseline"] and "chosen_beyond" in answer:
+            beyond[_change(answer)] = answer["chosen_beyond"]
+    if not beyond:
+        return "–"
+    name = min(beyond, key=lambda each: beyond[each]["difference"])
+    return f"{_interval(beyond[name])} ({name})"
+
+
+def _change(answer: Mapping[str, Any]) -> str:
+    """What a follow-up run changed of the baseline."""
+    if answer["reweight_at"] is not None:
+        return "late class weights"
+    if answer["epochs"] != 1:
+        return "early stopping"
+    return str(answer["method"])
+
+
+def _measured_on(entry: Mapping[str, Any], root: str) -> str:
+    if not entry["compared"]:
+        return str(entry["situation"])
+    return f"[{entry['situation']}]({root}{entry['source']})"
+
+
+def _short_gain(test: Mapping[str, Any]) -> str:
+    if test["verdict"] == "winner":
+        return _interval(test)
+    return f"**none**: best margin method {_interval(test)}"
+
+
+def _interval(test: Mapping[str, float]) -> str:
+    return "{:+.2f} [{:+.2f}, {:+.2f}]".format(
+        *(100 * test[key] for key in ("difference", "low", "high"))
+    )
 
 
 def decision_table(measured: Mapping[str, Mapping[str, Any]], *, root: str = "") -> str:
-    """Markdown: situation, what to train with, gain with interval, cost; what speaks against it.
+    """Markdown: situation, what to train with, gain with interval, cost; then the caveats.
 
     Args:
-        measured: what ``largemargin/training/presets.json`` holds, by preset.
+        measured: what ``largemargin/app/training/presets.json`` holds, by preset.
         root: what leads from the page to the root of the repository, as ``"../"``.
     """
     lines = [
@@ -45,22 +138,23 @@ def decision_table(measured: Mapping[str, Mapping[str, Any]], *, root: str = "")
         lines += ["", COST.format(on=", ".join(devices))]
     doubts = [(name, each) for name, entry in measured.items() for each in entry["doubts"]]
     if doubts:
-        lines += ["", "Before you believe a gain:", "", f"* all: {ALL}"]
+        lines += ["", "Caveats:", "", f"* all: {ALL}"]
         lines += [f"* {SITUATIONS.get(name, name)}: {each}" for name, each in doubts]
     return "\n".join(lines)
 
 
 ALL = (
-    "method and settings were chosen on validation images with right labels, more than some of the "
-    "training sets have. The method is the best of several, each with as many trials as softmax."
+    "method and settings were chosen on validation images with correct labels, more images than "
+    "some of the training sets have. The method is the best of several, each with as many trials "
+    "as softmax."
 )
 
 SITUATIONS = {
     "few_labels": "few labels",
-    "long_tail": "a long tail of rare classes",
+    "long_tail": "long tail of rare classes",
     "label_noise": "wrong labels",
     "corruption": "corrupted inputs",
-    "embedding": "a search by features",
+    "embedding": "retrieval by features",
 }
 
 
@@ -86,13 +180,12 @@ def _settings(chosen: Mapping[str, Any]) -> str:
 
 
 COST = (
-    "Cost: a training step over one of softmax, each alone on {on}, "
-    "`python benchmarks/method_cost.py`; a few percent are noise there."
+    "Cost: time of a training step relative to softmax, each alone on {on}, "
+    "`python benchmarks/method_cost.py`; differences of a few percent are noise."
 )
 
 
 def _cost(chosen: Mapping[str, Any]) -> str:
-    """Of a training step over one of softmax."""
     cost = chosen.get("cost")
     return f"x{cost['over_softmax']:.2f}" if cost else "not measured"
 
@@ -103,8 +196,7 @@ def _devices(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _gain(test: Mapping[str, Any]) -> str:
-    low, high = 100 * test["low"], 100 * test["high"]
-    gain = f"{100 * test['difference']:+.2f} [{low:+.2f}, {high:+.2f}] points"
+    gain = f"{_interval(test)} points"
     if test["verdict"] == "winner":
         return f"{gain}, p = {test['corrected']:.2g}"
     return f"none shown: best margin method {test['chosen']} {gain}, p = {test['corrected']:.2g}"
@@ -116,4 +208,4 @@ def read_presets() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(decision_table(read_presets()))
+    print(recommendations(), decision_table(read_presets()), sep="\n\n")

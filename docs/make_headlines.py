@@ -1,7 +1,7 @@
 """The main claims of the five papers: from a baseline to the paper's method, reported and measured.
 
-Read from ``papers/*/measured``; one row of README.md for every claim. A claim is chosen here once,
-with both ends, and shown whatever was measured.
+Read from ``papers/*/measured``; one row of ``papers/README.md`` for every claim. A claim is chosen
+here once, with both ends, and shown whatever was measured.
 """
 
 from typing import NamedTuple
@@ -152,7 +152,7 @@ def _row(claim: Claim, base: Line, method: Line, protocol: str) -> str:
     how = ", ".join(part for part in protocol.split(", ") if not part.startswith("precision"))
     runs = min(base.measured.n, method.measured.n)
     return (
-        f"| [{claim.words}](papers/{folder}/README.md) | {reported} | {measured} | "
+        f"| [{claim.words}]({folder}/README.md) | {reported} | {measured} | "
         f"{moves[0]:+.2f} | {moves[1]:+.2f} | {runs} | {how} |"
     )
 

@@ -44,5 +44,6 @@ def test_readme_python_runs(block: str) -> None:
 
 def test_every_file_the_readme_names_exists() -> None:
     text = (ROOT / "README.md").read_text()
-    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+    named = re.findall(r"\]\(([^)#:]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    for target in named:
         assert (ROOT / target).exists(), target

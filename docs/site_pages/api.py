@@ -13,27 +13,41 @@ ROOT = Path(__file__).parents[2]
 PAGES: dict[str, tuple[str, str]] = {
     "largemargin": (
         "largemargin",
-        "Losses, heads, drop-in, measuring: `import largemargin as lm`.",
+        "Losses, heads, `attach`, measuring, training: `import largemargin as lm`.",
     ),
-    "functional": ("largemargin.functional", "Every pure function of the core, unreduced."),
-    "schedules": ("largemargin.losses.base.schedules", "Settings that move with the step."),
-    "prototypes": ("largemargin.heads", "Where class vectors live."),
-    "optim": ("largemargin.heads.optim", "Optimizers for heads of many classes."),
-    "geometry": ("largemargin.geometry", "Looking, never training: plain functions on tensors."),
-    "measuring": ("largemargin.measuring", "The geometry of whole models."),
-    "robust": ("largemargin.measuring.robust", "Perturbations and attacks."),
-    "evaluating": ("largemargin.measuring", "Accuracy, noise, attacks, retrieval, prediction."),
-    "training": ("largemargin.app.training", "Settings, runs and the engine."),
-    "data": ("largemargin.app.data", "Data sets, modifiers, batches."),
+    "functional": (
+        "largemargin.functional",
+        "`lm.functional`: every pure function of the core, unreduced.",
+    ),
+    "schedules": (
+        "largemargin.losses.base.schedules",
+        "`lm.schedules`: hyper-parameters as functions of the training step.",
+    ),
+    "heads": ("largemargin.heads", "Heads, class centroids, packings of class vectors."),
+    "optim": ("largemargin.heads.optim", "Optimizers for heads with many classes."),
+    "geometry": (
+        "largemargin.geometry",
+        "`lm.geometry`: margins, dispersion, curvature and bounds of tensors; pure functions.",
+    ),
+    "measuring": (
+        "largemargin.measuring",
+        "`lm.measuring`: whole models. Geometry, accuracy, calibration, retrieval, out of "
+        "distribution, prediction.",
+    ),
+    "robust": (
+        "largemargin.measuring.robust",
+        "`lm.robust`: perturbations of inputs, and attacks.",
+    ),
+    "export": ("largemargin.export", "`lm.export`: ONNX, torch.export, saving without pickle."),
+    "training": ("largemargin.app.training", "Settings, runs and the training engine."),
+    "data": ("largemargin.app.data", "Data sets, modifications of them, batches."),
     "models": ("largemargin.app.models", "Networks by name."),
-    "export": ("largemargin.export", "ONNX, torch.export, saving without pickle."),
     "report": ("largemargin.app.report", "One HTML page about runs."),
-    "recipes": ("largemargin_papers.recipes", "Tables of papers as runs."),
 }
 """Pages by name: the module and one sentence."""
 
 INTEGRATIONS = (
-    *("scikit_learn", "skorch", "lightning", "geometry_monitor", "hugging_face"),
+    *("scikit_learn", "skorch", "lightning", "hugging_face"),
     *("timm", "metric_learning", "torchmetrics"),
 )
 

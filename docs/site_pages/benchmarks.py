@@ -1,11 +1,9 @@
-"""The page of benchmarks: every file of ``benchmarks/results`` as a table, nothing left out."""
+"""The rows behind the page of benchmarks: every file of ``benchmarks/results`` as a table."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import make_readme
 
 from site_pages.results import PML_JUMPS, jumps
 
@@ -25,12 +23,13 @@ ABOUT = {
     "see [the discriminative loss at ordinary learning rates](how-to/discriminative.md).",
     "discriminative_stability_cifar10": "The same on CIFAR-10.",
 }
+WITHOUT_GRADIENT = ("ddf15adff292+",)
+"""Commits whose compiled losses had no gradient through their logits, on a GPU with torch 2.11."""
 ON_ZEROS = (
     "The compiled rows were measured when compiled losses had no gradient through their logits on "
     "this device (fixed since). The same work was done, but on zeros: they are to be measured "
     "again."
 )
-"""As README.md says it of the same file."""
 META = (
     *("date", "commit", "command", "cpu", "cpu_count", "load_1min_at_start", "threads", "python"),
     *("versions", "benchmark", "device", "torch", "gpu", "cuda"),
@@ -39,16 +38,9 @@ MOST = 40
 """Rows that are shown at once; longer tables open on a click."""
 
 
-def page() -> str:
-    lines = [
-        "# Benchmarks",
-        "",
-        "Made from the files in `benchmarks/results`, which the scripts in `benchmarks` write; "
-        "every row names its command, machine and commit. Times are medians; `p20` and `p80` are "
-        "the 20th and 80th percentile. A verdict holds a ratio against a target that was set "
-        "before measuring.",
-        "",
-    ]
+def all_rows() -> str:
+    """Markdown: a section for every file."""
+    lines = []
     for file in sorted(RESULTS.glob("*.json"), key=_order):
         lines += _section(file)
     return "\n".join(lines) + "\n"
@@ -85,11 +77,11 @@ def _section(file: Path) -> list[str]:
 
 
 def caveats(name: str, about: Mapping[str, Any], rows: Sequence[dict[str, Any]] = ()) -> list[str]:
-    """What README.md warns of beside the same numbers."""
+    """What a reader of a file's numbers has to know."""
     if name == "cpu_heads":
         classes = dict.fromkeys(row["shape"]["C"] for row in rows if jumps(row))
         return [f"With {each:,} classes {PML_JUMPS}" for each in classes]
-    if name == "training_speed_cuda" and about.get("commit") in make_readme.WITHOUT_GRADIENT:
+    if name == "training_speed_cuda" and about.get("commit") in WITHOUT_GRADIENT:
         return [ON_ZEROS]
     return []
 

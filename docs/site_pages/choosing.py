@@ -1,4 +1,4 @@
-"""Made parts of the start page: the figure's caption and the decision table."""
+"""Made parts of the pages that help to choose: caption, presets, and a table of situations."""
 
 import json
 from pathlib import Path
@@ -41,15 +41,15 @@ NUMBERS = Path(__file__).parents[1] / "figures" / "margin.json"
 
 
 def caption() -> str:
-    """What is to be seen in the figure, in its own numbers."""
+    """What the figure shows, in numbers."""
     plain, wide = json.loads(NUMBERS.read_text(encoding="utf-8")).values()
     return (
-        "*In the figure:* the same network with two numbers as features, trained on five of "
-        f"scikit-learn's digits, {plain['accuracy']} and {wide['accuracy']} % of the test images "
-        f"right. With cross entropy the closest two arrows are {plain['class_margin']}° apart, "
-        f"and a tenth of the test images has a cosine margin below {plain['lowest_tenth']}; with "
-        f"CosFace it is {wide['class_margin']}° (no arrangement of five arrows has more than "
-        f"72°), and only a tenth is below {wide['lowest_tenth']}. One small example, made by "
+        "*In the figure:* one network with two features, trained on five of scikit-learn's digits; "
+        f"test accuracy is {plain['accuracy']} % with cross entropy and {wide['accuracy']} % with "
+        f"CosFace. The closest two arrows are {plain['class_margin']}° apart with cross entropy "
+        f"and {wide['class_margin']}° with CosFace; five arrows allow at most 72°. A tenth of the "
+        f"test images has a cosine margin below {plain['lowest_tenth']} with cross entropy, below "
+        f"{wide['lowest_tenth']} with CosFace. A small example, made by "
         "`docs/make_margin_figure.py`: it shows what a margin is, not what it is worth."
     )
 
@@ -185,7 +185,7 @@ def recommended(advice: Advice) -> list[str]:
 
 def presets() -> str:
     """What the benchmark recommends, and the words "not measured yet" where it has not run."""
-    return make_decisions.decision_table(make_decisions.read_presets(), root="../")
+    return make_decisions.recommendations(root="../")
 
 
 def evidence(advice: Advice) -> str:

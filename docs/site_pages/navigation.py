@@ -60,6 +60,7 @@ def _losses() -> list[Any]:
     for name, loss in lm.LOSSES.items():
         groups[loss_pages.family(name)].append({loss.__name__: f"losses/{name}.md"})
     return [
+        {"Choosing a loss": "choosing.md"},
         {"All losses": "losses.md"},
         {"Errata of the papers": "errata.md"},
         {"Glossary": "glossary.md"},
@@ -72,4 +73,5 @@ def _how_to() -> list[Any]:
     return [
         {"Scripts for every trainer": "how-to/README.md"},
         *({title.replace("`", ""): f"how-to/{path.name}"} for title, path in make_how_to.pages()),
+        {"Other libraries": "other_libraries.md"},
     ]

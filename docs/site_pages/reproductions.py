@@ -147,7 +147,16 @@ def _index() -> str:
         runs = sum(cell.runs for cell in table.cells if cell.train)
         link = f"[{_short(table)}]({table.paper.folder}.md#{table.anchor})"
         lines.append(f"| {table.paper.tag} | {link} | {reported} | {runs} | {state(table)} |")
+    lines += ["", "## The main claims", "", _main_claims()]
     return "\n".join(lines) + "\n"
+
+
+def _main_claims() -> str:
+    """Of ``papers/README.md``, with links to the pages of the papers."""
+    text = (ROOT / "papers" / "README.md").read_text(encoding="utf-8")
+    part = re.search(r"<!-- made: papers -->\n(.*?)<!-- end -->", text, flags=re.DOTALL)
+    assert part is not None, "papers/README.md has lost its main claims"
+    return re.sub(r"\]\((\w+)/README\.md\)", r"](\1.md)", part[1])
 
 
 def _short(table: Table) -> str:

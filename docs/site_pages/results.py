@@ -15,7 +15,7 @@ PML_JUMPS = (
     "PML's time jumps between two levels from run to run, the lower one close to ours, for a "
     "reason we have not found."
 )
-"""Of heads with many classes on a CPU; README.md says the same."""
+"""Of heads with many classes on a CPU."""
 MANY = 10_000
 """Classes from which on it was seen."""
 

@@ -1,4 +1,4 @@
-"""The main claims in README.md are the numbers of the papers and of the measured files."""
+"""The main claims in papers/README.md are the numbers of the papers and of the measured files."""
 
 import json
 import statistics

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("griffe", reason="mkdocstrings is not installed")
 
 import make_decisions
-import make_readme
+import make_measured
 from largemargin_papers.recipes.measured import write_measured
 from largemargin_papers.recipes.metrics import label
 from site_pages import benchmarks, choosing, reproductions, results, root_files
@@ -115,14 +115,14 @@ def test_every_paper_has_its_page_and_every_table_its_place() -> None:
 def test_benchmarks_show_every_file_also_unknown_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = benchmarks.page()
+    page = benchmarks.all_rows()
     for file in benchmarks.RESULTS.glob("*.json"):
         assert f"## {file.stem.replace('_', ' ')}\n" in page
     new = [{"provider": "a|b", "ms": 1234.5, "commit": "abc", "gpu": "X", "shape": {"N": 2}}]
     (tmp_path / "new_thing.json").write_text(json.dumps(new))
     (tmp_path / "empty.json").write_text("[]")
     monkeypatch.setattr(benchmarks, "RESULTS", tmp_path)
-    page = benchmarks.page()
+    page = benchmarks.all_rows()
     assert "## new thing" in page
     assert "| a\\|b | 1,234 | N\u00a02 |" in page
     assert "X; commit `abc`" in page
@@ -142,16 +142,16 @@ def test_links_out_of_the_site_become_pages_or_text() -> None:
     assert root_files.inside(face, "stability.md") == "[a](api/index.md)"
 
 
-def test_the_site_warns_where_the_readme_does() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    page = benchmarks.page()
+def test_the_rows_warn_where_the_summary_does() -> None:
+    summary = make_measured.made("docs/benchmarks.md")
+    page = benchmarks.all_rows()
     section = page[page.index("## training speed cuda") :].split("\n## ")[0]
-    assert (benchmarks.ON_ZEROS in readme) == (benchmarks.ON_ZEROS in section)
-    old = {"commit": make_readme.WITHOUT_GRADIENT[0]}
+    assert (benchmarks.ON_ZEROS in summary) == (benchmarks.ON_ZEROS in section)
+    old = {"commit": benchmarks.WITHOUT_GRADIENT[0]}
     assert benchmarks.caveats("training_speed_cuda", old) == [benchmarks.ON_ZEROS]
     assert benchmarks.caveats("training_speed_cuda", {"commit": "another"}) == []
     jumps = "jumps between two levels"
-    assert jumps in readme
+    assert jumps in summary
     assert f"With 20,000 classes {results.PML_JUMPS}" in page
     assert results.PML_JUMPS in results.cost_of_loss("cosface")
     assert results.PML_JUMPS not in results.cost_of_loss("arcface")

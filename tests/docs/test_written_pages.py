@@ -10,7 +10,9 @@ import torch
 
 pytest.importorskip("griffe", reason="mkdocstrings is not installed")
 
+import make_decisions
 import make_margin_figure
+import make_measured
 from site_pages import choosing, citing
 from site_pages.sources import PAPERS
 
@@ -25,14 +27,15 @@ RUN_BY = {
     "how-to/README.md": "integrations/test_how_to.py",
     "how-to/attach.md": "dropin/test_attach_page.py",
     "how-to/coming_from.md": "dropin/test_question_pages.py",
-    "how-to/command_line.md": "cli/test_docs.py",
-    "how-to/discriminative.md": "training/test_stable_discriminative.py",
+    "how-to/command_line.md": "app/cli/test_docs.py",
+    "how-to/discriminative.md": "app/training/test_stable_discriminative.py",
     "how-to/measure.md": "measuring/test_how_to.py",
-    "how-to/million_classes.md": "prototypes/test_million_classes_page.py",
-    "how-to/presets.md": "training/test_presets_page.py",
+    "how-to/million_classes.md": "heads/test_million_classes_page.py",
+    "how-to/pieces.md": "docs/test_written_pages.py",
+    "how-to/presets.md": "app/training/test_presets_page.py",
     "how-to/questions.md": "dropin/test_question_pages.py",
     "how-to/report.md": "docs/test_written_pages.py",
-    "how-to/robust.md": "evaluating/test_robust_page.py",
+    "how-to/robust.md": "measuring/test_robust_page.py",
     "how-to/schedules.md": "dropin/test_schedules_in_training.py",
 }
 
@@ -50,7 +53,7 @@ def test_all_python_of_the_pages_is_run_by_some_test() -> None:
         assert named in text, f"{test} does not speak of {page}"
 
 
-@pytest.mark.parametrize("page", ["index.md", "how-to/report.md"])
+@pytest.mark.parametrize("page", ["index.md", "how-to/pieces.md", "how-to/report.md"])
 def test_the_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # a page may write where it runs
     blocks = BLOCK.findall((DOCS / page).read_text(encoding="utf-8"))
@@ -59,8 +62,8 @@ def test_the_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         torch.manual_seed(0)
         names: dict[str, object] = {}
         exec(compile(block, page, "exec"), names)
-        if "loss" in names:
-            assert torch.isfinite(names["loss"])  # type: ignore[arg-type]
+        for name in {"loss", "value", "total"} & names.keys():
+            assert torch.isfinite(names[name]), name  # type: ignore[arg-type]
         if "page" in names:
             assert "<html" in Path(str(names["page"])).read_text(encoding="utf-8")
 
@@ -152,16 +155,61 @@ def test_the_figure_shows_what_training_gives() -> None:
     assert found["CosFace"]["lowest_tenth"] > found["Cross entropy"]["lowest_tenth"] + 0.2
 
 
-def test_the_made_parts_of_the_readme_are_current() -> None:
-    import make_readme
+@pytest.mark.parametrize("page", make_measured.PAGES)
+def test_the_made_parts_of_the_page_are_current(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert make_measured.made(page) == text, "run python docs/make_measured.py"
 
-    text = make_readme.README.read_text(encoding="utf-8")
-    assert make_readme.made(text) == text, "run python docs/make_readme.py"
+
+def test_nothing_that_is_made_is_lost() -> None:
+    parts = [name for made in make_measured.PAGES.values() for name in made]
+    speed = ["curvature", "geometry", "heads", "million", "small", "training"]
+    assert sorted(parts) == sorted([*speed, "decisions", "figure", "papers", "recommendations"])
 
 
-def test_what_the_readme_says_of_other_libraries_has_a_source() -> None:
+def test_the_readme_is_read_in_a_minute() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = text[text.index("## Beside other libraries") : text.index("## Where to read on")]
+    words = re.sub(r"```.*?```", "", text, flags=re.DOTALL).split()
+    assert len(words) <= 1500
+
+
+def test_the_recommendations_say_where_nothing_was_won() -> None:
+    entries = make_decisions.read_presets()
+    lines = make_decisions.recommendations().splitlines()
+    for name, entry in entries.items():
+        (row,) = [line for line in lines if f'`lm.preset("{name}")`' in line]
+        test = entry["compared"]
+        assert f"{100 * test['difference']:+.2f} [" in row
+        assert ("**none**" in row) == (test["verdict"] != "winner")
+        for title in entry["others"]:
+            assert any(title in line for line in lines)
+
+
+def test_the_gain_over_a_simpler_remedy_is_the_smallest_that_was_measured() -> None:
+    gain = {"difference": 0.02, "low": 0.01, "high": 0.03}
+    found = {
+        "chosen": "ldam",
+        "baseline": "softmax",
+        "reported_beside": {"ldam - label_smoothing": gain, "label_smoothing - softmax": gain},
+        "asked": {},
+    }
+    said = make_decisions._simpler_remedy(found)
+    assert said == "+2.00 [+1.00, +3.00] (label smoothing)"
+    answer = {
+        "method": "softmax",
+        "epochs": 0.5,
+        "reweight_at": None,
+        "chosen_beyond": {**gain, "difference": 0.015},
+    }
+    said = make_decisions._simpler_remedy({**found, "asked": {"x": answer}})
+    assert said == "+1.50 [+1.00, +3.00] (early stopping)"
+    late = {**answer, "epochs": 1.0, "reweight_at": 0.8}
+    assert "late class weights" in make_decisions._simpler_remedy({**found, "asked": {"x": late}})
+    assert make_decisions._simpler_remedy({**found, "reported_beside": {}}) == "–"
+
+
+def test_what_is_said_of_other_libraries_has_a_source() -> None:
+    table = (DOCS / "other_libraries.md").read_text(encoding="utf-8")
     defined = dict(re.findall(r"(?m)^\[([a-z-]+)\]: (https://\S+)$", table))
     used = set(re.findall(r"\]\[([a-z-]+)\]", table))
     assert used == set(defined)

@@ -1,6 +1,6 @@
-"""Writes the made parts of README.md: what was measured, from the files in the repository.
+"""Writes the measured parts of README.md and of other pages from the files in the repository.
 
-Run ``python docs/make_readme.py`` after a benchmark or a reproduction; a test fails when the
+Run ``python docs/make_measured.py`` after a benchmark or a reproduction; a test fails when the
 committed text is out of date. Parts stand between ``<!-- made: NAME -->`` and ``<!-- end -->``.
 """
 
@@ -13,14 +13,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import make_decisions
 import make_headlines
-from site_pages import reproductions
+from site_pages import choosing, reproductions
+from site_pages.benchmarks import ON_ZEROS, WITHOUT_GRADIENT
+from site_pages.results import PML_JUMPS
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
 RESULTS = "benchmarks/results"
-
-WITHOUT_GRADIENT = ("ddf15adff292+",)
-"""Commits whose compiled losses had none through their logits, on a GPU with torch 2.11."""
 
 MILLION = {
     "largemargin triton": "largemargin",
@@ -46,7 +44,7 @@ def read(name: str) -> list[dict[str, Any]]:
 
 
 def link(name: str) -> str:
-    return f"[{name}.json]({RESULTS}/{name}.json)"
+    return f"[{name}.json](../{RESULTS}/{name}.json)"
 
 
 def aim(row: dict[str, Any]) -> str:
@@ -86,11 +84,7 @@ def heads() -> str:
                 f"| {row['provider']} | {_ms(row['median_ms'])} | {against[0]} | {against[1]} | "
                 f"{aim(row)} | {row['saved_n_x_c_units']:g} |"
             )
-    lines += [
-        "",
-        "PML's time in the second table jumps between two levels from run to run, the lower one "
-        "close to ours, for a reason we have not found.",
-    ]
+    lines += ["", f"In the second table {PML_JUMPS}"]
     return "\n".join(lines)
 
 
@@ -102,10 +96,11 @@ def million() -> str:
     first = shown[0]
     base = next(row for row in shown if row["provider"] == "torch eager")
     lines = [
-        f"A head of {first['C']:,} classes of {first['D']} float32 numbers, {first['N']:,} "
-        f"samples, bfloat16 products, forward and backward, one {first['device']}, torch "
+        f"{first['C']:,} classes, {first['D']} float32 features, {first['N']:,} samples, bfloat16 "
+        f"products, forward and backward, one {first['device']}, torch "
         f"{first['versions']['torch']} ({link('fused_head_cuda')}, `python "
-        "benchmarks/fused_head.py`; more in [million_classes.md](docs/how-to/million_classes.md)):",
+        "benchmarks/fused_head.py`; see also [heads of very many classes]"
+        "(how-to/million_classes.md)):",
         "",
         "| | loss | ms | against torch eager | ms in a CUDA graph | memory beyond gradients |",
         "|---|---|---|---|---|---|",
@@ -121,16 +116,17 @@ def million() -> str:
     few = {row["provider"]: row for row in rows if row["C"] == 10_000 and row["loss"] == "ArcFace"}
     ours, plain = few["largemargin triton"], few["torch eager"]
     return "\n".join(lines) + (
-        f"\n\nCCE's class vectors are bfloat16, half of the memory to read. {most['C']:,} classes "
-        f"in bfloat16 take ArcFace {most['ms']:.0f} ms and {most['extra_mib']:,.0f} MiB. With "
-        f"{ours['C']:,} a step is many small launches: {ours['ms']:.1f} ms eager (torch "
-        f"{plain['ms']:.1f}), {ours['graph_ms']:.2f} in a CUDA graph (torch "
-        f"{plain['graph_ms']:.2f}). Compile it, or capture the step."
+        "\n\nCCE's class vectors are bfloat16, so it reads half of the memory. ArcFace on "
+        f"{most['C']:,} bfloat16 class vectors takes {most['ms']:.0f} ms and "
+        f"{most['extra_mib']:,.0f} MiB. At {ours['C']:,} classes launch overhead dominates: "
+        f"{ours['ms']:.1f} ms eager, {plain['ms']:.1f} ms for plain torch; in a CUDA graph "
+        f"{ours['graph_ms']:.2f} and {plain['graph_ms']:.2f} ms. Compile or capture the step "
+        "there."
     )
 
 
 def small() -> str:
-    """What a loss costs where arithmetic costs nothing."""
+    """Per-step overhead of a loss on a tiny problem."""
     rows = {row["provider"]: row for row in read("small_steps")}
     shape, base = rows["CosFace"]["shape"], rows["linear + CE"]
     shown = {
@@ -143,11 +139,11 @@ def small() -> str:
         "lm.Discriminative(...))`",
     }
     lines = [
-        f"What is left where arithmetic costs nothing, a step of {shape['N']} samples, "
-        f"{shape['C']} classes and {shape['D']}-d features, forward and backward: the time of one "
-        f"CPU thread, and the operators that a GPU would be handed ({link('small_steps')}, "
-        "`python benchmarks/small_steps.py`). Captured in a CUDA graph, as by the engine below, "
-        "Python has no part in a step.",
+        f"Forward and backward with {shape['N']} samples, {shape['C']} classes and "
+        f"{shape['D']} features, where arithmetic costs next to nothing: time of one CPU thread, "
+        f"and the number of operators a GPU would run ({link('small_steps')}, `python "
+        "benchmarks/small_steps.py`). In a CUDA graph, as the training engine captures it, the "
+        "Python overhead disappears.",
         "",
         "| | microseconds | ratio | operators |",
         "|---|---|---|---|",
@@ -167,15 +163,16 @@ def geometry() -> str:
     slowest, memory = (max(row[key] for row in ours) for key in ("ratio", "extra_memory_mib"))
     shape = ours[0]["shape"]
     added = next(row for row in read("import_time") if row["provider"].endswith("after torch"))
-    told = " and ".join(f"{row['ratio']:.2f} of a {case}" for case, row in passes.items())
+    told = " and ".join(
+        f"{row['ratio']:.2f}x an evaluation pass of a {case}" for case, row in passes.items()
+    )
     return (
         f"`import largemargin` adds {added['added_ms']:.0f} ms to a process that has imported "
-        f"torch ({link('import_time')}). Class diameters and all sample margins of "
-        f"{shape['N']:,} x {shape['D']} features in {shape['C']} classes take {slowest:.2f} of the "
-        f"time of `scipy.spatial.distance.pdist` per class plus a loop (aim "
-        f"{ours[0]['target_ratio']:g}), with {memory:.0f} MiB of extra memory at most; `measure` "
-        f"takes {told} evaluation pass (aim {next(iter(passes.values()))['target_ratio']:g}; "
-        f"{link('measure')})."
+        f"torch ({link('import_time')}).\n\nClass diameters and all sample margins of "
+        f"{shape['N']:,} x {shape['D']} features in {shape['C']} classes take at most "
+        f"{slowest:.2f}x the time of `scipy.spatial.distance.pdist` per class plus a loop (aim "
+        f"{ours[0]['target_ratio']:g}x), and at most {memory:.0f} MiB of extra memory. `measure` "
+        f"takes {told} (aim {next(iter(passes.values()))['target_ratio']:g}x; {link('measure')})."
     )
 
 
@@ -183,12 +180,12 @@ def training() -> str:
     about = json.loads((ROOT / RESULTS / "training_speed_cuda.json").read_text(encoding="utf-8"))
     rows = {row["provider"]: row for row in about["rows"]}
     lines = [
-        f"Training, one {about['device']}, torch {about['torch'].split('+')[0]}: ResNet-18 for "
-        "32 x 32 images with a 30-d feature layer, batches of "
-        f"{about['batch']}, bfloat16, random crops and mirror images on the device "
+        f"One {about['device']}, torch {about['torch'].split('+')[0]}: ResNet-18 for 32 x 32 "
+        f"images with 30 features, batches of {about['batch']}, bfloat16, random crops and flips "
+        "on the device "
         f"({link('training_speed_cuda')}, `python benchmarks/training_speed.py`):",
         "",
-        "| | images/s | against the written loop |",
+        "| | images/s | relative to the hand-written loop |",
         "|---|---|---|",
     ]
     for name, row in rows.items():
@@ -198,26 +195,21 @@ def training() -> str:
         goal = ""
         if "3 side by side" in name:
             goal = f" (aim {ENGINE_AIM:,} images/s, {judged(row['images_per_s'], ENGINE_AIM)})"
-        lines.append(f"| {name} | {_rounded(row['images_per_s'])} | {ratio}{goal} |")
+        shown = name.replace("written loop", "hand-written loop")
+        lines.append(f"| {shown} | {_rounded(row['images_per_s'])} | {ratio}{goal} |")
     costs = [
         100 * (1 - row["ratio"])
         for name, row in rows.items()
         if "compiled" in name and name.endswith("LMD over softmax")
     ]
     cpu = {row["model"]: row for row in read("training_speed_cpu") if row["provider"] == "engine"}
-    told = ", ".join(f"{row['ratio']:.2f} with {model}" for model, row in cpu.items())
+    told = " and ".join(f"{row['ratio']:.2f}x ({model})" for model, row in cpu.items())
     worst = min(row["ratio"] for row in cpu.values())
-    lost = ""
-    if about["commit"] in WITHOUT_GRADIENT:
-        lost = (
-            "The compiled rows were measured when compiled losses had no gradient through their "
-            "logits on this device (fixed since). The same work was done, but on zeros: they "
-            "are to be measured again. "
-        )
+    lost = f"{ON_ZEROS} " if about["commit"] in WITHOUT_GRADIENT else ""
     return "\n".join(lines) + (
         f"\n\n{lost}The discriminative loss costs {max(costs):.1f} % of the compiled graph's rate "
-        f"(aim {TERM_AIM:g} %). On CPU threads the engine has {told} of the written loop's rate "
-        f"(aim {CPU_AIM:g}, {judged(worst, CPU_AIM)} with the smallest network; "
+        f"(aim {TERM_AIM:g} %). On CPU the engine runs at {told} the speed of a hand-written loop "
+        f"(aim {CPU_AIM:g}x, {judged(worst, CPU_AIM)} with the smallest network; "
         f"{link('training_speed_cpu')})."
     )
 
@@ -239,11 +231,12 @@ def curvature() -> str:
         for row in cuda
     )
     return (
-        "Input-loss curvature with 20 directions of a ResNet-18 takes "
-        f"{cpu['ratio to 21 passes, to the parameters']:.2f} of 21 forward and backward passes to "
-        f"the parameters and {cpu['ratio to 21 passes, to the inputs']:.2f} of 21 to the inputs on "
-        f"a CPU (aim 1.15; {link('input_curvature_cpu')}); on a GPU {cuda[0]['images']:,} images "
-        f"are {told} as fast as one sample at a time (aim 10; {link('input_curvature_cuda')})."
+        "Input-loss curvature of a ResNet-18 with 20 directions takes, on a CPU, "
+        f"{cpu['ratio to 21 passes, to the parameters']:.2f}x the time of 21 forward and backward "
+        f"passes to the parameters, and {cpu['ratio to 21 passes, to the inputs']:.2f}x that of 21 "
+        f"to the inputs (aim 1.15x; {link('input_curvature_cpu')}). On a GPU, batches of "
+        f"{cuda[0]['images']:,} images are {told} as fast as one sample at a time (aim 10 times; "
+        f"{link('input_curvature_cuda')})."
     )
 
 
@@ -266,50 +259,42 @@ def papers() -> str:
         else "none has been measured here yet"
     )
     return (
-        f"{len(found)} recipes cover the tables of the five papers, {len(numbers)} reported "
-        f"numbers; "
-        f"{here}. Where `measured/` is missing, nothing was measured. The main claims, from a "
-        "baseline to the paper's method:\n\n"
-        f"{make_headlines.headlines()}\n\n"
-        '"As printed" is the recipe as it is: settings of the paper where it prints them, our '
-        "reading where it does not. Why numbers differ, as far as we know, stands behind the links."
+        f"{len(found)} recipes cover the tables of the five papers with {len(numbers)} reported "
+        f"numbers; {here}. Where `measured/` is missing, nothing was measured. Each row goes from "
+        f"a baseline to the paper's method:\n\n{make_headlines.headlines()}\n\n"
+        '"As printed" means the settings of the paper where it prints them, and our reading where '
+        "it does not. The linked pages say why numbers differ, as far as we know."
     )
 
 
 def decisions() -> str:
-    """What the benchmark recommends, and how its tests ended."""
-    entries = make_decisions.read_presets()
-    tests = [
-        test for each in entries.values() for test in (each["compared"], *each["others"].values())
-    ]
-    won = sum(test is not None and test["verdict"] == "winner" for test in tests)
-    missing = sum(test is None for test in tests)
-    told = (
-        f"A margin method beat the tuned baseline in {won} of {len(tests)} tasks"
-        + (f"; {missing} were not measured. " if missing else ". ")
-        + "Where none did, the preset is that baseline."
-    )
-    return f"{told}\n\n{make_decisions.decision_table(entries)}"
+    """What the benchmark recommends, with costs and caveats."""
+    return make_decisions.decision_table(make_decisions.read_presets(), root="../")
 
 
-PARTS = {
-    "decisions": decisions,
-    "papers": papers,
-    "heads": heads,
-    "million": million,
-    "small": small,
-    "geometry": geometry,
-    "training": training,
-    "curvature": curvature,
+PAGES = {
+    "README.md": {"figure": choosing.caption, "recommendations": make_decisions.recommendations},
+    "docs/choosing.md": {"decisions": decisions},
+    "docs/benchmarks.md": {
+        "heads": heads,
+        "million": million,
+        "small": small,
+        "geometry": geometry,
+        "training": training,
+        "curvature": curvature,
+    },
+    "papers/README.md": {"papers": papers},
 }
+"""By page: the parts that are made, by name."""
 
 
-def made(text: str) -> str:
-    """The README with its made parts as they should be."""
-    for name, part in PARTS.items():
+def made(page: str) -> str:
+    """A page with its made parts as they should be."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for name, part in PAGES[page].items():
         pattern = rf"(<!-- made: {name} -->\n).*?(<!-- end -->)"
         if not re.search(pattern, text, flags=re.DOTALL):
-            raise SystemExit(f"README.md has no part <!-- made: {name} --> ... <!-- end -->.")
+            raise SystemExit(f"{page} has no part <!-- made: {name} --> ... <!-- end -->.")
         said = part()
         text = re.sub(
             pattern,
@@ -321,5 +306,6 @@ def made(text: str) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(made(README.read_text(encoding="utf-8")), encoding="utf-8")
-    sys.stdout.write(f"wrote {README.name}\n")
+    for page in PAGES:
+        (ROOT / page).write_text(made(page), encoding="utf-8")
+        sys.stdout.write(f"wrote {page}\n")
