@@ -1,21 +1,26 @@
 """``drive``: runs of the benchmark until time is up, each recorded when it ends."""
 
+import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from largemargin.app.data.load import Data
 from largemargin.app.training.environment import commit, device_name
+from largemargin.app.training.parallel_runs import TrainingJob, TrainingOutcome, iter_finished
 from largemargin.app.training.runs import pick_device
+from largemargin.app.training.trainer import Trainer
+from largemargin.losses.base.class_counts import balanced_weights
+from largemargin.losses.base.loss import Loss
+from largemargin.losses.ldam import LDAM
 from largemargin_papers.benchmark.assess import assess
 from largemargin_papers.benchmark.followups import Question, question_jobs
 from largemargin_papers.benchmark.halving import Job, is_complete, next_jobs
 from largemargin_papers.benchmark.images import Images
-from largemargin_papers.benchmark.parallel_runs import Outcome, outcomes
 from largemargin_papers.benchmark.plan import seconds_of, train_images
 from largemargin_papers.benchmark.protocol import Protocol, Situation
 from largemargin_papers.benchmark.records import read_records
@@ -84,21 +89,22 @@ def drive(
         session.ratios.append(share)
         sessions[name] = session
 
-    def next_job() -> tuple[Job, Data] | None:
+    def next_job() -> Job | None:
         """Of the first situation that has one: the next fills lanes that wait for a rung's end."""
         return next(filter(None, (each.next_job() for each in sessions.values())), None)
 
     base = MEMORY if MEMORY.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="largemargin-", dir=base) as scratch:
-        for outcome in outcomes(
-            next_job, folder=Path(scratch), device=device, side_by_side=side_by_side
+        for job, outcome in trained(
+            next_job, images, folder=Path(scratch), device=device, side_by_side=side_by_side
         ):
-            if outcome.facts["status"] == "failed":
+            error = outcome.error
+            if error is not None and outcome.divergence is None:
                 # Not a result: it is tried again by the next call.
-                say(f"{outcome.job.key}: FAILED: {outcome.facts['failure']}")
+                say(f"{job.key}: FAILED: {type(error).__name__}: {error}")
                 continue
-            session = sessions[outcome.job.task.name]
-            record = session.judge(outcome, where)
+            session = sessions[job.task.name]
+            record = session.judge(job, outcome, where)
             append_record(out / f"{session.situation.name}.jsonl", record)
             say(line(record))
             if session.is_over():
@@ -106,6 +112,56 @@ def drive(
     return {
         name: is_complete(protocol, each.situation, each.records) for name, each in sessions.items()
     }
+
+
+def trained(
+    next_job: Callable[[], Job | None],
+    images: Images,
+    *,
+    folder: Path,
+    device: str,
+    side_by_side: int,
+) -> Iterator[tuple[Job, TrainingOutcome]]:
+    """Train what ``next_job`` gives, each in a folder of its own that is deleted afterwards."""
+    under_way: dict[Path, Job] = {}
+
+    def next_training() -> TrainingJob | None:
+        job = next_job()
+        if job is None:
+            return None
+        place = folder / job.key.replace("/", "-")
+        data = images.task(job.task, job.seed, job.split).data  # without it nothing can be run
+        under_way[place] = job
+        return TrainingJob(
+            replace(job.config, device=device),
+            place,
+            data=lambda: data,
+            before_step=None if job.reweight_at is None else partial(reweight, job.reweight_at),
+        )
+
+    for outcome in iter_finished(next_training, side_by_side=side_by_side):
+        place = Path(str(outcome.job.folder))
+        yield under_way.pop(place), outcome
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def reweight(share: float, trainer: Trainer) -> None:
+    """After this share of the steps LDAM, or the only term, gets balanced class weights."""
+    if trainer.done != round(share * trainer.config.epochs * len(trainer.batches)):
+        return
+    terms = list(trainer.criterion.objective.terms.values())
+    margins = [each for each in terms if isinstance(each, LDAM)]
+    if margins:
+        (loss,) = margins
+        loss.reweight()
+    else:
+        (term,) = terms
+        assert isinstance(term, Loss)
+        counts = trainer.batches.samples.labels.bincount().tolist()
+        term.weight = balanced_weights(counts).to(trainer.device)
+    if trainer.graph is not None:  # captured steps know the old weights
+        trainer.graph.graphs.clear()
+        trainer.graph.plain_steps.clear()
 
 
 class _Session:
@@ -129,13 +185,12 @@ class _Session:
         self.ratios: list[float] = []
         """How much longer runs took than was guessed; beside four others about five times."""
 
-    def next_job(self) -> tuple[Job, Data] | None:
+    def next_job(self) -> Job | None:
         job = next((each for each in self._waiting() if each.key not in self.begun), None)
         if job is None or (self.end is not None and self.clock() + self._guess(job) > self.end):
             return None
-        task = self.images.task(self.situation, job.seed, job.split)
         self.begun.add(job.key)
-        return job, task.data
+        return job
 
     def is_over(self) -> bool:
         """Whether no run is left, not even one under way."""
@@ -155,14 +210,15 @@ class _Session:
     def _alone(self, job: Job) -> float:
         return seconds_of(self.situation, job, train_images(self.situation))
 
-    def judge(self, outcome: Outcome, where: Mapping[str, Any]) -> dict[str, Any]:
-        job, situation = outcome.job, self.situation
-        self.ratios.append(outcome.facts["wall_seconds"] / self._alone(job))
+    def judge(self, job: Job, outcome: TrainingOutcome, where: Mapping[str, Any]) -> dict[str, Any]:
+        situation, trainer = self.situation, outcome.trainer
+        assert trainer is not None
+        self.ratios.append(outcome.seconds / self._alone(job))
         scores: dict[str, Any] = {"score": None}
-        if outcome.model is not None:
+        if outcome.divergence is None:
             judged = self.images.task(situation, job.seed, job.split).judged
             scores = assess(
-                outcome.model,
+                trainer.evaluated(),
                 judged,
                 score=situation.score,
                 split=job.split,
@@ -184,7 +240,11 @@ class _Session:
             },
             "noise": asdict(job.config.noise),
             "reweight_at": job.reweight_at,
-            **outcome.facts,
+            "status": "finished" if outcome.divergence is None else "diverged",
+            "steps": trainer.done,
+            "seconds": round(trainer.seconds, 3),
+            "wall_seconds": round(outcome.seconds, 3),
+            "bad_steps": trainer.journal.bad_steps,
             **scores,
             **where,
             "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -11,7 +11,7 @@ from largemargin.app.config import DataConfig, RunConfig
 from largemargin.app.data.load import Data
 from largemargin.app.training.config_file import read_yaml
 from largemargin.app.training.engine import Interrupted, train
-from largemargin.app.training.parallel_runs import Job, iter_finished
+from largemargin.app.training.parallel_runs import TrainingJob, iter_finished
 from largemargin.app.training.runs import CONFIG, Run, pick_device
 from largemargin.errors import LargeMarginError, check_number
 from largemargin_papers.recipes.cells import Cell, cells_of, chosen_of, run_name, shortened
@@ -184,13 +184,13 @@ class _Session:
             if not folder.exists() and self._stored(cell, seed, config.name) is None
         }
         jobs = [
-            Job(self.images.placed(config), folder, data=partial(self.data, config.data))
+            TrainingJob(self.images.placed(config), folder, data=partial(self.data, config.data))
             for folder, config in new.items()
         ]
-        for ended in iter_finished(jobs, side_by_side=side_by_side, progress=self.progress):
+        for outcome in iter_finished(jobs, side_by_side=side_by_side, progress=self.progress):
             # Others are found again, and reported, when they are trained one by one.
-            if ended.error is not None and not isinstance(ended.error, LargeMarginError):
-                raise ended.error
+            if outcome.error is not None and not isinstance(outcome.error, LargeMarginError):
+                raise outcome.error
 
     def _stored(self, cell: Cell, seed: int, name: str) -> Mapping[str, Any] | None:
         """What ``measured/`` has of a run."""

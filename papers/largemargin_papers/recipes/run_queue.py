@@ -16,8 +16,8 @@ import torch
 
 from largemargin.app.config import RunConfig
 from largemargin.app.training.environment import commit, device_name
-from largemargin.app.training.parallel_runs import Ended, Job, iter_finished
-from largemargin.app.training.runs import CONFIG, Run, pick_device
+from largemargin.app.training.parallel_runs import TrainingJob, TrainingOutcome, iter_finished
+from largemargin.app.training.runs import CONFIG, pick_device
 from largemargin.errors import LargeMarginError, check_number
 from largemargin_papers.recipes.cells import settings_of
 from largemargin_papers.recipes.images import Images
@@ -155,19 +155,19 @@ class _Worker:
         self.broken_in_a_row = 0
 
     def work(self) -> None:
-        jobs = iter_finished(self._jobs(), side_by_side=self.side_by_side, stop=self._stop)
-        for ended in jobs:
-            task = self.under_way.pop(str(Path(ended.job.folder or "").name))
-            self._take(task, ended)
+        outcomes = iter_finished(self._jobs(), side_by_side=self.side_by_side, stop=self._stop)
+        for outcome in outcomes:
+            task = self.under_way.pop(str(Path(outcome.job.folder or "").name))
+            self._take(task, outcome)
             if self.broken_in_a_row >= BROKEN:
                 raise LargeMarginError(
-                    f"{BROKEN} runs broke off one after the other; the last: {ended.error!r}."
+                    f"{BROKEN} runs broke off one after the other; the last: {outcome.error!r}."
                 )
 
     def _stop(self) -> bool:
         return self.asked_to_stop or (self.end is not None and self.clock() > self.end)
 
-    def _jobs(self) -> Iterator[Job]:
+    def _jobs(self) -> Iterator[TrainingJob]:
         """Asked whenever a lane is free: the first run that will end in time."""
         while self.waiting and not self._stop():
             task = next((each for each in self.waiting if self._fits(each)), None)
@@ -185,13 +185,13 @@ class _Worker:
         taken = self.ratio * seconds * self.side_by_side + measuring_seconds_of(task)
         return self.clock() + taken < self.end
 
-    def _job(self, task: Task) -> Job:
+    def _job(self, task: Task) -> TrainingJob:
         folder = self.folder / task.name
         begun = (folder / CONFIG).is_file()
         if folder.exists() and not begun:
             shutil.rmtree(folder)  # stopped before it was a run
         data = partial(self.images.data, task.config.data, task.needed)
-        return Job(self.images.placed(self._how(task)), folder, begun, data)
+        return TrainingJob(self.images.placed(self._how(task)), folder, begun, data)
 
     def _how(self, task: Task) -> RunConfig:
         """How fast and where, which decides nothing."""
@@ -205,18 +205,16 @@ class _Worker:
             config, compile=compiled, checkpoint_every=max(1, min(config.epochs, epochs))
         )
 
-    def _take(self, task: Task, ended: Ended) -> None:
-        if ended.run is not None and ended.run.failure is not None:
-            self._failed(task, ended, ended.run.failure.partition(". ")[0])
-        elif ended.run is not None:
-            self._finished(task, ended)
-        elif isinstance(ended.error, LargeMarginError) and _diverged(self.folder / task.name):
-            self._failed(task, ended, str(ended.error).partition(". ")[0])
+    def _take(self, task: Task, outcome: TrainingOutcome) -> None:
+        if outcome.divergence is not None:
+            self._failed(task, outcome, outcome.divergence.partition(". ")[0])
+        elif outcome.run is not None:
+            self._finished(task, outcome)
         else:
-            self._broke(task, ended.error)
+            self._broke(task, outcome.error)
 
-    def _finished(self, task: Task, ended: Ended) -> None:
-        run = ended.run
+    def _finished(self, task: Task, outcome: TrainingOutcome) -> None:
+        run = outcome.run
         assert run is not None
         started = self.clock()
         load = partial(self.images.data, task.config.data, task.needed)
@@ -228,24 +226,24 @@ class _Worker:
             self._broke(task, error)
             return
         record = about(run, task.config, numbers, commit=self.commit_name)
-        self._write(task, {**record, **self._timing(ended, started)})
+        self._write(task, {**record, **self._timing(outcome, started)})
         self.done.finished.append(task.name)
         expected = seconds_of(task)
         if expected and self.device_kind.type == "cuda":
-            taken = ended.seconds / (expected * self.side_by_side)
+            taken = outcome.seconds / (expected * self.side_by_side)
             self.ratio = 0.5 * self.ratio + 0.5 * taken
         shown = ", ".join(f"{name} {_short(value)}" for name, (value, _) in numbers.items())
         rate = record["images_per_s"] or 0.0
-        self._say(task, f"{shown}, {ended.seconds:.0f} s, {rate:,.0f} images/s")
+        self._say(task, f"{shown}, {outcome.seconds:.0f} s, {rate:,.0f} images/s")
 
-    def _timing(self, ended: Ended, started: float) -> dict[str, float]:
+    def _timing(self, outcome: TrainingOutcome, started: float) -> dict[str, float]:
         return {
-            "wall_seconds": round(ended.seconds, 2),
+            "wall_seconds": round(outcome.seconds, 2),
             "measuring_seconds": round(self.clock() - started, 2),
             "side_by_side": self.side_by_side,
         }
 
-    def _failed(self, task: Task, ended: Ended, why: str) -> None:
+    def _failed(self, task: Task, outcome: TrainingOutcome, why: str) -> None:
         """It diverged: that is its result."""
         record = {
             "seed": task.config.seed,
@@ -258,7 +256,7 @@ class _Worker:
             "torch": str(torch.__version__),
             "settings": settings_of(task.config),
         }
-        self._write(task, {**record, **self._timing(ended, self.clock())})
+        self._write(task, {**record, **self._timing(outcome, self.clock())})
         self.done.failed.append(task.name)
         self._say(task, f"diverged: {why}")
 
@@ -316,12 +314,6 @@ def _quick() -> Iterator[None]:
             )
             torch.backends.cudnn.benchmark = True
         yield
-
-
-def _diverged(folder: Path) -> bool:
-    run = Run(folder)
-    rows = run.metrics("bad_steps")
-    return bool(rows) and rows[-1]["in_a_row"] > run.config.max_bad_steps
 
 
 def _short(value: float | None) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 from largemargin.app.config import RunConfig
 from largemargin.app.training.config_file import write_config
 from largemargin.app.training.files import write_json
+from largemargin.app.training.run_scores import Diverged
 from largemargin.app.training.runs import CONFIG, RESULT, Run
-from largemargin.errors import LargeMarginError
 
 
 @dataclass
@@ -47,9 +47,7 @@ class FakeTraining:
         write_config(config, folder / CONFIG)
         final = self.accuracy(config)
         if math.isnan(final):
-            row = '{"kind": "bad_steps", "epoch": 0, "step": 0, "in_a_row": 99}\n'
-            (folder / "metrics.jsonl").write_text(row)
-            raise LargeMarginError("99 steps in a row were not finite")
+            raise Diverged("99 steps in a row were not finite")
         for epoch in range(config.epochs):
             self.epochs += 1
             if self.stop_at is not None and self.epochs > self.stop_at:

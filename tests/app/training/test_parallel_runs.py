@@ -9,7 +9,7 @@ import pytest
 from largemargin import LargeMarginError
 from largemargin.app.data import DataConfig, load_data
 from largemargin.app.training import ObjectiveConfig, OptimizerConfig, Run, RunConfig, train_many
-from largemargin.app.training.parallel_runs import Job, iter_finished
+from largemargin.app.training.parallel_runs import TrainingJob, iter_finished
 
 pytest.importorskip("sklearn", reason="digits are scikit-learn's")
 
@@ -25,7 +25,9 @@ def test_one_that_fails_ends_alone(tmp_path: Path) -> None:
     data = load_data(CONFIG.data)
     wrong = replace(CONFIG, objective=ObjectiveConfig("nothing"))
     configs = [WILD, CONFIG, wrong, replace(CONFIG, seed=1)]
-    jobs = [Job(each, tmp_path / str(n), data=lambda: data) for n, each in enumerate(configs)]
+    jobs = [
+        TrainingJob(each, tmp_path / str(n), data=lambda: data) for n, each in enumerate(configs)
+    ]
     ended = list(iter_finished(jobs))
     assert [each.job for each in ended] == jobs
     assert [each.run is None for each in ended] == [True, False, True, False]
@@ -42,10 +44,10 @@ def test_one_that_fails_ends_alone(tmp_path: Path) -> None:
 def test_jobs_are_asked_for_one_by_one_until_it_stops(tmp_path: Path) -> None:
     asked: list[int] = []
 
-    def jobs() -> Iterator[Job]:
+    def jobs() -> Iterator[TrainingJob]:
         for number in range(5):
             asked.append(number)
-            yield Job(replace(CONFIG, seed=number), tmp_path / str(number))
+            yield TrainingJob(replace(CONFIG, seed=number), tmp_path / str(number))
 
     ended = []
     for each in iter_finished(jobs(), stop=lambda: len(ended) == 2):
@@ -53,6 +55,6 @@ def test_jobs_are_asked_for_one_by_one_until_it_stops(tmp_path: Path) -> None:
     assert len(ended) == 2
     assert asked == [0, 1]
     # What was under way can be gone on with; a finished run is handed out as it is.
-    (again,) = iter_finished([Job(CONFIG, tmp_path / "0", resume=True)])
+    (again,) = iter_finished([TrainingJob(CONFIG, tmp_path / "0", resume=True)])
     assert again.run is not None
     assert again.run.result == ended[0].run.result

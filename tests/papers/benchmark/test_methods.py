@@ -1,8 +1,8 @@
 """Every method of the protocol trains, for a moment, on made-up images."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +15,10 @@ from largemargin_papers.benchmark import Job, Protocol, Situation, read_protocol
 from largemargin_papers.benchmark.assess import assess
 from largemargin_papers.benchmark.halving import job
 from largemargin_papers.benchmark.images import Images
-from largemargin_papers.benchmark.parallel_runs import Outcome, _Lane, outcomes
+from largemargin_papers.benchmark.run_benchmark import reweight, trained
 
-from largemargin.app.data import Data
+from largemargin.app.training.parallel_runs import TrainingJob, TrainingOutcome, iter_finished
+from largemargin.app.training.trainer import Trainer
 from largemargin.losses.base.class_counts import balanced_weights
 
 PROTOCOL = read_protocol(
@@ -79,16 +80,13 @@ def small(name: str) -> Situation:
     )
 
 
-def ran(each: Job, images: Images, folder: Path, device: str) -> Outcome:
-    data = images.task(each.task, each.seed, each.split).data
-    waiting: Iterator[Job] = iter([each])
-
-    def next_job() -> tuple[Job, Data] | None:
-        job = next(waiting, None)
-        return None if job is None else (job, data)
-
-    (found,) = outcomes(next_job, folder=folder, device=device, side_by_side=1)
-    return found
+def ran(each: Job, images: Images, folder: Path, device: str) -> Iterator[TrainingOutcome]:
+    """The outcome of a run, while its model is there; it may have diverged."""
+    jobs = partial(next, iter([each]), None)
+    for ended, outcome in trained(jobs, images, folder=folder, device=device, side_by_side=1):
+        assert ended is each
+        assert outcome.error is None or outcome.divergence is not None, outcome.error
+        yield outcome
 
 
 @pytest.mark.slow
@@ -97,16 +95,19 @@ def test_every_method_trains(name: str, method: str, images: Images, tmp_path: P
     situation = small(name)
     for trial in (0, 2):
         each = job(PROTOCOL, situation, method, None, trial, 0)
-        found = ran(each, images, tmp_path, "cpu")
-        assert found.facts["status"] in ("finished", "diverged"), found.facts
-        if found.model is None:
-            continue
-        judged = images.task(situation, 0, "test").judged
-        scores = assess(found.model, judged, score=situation.score, split="test", precision="fp32")
-        assert 0 <= scores["score"] <= 1
-        if name == "cifar10_corrupted":
-            parts = [scores[key] for key in ("accuracy", "gaussian 16/255", "occlusion")]
-            assert scores["score"] == pytest.approx(sum(parts) / 3)
+        ends = 0
+        for outcome in ran(each, images, tmp_path, "cpu"):
+            ends += 1
+            if outcome.divergence is not None:
+                continue
+            assert outcome.trainer is not None
+            model, judged = outcome.trainer.evaluated(), images.task(situation, 0, "test").judged
+            scores = assess(model, judged, score=situation.score, split="test", precision="fp32")
+            assert 0 <= scores["score"] <= 1
+            if name == "cifar10_corrupted":
+                parts = [scores[key] for key in ("accuracy", "gaussian 16/255", "occlusion")]
+                assert scores["score"] == pytest.approx(sum(parts) / 3)
+        assert ends == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -129,16 +130,20 @@ def deferred(
     each = replace(job(protocol, situation, method, None, 0, 0), late_weights=0.8)
     data = images.task(situation, 0, "test").data
     counts = data.train.labels.bincount().tolist()
-    lane = _Lane(each, data, folder=folder, device=device, on_gpu=device == "cuda")
-    seen = []
-    with ExitStack() as stack:
-        stack.callback(lane.close)
-        assert lane.begin()
-        assert lane.session is not None
-        (loss,) = lane.session.trainer.criterion.objective.terms.values()
-        while lane.advance():
+    seen: list[bool] = []
+
+    def before_step(trainer: Trainer) -> None:
+        (loss,) = trainer.criterion.objective.terms.values()
+        if trainer.done:
             seen.append(loss.weight is not None)
-        assert lane.failure == ""
+        reweight(0.8, trainer)
+
+    config = replace(each.config, device=device)
+    training = TrainingJob(config, folder / "run", data=lambda: data, before_step=before_step)
+    for outcome in iter_finished([training]):
+        assert outcome.error is None
+        assert outcome.trainer is not None
+        (loss,) = outcome.trainer.criterion.objective.terms.values()
         assert loss.weight is not None
         torch.testing.assert_close(loss.weight.cpu(), balanced_weights(counts))
     return seen
@@ -164,5 +169,6 @@ def test_captured_steps_follow_the_class_weights(
 @pytest.mark.gpu
 def test_captured_linearised_margins(images: Images, tmp_path: Path) -> None:
     situation = replace(small("mnist_75"), epochs=6)
-    found = ran(job(PROTOCOL, situation, "odn", None, 0, 0), images, tmp_path, "cuda")
-    assert found.facts["status"] in ("finished", "diverged"), found.facts
+    assert (
+        len(list(ran(job(PROTOCOL, situation, "odn", None, 0, 0), images, tmp_path, "cuda"))) == 1
+    )

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,12 +24,13 @@ from largemargin_papers.benchmark.halving import (
     trial_scores,
 )
 from largemargin_papers.benchmark.images import Images
-from largemargin_papers.benchmark.parallel_runs import Outcome
 from largemargin_papers.benchmark.records import merge
 from largemargin_papers.record_lines import append_record
 from papers.benchmark.tiny import TINY, tiny_protocol
 
 from largemargin import LargeMarginError
+from largemargin.app.training.parallel_runs import TrainingOutcome
+from largemargin.app.training.run_scores import Diverged
 
 NAME = "digits_few"
 
@@ -300,19 +302,20 @@ def test_another_situation_fills_lanes_that_wait_for_a_rung(
     protocol = tiny_protocol(tmp_path, situations={NAME: one, "other": one})
     lanes, under_way, idle = 5, [], []
 
-    def instantly(next_job: Any, **_: Any) -> Iterator[Outcome]:
-        """Runs that end in the order in which they began, with a score of their own."""
+    def instantly(next_job: Any, **_: Any) -> Iterator[TrainingOutcome]:
+        """Runs that diverge at once and end in the order in which they began."""
+        trainer: Any = SimpleNamespace(done=1, seconds=1.0, journal=SimpleNamespace(bad_steps=1))
         while True:
             while len(under_way) < lanes and (given := next_job()) is not None:
-                under_way.append(given[0])
+                under_way.append(given)
             if not under_way:
                 return
             idle.append(lanes - len(under_way))
-            facts = {"status": "diverged", "wall_seconds": 1.0}
-            yield Outcome(under_way.pop(0), None, facts)
+            error = Diverged("1 step in a row was not finite")
+            yield TrainingOutcome(under_way.pop(0), None, error, trainer, 1.0)
 
     monkeypatch.setattr(
-        import_module("largemargin_papers.benchmark.run_benchmark"), "outcomes", instantly
+        import_module("largemargin_papers.benchmark.run_benchmark"), "iter_finished", instantly
     )
     said: list[str] = []
     done = drive(protocol, [NAME, "other"], out=tmp_path, device="cpu", say=said.append)

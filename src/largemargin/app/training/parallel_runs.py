@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,12 +13,14 @@ import torch
 from largemargin.app.config import RunConfig
 from largemargin.app.data.load import Data, load_data
 from largemargin.app.training.engine import Session, begin, check_config
+from largemargin.app.training.run_scores import Diverged
 from largemargin.app.training.runs import Run, pick_device
+from largemargin.app.training.trainer import Trainer
 from largemargin.errors import LargeMarginError, check_number
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """A run to be made.
 
     Args:
@@ -25,23 +28,35 @@ class Job:
         folder: of the run; default a new one.
         resume: go on where the run in ``folder`` stopped.
         data: gives the images when the run begins; default ``load_data(config.data)``.
+        before_step: called with the trainer before every step.
     """
 
     config: RunConfig
     folder: str | Path | None = None
     resume: bool = False
     data: Callable[[], Data] | None = None
+    before_step: Callable[[Trainer], None] | None = None
 
 
-@dataclass(frozen=True)
-class Ended:
+@dataclass
+class TrainingOutcome:
     """A job that came to its end: with a run, or with the error that broke it off."""
 
-    job: Job
+    job: TrainingJob
     run: Run | None
     error: Exception | None
+    trainer: Trainer | None
+    """With the model that is judged, on its device; dropped when the next outcome is asked for.
+    None where nothing was trained: the run could not begin, or was finished before."""
     seconds: float
     """From its beginning, with the time that others took beside it."""
+
+    @property
+    def divergence(self) -> str | None:
+        """Why the run diverged; None where it did not, also where another error broke it off."""
+        if self.run is not None:
+            return self.run.failure
+        return str(self.error) if isinstance(self.error, Diverged) else None
 
 
 def train_many(
@@ -84,7 +99,7 @@ def train_many(
         return loaded[key]
 
     jobs = [
-        Job(
+        TrainingJob(
             config,
             None if folders is None else folders[index],
             resume,
@@ -93,36 +108,40 @@ def train_many(
         for index, config in enumerate(configs)
     ]
     finished: dict[int, Run] = {}
-    for ended in iter_finished(jobs, side_by_side=side_by_side, progress=progress):
-        if ended.run is None:
-            assert ended.error is not None
-            raise ended.error
-        finished[id(ended.job)] = ended.run
+    for outcome in iter_finished(jobs, side_by_side=side_by_side, progress=progress):
+        if outcome.run is None:
+            assert outcome.error is not None
+            raise outcome.error
+        finished[id(outcome.job)] = outcome.run
     return [finished[id(job)] for job in jobs]
 
 
 def iter_finished(
-    jobs: Iterable[Job],
+    jobs: Iterable[TrainingJob] | Callable[[], TrainingJob | None],
     *,
     side_by_side: int = 3,
     progress: bool = False,
     stop: Callable[[], bool] = lambda: False,
-) -> Iterator[Ended]:
+) -> Iterator[TrainingOutcome]:
     """Train side by side and hand out each run when it ends; one that fails ends alone.
 
     Args:
-        jobs: asked for the next one whenever a place is free, so that it can look at the clock.
+        jobs: the runs, or a function that gives the next one, None where none can begin now. The
+            next one is asked for whenever a place is free, so that it can depend on the clock and
+            on the outcomes so far; after None, when a run has ended.
         side_by_side: how many at a time on a GPU; on the CPU there is one.
         progress: show a progress bar for every run.
         stop: asked before every round of steps; where it says so nothing more is done. Runs under
             way can be resumed from their last checkpoint.
     """
-    waiting, lanes, more = iter(jobs), list[_Lane](), True
+    next_job = jobs if callable(jobs) else partial(next, iter(jobs), None)
+    lanes: list[_Lane] = []
     try:
+        ask = True
         while not stop():
-            while more and len(lanes) < (side_by_side if _on_gpu(lanes) else 1):
-                job = next(waiting, None)
-                more = job is not None
+            while ask and len(lanes) < (side_by_side if _on_gpu(lanes) else 1):
+                job = next_job()
+                ask = job is not None
                 if job is None or stop():
                     break
                 lanes.append(_Lane(job))
@@ -132,9 +151,12 @@ def iter_finished(
             for lane in list(lanes):
                 if lane.advance():
                     continue
+                outcome = lane.outcome()
+                yield outcome
+                outcome.trainer = None
                 lanes.remove(lane)
                 lane.close()
-                yield Ended(lane.job, lane.run, lane.error, time.perf_counter() - lane.started)
+                ask = True
     finally:
         for lane in lanes:
             lane.close()
@@ -147,7 +169,7 @@ def _on_gpu(lanes: "Sequence[_Lane]") -> bool:
 class _Lane:
     """A run under way, on a CUDA stream of its own."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: TrainingJob) -> None:
         self.job = job
         on_gpu = pick_device(job.config.device).type == "cuda"
         self.stream = torch.cuda.Stream() if on_gpu else None  # type: ignore[no-untyped-call]
@@ -183,12 +205,23 @@ class _Lane:
             return False
         try:
             with torch.cuda.stream(self.stream):
+                if self.job.before_step is not None:
+                    self.job.before_step(self.session.trainer)
                 if next(self.steps, "end") != "end":
                     return True
                 self.run = self.session.finish()
         except Exception as error:
             self.error = error
         return False
+
+    def outcome(self) -> TrainingOutcome:
+        """What became of it. Its folder is free for others; its model is still there."""
+        self.stack.close()
+        if self.stream is not None:
+            self.stream.synchronize()
+        trainer = None if self.session is None else self.session.trainer
+        seconds = time.perf_counter() - self.started
+        return TrainingOutcome(self.job, self.run, self.error, trainer, seconds)
 
     def close(self) -> None:
         self.stack.close()

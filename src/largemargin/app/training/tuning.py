@@ -21,7 +21,8 @@ from largemargin.app.training.config_file import from_dict, to_dict, write_confi
 from largemargin.app.training.engine import Interrupted
 from largemargin.app.training.engine import train as train_run
 from largemargin.app.training.files import write_text
-from largemargin.app.training.runs import Run, pick_device
+from largemargin.app.training.run_scores import Diverged
+from largemargin.app.training.runs import pick_device
 from largemargin.app.training.search_space import (
     Choice,
     Dimension,
@@ -288,9 +289,7 @@ class _Search:
         except Interrupted:
             trial.set_user_attr("interrupted", True)
             raise
-        except LargeMarginError:
-            if not _stopped_by_bad_steps(folder, config):
-                raise
+        except Diverged:
             self._diverged(trial)
         finally:
             trial.set_user_attr("seconds", time.perf_counter() - started)
@@ -301,11 +300,6 @@ class _Search:
     def _diverged(self, trial: Any) -> None:
         trial.set_user_attr("diverged", True)
         raise self.optuna.TrialPruned
-
-
-def _stopped_by_bad_steps(folder: Path, config: RunConfig) -> bool:
-    rows = Run(folder).metrics("bad_steps")
-    return bool(rows) and rows[-1]["in_a_row"] > config.max_bad_steps
 
 
 def _suggest(trial: Any, path: str, dimension: Dimension) -> Any:
