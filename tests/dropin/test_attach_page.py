@@ -32,7 +32,7 @@ def test_its_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_messages_it_explains_exist() -> None:
     """Every row of the table quotes words that the code says."""
     rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", PAGE.read_text(), flags=re.MULTILINE)[1:]
-    folders = [Path(lm.__file__).parent / name for name in ("dropin", "prototypes")]
+    folders = [Path(lm.__file__).parent / name for name in ("dropin", "heads")]
     source = " ".join(p.read_text() for folder in folders for p in folder.glob("*.py"))
     said = re.sub(r'"\s*f?"', "", re.sub(r"\s+", " ", source))
     for row in rows:
