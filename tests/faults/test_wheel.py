@@ -61,6 +61,13 @@ def test_the_wheel_needs_torch_alone(published: Path) -> None:
     assert [line for line in needs if "extra ==" not in line] == ["Requires-Dist: torch>=2.9"]
 
 
+def test_the_wheel_holds_the_library_and_not_what_needs_a_clone(published: Path) -> None:
+    (about,) = published.glob("*.dist-info")
+    assert {each.name for each in published.iterdir()} == {"largemargin", about.name}
+    assert (published / "largemargin" / "app" / "training" / "presets.json").is_file()
+    assert "largemargin.commands" not in (about / "entry_points.txt").read_text(encoding="utf-8")
+
+
 def test_the_source_archive_holds_the_library_and_no_part_of_its_tests(tmp_path: Path) -> None:
     pytest.importorskip("setuptools", reason="source archives are built by setuptools")
     source = source_in(tmp_path)
@@ -73,8 +80,8 @@ def test_the_source_archive_holds_the_library_and_no_part_of_its_tests(tmp_path:
     with tarfile.open(archive) as file:
         names = {name.partition("/")[2] for name in file.getnames()}
     assert set(FILES) <= names
-    assert "src/largemargin/training/presets.json" in names
-    assert not [name for name in names if name.startswith("tests")]
+    assert "src/largemargin/app/training/presets.json" in names
+    assert not [name for name in names if name.startswith(("tests", "papers"))]
 
 
 @pytest.mark.parametrize("python", [sys.executable, *OTHERS], ids=lambda python: Path(python).name)

@@ -1,5 +1,6 @@
 """The command itself: overview, exit codes, errors without tracebacks, Ctrl-C."""
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -58,10 +59,39 @@ def test_help_names_every_command_and_imports_none(tmp_path: Path) -> None:
 
 
 def test_every_command_says_what_it_does() -> None:
-    folder = Path(cli.__file__).parent
-    for name in cli.COMMANDS:
-        if (folder / f"{name}.py").exists():
-            assert 10 < len(cli.help_line(name)) < 90, name
+    for name, module in cli.commands().items():
+        assert 10 < len(cli.help_line(module)) < 90, name
+
+
+def test_reproduce_is_there_with_the_package_of_the_papers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("largemargin_papers", reason="a package of its own, in papers/")
+    assert cli.main(["--help"]) == 0
+    assert "\n  reproduce  run a paper's table again" in capsys.readouterr().out
+    table = Path(__file__).resolve().parents[3] / "papers" / "lmd" / "table3.yaml"
+    assert cli.main(["reproduce", str(table), "--list"]) == 0
+    assert " cells, " in capsys.readouterr().out
+
+
+def test_without_that_package_reproduce_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **group: ())
+    assert cli.main(["--help"]) == 0
+    assert "reproduce" not in capsys.readouterr().out
+    for words in (["reproduce", "papers/lmd/table3.yaml"], ["help", "reproduce"]):
+        assert cli.main(words) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("error: reproduce is a command of the package largemargin-papers")
+        assert "pip install ./papers" in told
+
+
+def test_another_package_adds_a_command_but_replaces_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    added = [SimpleNamespace(name=name, module="theirs") for name in ("list", "more")]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **group: added)
+    assert list(cli.commands()) == [*cli.COMMANDS, "more"]
+    assert cli.commands()["list"] == "largemargin.app.cli.list"
 
 
 def test_no_command_is_an_error_with_the_overview(capsys: pytest.CaptureFixture[str]) -> None:

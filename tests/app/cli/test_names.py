@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 import largemargin as lm
-from largemargin.app.cli.command import COMMANDS, parser_of
+from largemargin.app.cli.command import commands, parser_of
 from largemargin.measuring import CurvatureSettings
 
 ROOMS = (lm, lm.measuring, lm.measuring, lm.geometry)
@@ -58,7 +58,7 @@ def test_functions_of_whole_models_share_their_options() -> None:
     assert {"num_directions", "draws"} <= set(CurvatureSettings.__dataclass_fields__)
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS))
+@pytest.mark.parametrize("command", sorted(commands()))
 def test_options_are_written_with_underscores(command: str) -> None:
     for action in parser_of(command)._actions:
         for option in action.option_strings:

@@ -28,7 +28,7 @@ COMMANDS = (
 )
 """In the order a newcomer meets them."""
 
-ADDED = "largemargin.commands"
+ENTRY_POINTS = "largemargin.commands"
 """The group of entry points by which other packages add sub-commands: name -> module."""
 
 OUTSIDE = (
@@ -38,8 +38,8 @@ OUTSIDE = (
 """Failures of disks and folders: nothing in the program is at fault, so they need no traceback."""
 
 NO_PAPERS = (
-    "reproduce runs the papers' tables, whose recipes come with a clone of the repository, not "
-    "with the library. In the clone: pip install ./papers"
+    "reproduce is a command of the package largemargin-papers, which is not installed. It comes "
+    "with a clone of the repository, beside the papers' recipes. In the clone: pip install ./papers"
 )
 USAGE = "usage: largemargin COMMAND [options]    (largemargin COMMAND --help for its options)"
 FIRST_STEPS = """\
@@ -95,15 +95,27 @@ def _dispatch(words: list[str]) -> int:
 
         print(f"largemargin {__version__}")
         return 0
-    if name == "reproduce" and name not in _added():
+    known = commands()
+    if name in known:
+        return _run(name, rest)
+    if name == "reproduce":
         print(f"error: {NO_PAPERS}", file=sys.stderr)
         return 2
-    if name not in COMMANDS and name not in _added():
-        close = get_close_matches(name, (*COMMANDS, *_added()), n=2, cutoff=0.5)
-        meant = f"Did you mean {' or '.join(close)}?" if close else f"They are {_listed()}."
-        print(f"{USAGE}\nerror: there is no command {name!r}. {meant}", file=sys.stderr)
-        return 2
-    return _run(name, rest)
+    close = get_close_matches(name, known, n=2, cutoff=0.5)
+    *most, last = known
+    meant = f"Did you mean {' or '.join(close)}?" if close else ""
+    meant = meant or f"They are {', '.join(most)} and {last}."
+    print(f"{USAGE}\nerror: there is no command {name!r}. {meant}", file=sys.stderr)
+    return 2
+
+
+def commands() -> dict[str, str]:
+    """Every sub-command and its module; those that other installed packages add come last."""
+    from importlib.metadata import entry_points
+
+    own = {name: f"largemargin.app.cli.{name}" for name in COMMANDS}
+    added = {each.name: each.module for each in entry_points(group=ENTRY_POINTS)}
+    return own | {name: module for name, module in added.items() if name not in own}
 
 
 def _run(name: str, words: list[str]) -> int:
@@ -131,16 +143,7 @@ def parser_of(name: str) -> "CommandParser":
 
 
 def _module(name: str) -> Any:
-    return importlib.import_module(
-        f"largemargin.app.cli.{name}" if name in COMMANDS else _added()[name]
-    )
-
-
-def _added() -> dict[str, str]:
-    """Modules of sub-commands that other installed packages bring."""
-    from importlib.metadata import entry_points
-
-    return {each.name: each.module for each in entry_points(group=ADDED)}
+    return importlib.import_module(commands()[name])
 
 
 def _interrupted(command: str) -> int:
@@ -152,9 +155,9 @@ def _interrupted(command: str) -> int:
 
 def overview() -> str:
     """What ``largemargin --help`` prints."""
-    names = (*COMMANDS, *_added())
-    width = max(map(len, names))
-    lines = [f"  {name:<{width}}  {help_line(name)}" for name in names]
+    known = commands()
+    width = max(map(len, known))
+    lines = [f"  {name:<{width}}  {help_line(module)}" for name, module in known.items()]
     return "\n".join(
         [
             USAGE,
@@ -169,25 +172,13 @@ def overview() -> str:
     )
 
 
-def help_line(name: str) -> str:
-    """``HELP`` of a sub-command, read without importing it: imports take seconds."""
-    found = importlib.util.find_spec(
-        f"largemargin.app.cli.{name}" if name in COMMANDS else _added()[name]
-    )
+def help_line(module: str) -> str:
+    """``HELP`` of a sub-command's module, read without importing it: imports take seconds."""
+    found = importlib.util.find_spec(module)
     path = Path(found.origin or "") if found else Path()
     if path.is_file():
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            targets = (
-                node.targets
-                if isinstance(node, ast.Assign)
-                else [node.target]
-                if isinstance(node, ast.AnnAssign)
-                else []
-            )
-            if any(isinstance(each, ast.Name) and each.id == "HELP" for each in targets):
-                return str(ast.literal_eval(node.value))  # type: ignore[attr-defined]
+            names = [ast.unparse(each) for each in getattr(node, "targets", ())]
+            if isinstance(node, ast.Assign) and names == ["HELP"]:
+                return str(ast.literal_eval(node.value))
     return ""
-
-
-def _listed() -> str:
-    return ", ".join(COMMANDS[:-1]) + f" and {COMMANDS[-1]}"
