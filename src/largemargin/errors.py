@@ -137,13 +137,17 @@ def _to_matrix(name: str, tensor: Tensor) -> str:
 
 
 def check_same_device(**tensors: Tensor | None) -> None:
-    given = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
-    devices = {tensor.device for tensor in given.values()}
-    if len(devices) > 1:
-        listed = ", ".join(f"{name} on {tensor.device}" for name, tensor in given.items())
-        raise LargeMarginError(
-            f"all tensors must be on one device, but got {listed}. Move them with .to(device)."
-        )
+    first = None
+    for tensor in tensors.values():
+        if not isinstance(tensor, Tensor):
+            continue
+        first = tensor.device if first is None else first
+        if tensor.device != first:
+            given = {name: each for name, each in tensors.items() if isinstance(each, Tensor)}
+            listed = ", ".join(f"{name} on {each.device}" for name, each in given.items())
+            raise LargeMarginError(
+                f"all tensors must be on one device, but got {listed}. Move them with .to(device)."
+            )
 
 
 def check_labels(

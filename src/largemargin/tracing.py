@@ -10,8 +10,9 @@ from torch import Tensor
 
 def plain_eager() -> bool:
     """Not compiled, traced or under a ``torch.func`` transform: code may branch on values."""
-    compiled = torch.compiler.is_compiling() or jit_traces()
-    return not (compiled or torch._C._are_functorch_transforms_active())
+    if torch.compiler.is_compiling() or torch._C._is_tracing():
+        return False
+    return not torch._C._are_functorch_transforms_active()
 
 
 def jit_traces() -> bool:
@@ -24,6 +25,13 @@ def exporting() -> bool:
     return torch.compiler.is_exporting() and (
         _SAYS_WHO_TRACES or not torch.compiler.is_dynamo_compiling()
     )
+
+
+def recording() -> bool:
+    """Whether ``torch.export`` or ``torch.jit.trace`` makes a model that will run elsewhere."""
+    if torch.compiler.is_exporting() and exporting():
+        return True
+    return not torch.compiler.is_compiling() and bool(torch._C._is_tracing())
 
 
 _SAYS_WHO_TRACES = torch.__version__ >= "2.15"

@@ -34,8 +34,14 @@ def head_logits(
 ) -> Logits:
     """Logits (..., C) of features (..., D); to torch.fx one operation, which it does not enter."""
     num_classes, dim = prototypes.shape
-    flat = flat_features(features, dim)
-    logits = similarity_logits(flat, prototypes, bias=bias, similarity=similarity, scale=scale)
+    logits = similarity_logits(
+        flat_features(features, dim),
+        prototypes,
+        bias=bias,
+        similarity=similarity,
+        scale=scale,
+        checked=True,
+    )
     if features.dim() == 2:
         return logits  # not a view of itself: FSDP warns about views
     return logits.reshape(*features.shape[:-1], num_classes)

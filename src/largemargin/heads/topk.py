@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_count
+from largemargin.errors import LargeMarginError, check_count, check_matrix
 from largemargin.ops.class_stats import DENSE_LIMIT
 from largemargin.ops.matmul import resolve_precision
 from largemargin.ops.norms import inverse_norms, promote
@@ -41,7 +41,10 @@ def flat_features(features: Tensor, in_features: int) -> Features:
             f"shape is {tuple(features.shape)}. Pass the output of the layer before the head, or "
             "build the head with the width of that output."
         )
-    return features.unsqueeze(0) if features.dim() == 1 else features.flatten(0, -2)
+    if features.dim() != 2:
+        features = features.unsqueeze(0) if features.dim() == 1 else features.flatten(0, -2)
+    check_matrix("features", features, "(N, D)")
+    return features
 
 
 def best_of(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:

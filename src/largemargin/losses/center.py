@@ -19,92 +19,27 @@ from largemargin.ops.norms import promote, read_rows
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
-def center_loss(
-    features: Features,
-    centers: Prototypes,
-    labels: Labels,
-    *,
-    strength: float = 0.003,
-    validate: bool | None = None,
-) -> PerSample:
-    r"""Center loss terms (BAS-CENTER), :math:`\frac\lambda2\|q_n - c_{y_n}\|^2`; gradient to q.
-
-    Args:
-        features: (N, D).
-        centers: (C, D), held constant: they move by :func:`center_update`.
-        labels: (N,).
-        strength: lambda, default 0.003 (original, which sums over the batch).
-
-    Example:
-        >>> q, centers = torch.tensor([[3.0, 4.0]]), torch.zeros(2, 2)
-        >>> center_loss(q, centers, torch.tensor([0]), strength=2.0)
-        tensor([25.])
-    """
-    check_number("strength", strength, at_least=0)
-    check_inputs(features, centers, labels, soft=False, reason=NO_SOFT, validate=validate)
-    own, outside = _own_centers(centers, labels)
-    return _half_squares(features, own, outside, strength)
-
-
-def _own_centers(centers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The center of each sample's class, and which labels are out of range."""
-    labels = labels.long()
-    outside = (labels < 0) | (labels >= centers.shape[0])
-    return promote(read_rows(centers.detach(), labels.clamp(0, centers.shape[0] - 1))), outside
-
-
-def _half_squares(features: Tensor, own: Tensor, outside: Tensor, strength: float) -> Tensor:
-    values = 0.5 * strength * (promote(features) - own).square().sum(1)
-    return values.masked_fill(outside, torch.nan)
-
-
-def center_update(
-    features: Features,
-    centers: Prototypes,
-    labels: Labels,
-    *,
-    rate: float = 0.5,
-    valid: Tensor | None = None,
-    sync: bool = False,
-) -> Tensor:
-    r"""New centers :math:`c_j - \alpha\sum_{y_n=j}(c_j - q_n)/(1 + n_j)`; absent classes stay,
-    and so do those with features that are not finite.
-
-    Args:
-        rate: alpha in [0, 1], default 0.5 (original).
-        valid: (N,), samples that count; default all.
-        sync: sum over the ranks of a distributed run.
-
-    Example:
-        >>> center_update(torch.tensor([[4.0, 0.0]]), torch.zeros(2, 2), torch.tensor([0]))
-        tensor([[1., 0.],
-                [0., 0.]])
-    """
-    check_number("rate", rate, at_least=0, at_most=1)
-    with torch.no_grad():
-        valid = torch.ones_like(labels, dtype=torch.bool) if valid is None else valid
-        slots = class_means(features, labels, centers.shape[0], valid, sync=sync)
-        own = centers[slots.classes].to(slots.means.dtype)
-        share = slots.counts / (1 + slots.counts)
-        # One overflowing batch must not spoil a class for good: its center stays.
-        counted = slots.present & torch.isfinite(slots.means.abs().amax(1))
-        step = torch.where(counted[:, None], rate * share[:, None] * (slots.means - own), 0)
-        return centers.index_add(0, slots.classes, step.to(centers.dtype))
-
-
 class CenterLoss(Loss):
-    """Center loss (BAS-CENTER) with its centers; call it with ``(features, labels)``.
+    r"""Center loss (BAS-CENTER), :math:`\frac\lambda2\|q_n - c_{y_n}\|^2`, gradient to q.
 
-    Centers start at 0, are float32 buffers and move once per training forward, or with
-    ``accumulate=k`` at every k-th, by the features of all k; never in evaluation. The original
-    sums over the batch, hence ``reduction="sum"``; compare learning rates accordingly.
+    Call it with ``(features, labels)``. Centers start at 0, are float32 buffers and move once per
+    training forward, or with ``accumulate=k`` at every k-th, by the features of all k; never in
+    evaluation (:func:`center_update`). The original sums over the batch, hence ``reduction="sum"``;
+    compare learning rates accordingly.
 
     Args:
         num_classes: C.
         dim: D.
-        strength: lambda, default 0.003.
-        rate: alpha of the centers' update, default 0.5.
+        strength: lambda, default 0.003 (original, which sums over the batch).
+        rate: alpha of the centers' update, default 0.5 (original).
         accumulate: micro-batches per optimisation step; None to move only in :meth:`commit`.
+        options: those of every :class:`Loss`.
+
+    Example:
+        The centers start at 0, and :math:`\|(3, 4)\|^2` is 25:
+
+        >>> CenterLoss(2, 2, strength=2.0)(torch.tensor([[3.0, 4.0]]), torch.tensor([0]))
+        tensor(25.)
     """
 
     needs: ClassVar[tuple[str, ...]] = ("features", "labels")
@@ -156,16 +91,15 @@ class CenterLoss(Loss):
                 f"is {tuple(features.shape)}. Build the loss with dim={features.shape[1]}."
             )
 
-        def values(kept: Tensor, targets: Tensor) -> Tensor:
-            own, outside = _own_centers(self.centers, targets)
-            if self.training:
-                remembered = self._replay.recall(features, own.shape)
-                own = own if remembered is None else remembered[0]
-                if not recomputing():
-                    self._replay.remember(features, (own,))
-            return _half_squares(kept, own, outside, self.strength)
-
-        total = self._evaluate(values, (features,), labels, self.num_classes, sample_weight)
+        batch = self._prepare((features,), labels, self.num_classes, sample_weight)
+        own, outside = _own_centers(self.centers, batch.targets)
+        if self.training:
+            remembered = self._replay.recall(features, own.shape)
+            own = own if remembered is None else remembered[0]
+            if not recomputing():
+                self._replay.remember(features, (own,))
+        values = _half_squares(batch.inputs[0], own, outside, self.strength)
+        total = self._reduce(values, batch.labels, self.num_classes, batch.ignored, sample_weight)
         if self.training and not recomputing():
             labels = labels.long()
             valid = (labels >= 0) & (labels < self.num_classes)
@@ -219,3 +153,68 @@ class CenterLoss(Loss):
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         load_pending(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+def center_loss(
+    features: Features,
+    centers: Prototypes,
+    labels: Labels,
+    *,
+    strength: float = 0.003,
+    validate: bool | None = None,
+) -> PerSample:
+    """Center loss per sample; :class:`CenterLoss` has equation, arguments and an example.
+
+    Features (N, D), centers (C, D) held constant (they move by :func:`center_update`), labels (N,);
+    returns (N,).
+    """
+    check_number("strength", strength, at_least=0)
+    check_inputs(features, centers, labels, soft=False, reason=NO_SOFT, validate=validate)
+    own, outside = _own_centers(centers, labels)
+    return _half_squares(features, own, outside, strength)
+
+
+def center_update(
+    features: Features,
+    centers: Prototypes,
+    labels: Labels,
+    *,
+    rate: float = 0.5,
+    valid: Tensor | None = None,
+    sync: bool = False,
+) -> Tensor:
+    r"""New centers :math:`c_j - \alpha\sum_{y_n=j}(c_j - q_n)/(1 + n_j)`; absent classes stay,
+    and so do those with features that are not finite.
+
+    Args:
+        rate: alpha in [0, 1], default 0.5 (original).
+        valid: (N,), samples that count; default all.
+        sync: sum over the ranks of a distributed run.
+
+    Example:
+        >>> center_update(torch.tensor([[4.0, 0.0]]), torch.zeros(2, 2), torch.tensor([0]))
+        tensor([[1., 0.],
+                [0., 0.]])
+    """
+    check_number("rate", rate, at_least=0, at_most=1)
+    with torch.no_grad():
+        valid = torch.ones_like(labels, dtype=torch.bool) if valid is None else valid
+        slots = class_means(features, labels, centers.shape[0], valid, sync=sync)
+        own = centers[slots.classes].to(slots.means.dtype)
+        share = slots.counts / (1 + slots.counts)
+        # One overflowing batch must not spoil a class for good: its center stays.
+        counted = slots.present & torch.isfinite(slots.means.abs().amax(1))
+        step = torch.where(counted[:, None], rate * share[:, None] * (slots.means - own), 0)
+        return centers.index_add(0, slots.classes, step.to(centers.dtype))
+
+
+def _own_centers(centers: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The center of each sample's class, and which labels are out of range."""
+    labels = labels.long()
+    outside = (labels < 0) | (labels >= centers.shape[0])
+    return promote(read_rows(centers.detach(), labels.clamp(0, centers.shape[0] - 1))), outside
+
+
+def _half_squares(features: Tensor, own: Tensor, outside: Tensor, strength: float) -> Tensor:
+    values = 0.5 * strength * (promote(features) - own).square().sum(1)
+    return values.masked_fill(outside, torch.nan)

@@ -32,19 +32,162 @@ class InputMargins(NamedTuple):
     rival_index: Tensor
 
 
-def check_graph(logits: Tensor, sources: Sequence[Tensor], name: str) -> None:
-    if exporting():
-        raise LargeMarginError(
-            "a loss on gradients cannot be exported: torch.export records no backward pass. Export "
-            "the model, and leave the loss where it is trained."
+class _InputMarginLoss(Loss):
+    needs: ClassVar[tuple[str, ...]] = ("logits", "labels", "inputs")
+    refuses: ClassVar[dict[str, str]] = REFUSES
+
+    def __init__(
+        self,
+        *,
+        eps: float = 1e-6,
+        differentiable_norm: bool = False,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(**options)
+        self.eps = eps
+        self.differentiable_norm = differentiable_norm
+
+    def forward(  # type: ignore[override]
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        inputs: Tensor,
+        *,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
+        check_matrix("logits", logits, "(N, C)")
+        batch = self._prepare((logits,), labels, logits.shape[1], sample_weight)
+        margins = linearized_margins(
+            *batch.inputs,
+            batch.targets,
+            inputs,
+            eps=self.eps,
+            differentiable_norm=self.differentiable_norm,
+            validate=self.validate,
+        ).margins
+        values = self.per_sample(margins)
+        return self._reduce(values, batch.labels, batch.num_classes, batch.ignored, sample_weight)
+
+
+class MarginDistribution(_InputMarginLoss):
+    r"""Optimal margin distribution loss (ODN-1; ODN eq. 1): margins belong in [r-theta, r+theta].
+
+    .. math:: \ell(\gamma) = \begin{cases}
+        (r-\theta-\gamma)/(r-\theta) & \gamma \le r-\theta\\
+        0 & r-\theta < \gamma \le r+\theta\\
+        \mu(\gamma-r-\theta)^2/(r+\theta)^2 & \gamma > r+\theta\end{cases}
+
+    gamma are the :func:`linearized_margins`; call it ``(logits, labels, inputs)``.
+
+    Args:
+        r, theta, mu: (1.2, 0.7, 0.1) without batch norm (default), (30, 0.7, 0.1) with it (ODN
+            Table 1). r > theta >= 0, mu in (0, 1].
+        squared: square the first branch (appendix A of ODN).
+        eps, differentiable_norm: of :func:`linearized_margins`.
+        options: those of every :class:`Loss`.
+
+    Departures: erratum D4, the upper branch is scaled by (r+theta)^2 as in eq. 1.
+
+    Example:
+        The input is on the boundary, its margin is 0:
+
+        >>> x = torch.tensor([[1.0, 1.0]], requires_grad=True)
+        >>> MarginDistribution()(x * 1, torch.tensor([0]), x).item()
+        1.0
+    """
+
+    def __init__(
+        self,
+        *,
+        r: float = 1.2,
+        theta: float = 0.7,
+        mu: float = 0.1,
+        squared: bool = False,
+        eps: float = 1e-6,
+        differentiable_norm: bool = False,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(eps=eps, differentiable_norm=differentiable_norm, **options)
+        check_distribution(r, theta, mu)
+        self.r = r
+        self.theta = theta
+        self.mu = mu
+        self.squared = squared
+
+    def per_sample(self, margins: Tensor) -> Tensor:
+        return margin_distribution(
+            margins, r=self.r, theta=self.theta, mu=self.mu, squared=self.squared
         )
-    for source in sources:
-        if not source.requires_grad or not logits.requires_grad:
-            raise LargeMarginError(
-                f"{name} must require gradients and the logits be computed from them with "
-                "gradients enabled. Call inputs.requires_grad_() before model(inputs), outside "
-                "torch.no_grad()."
-            )
+
+
+def margin_distribution(
+    margins: PerSample,
+    *,
+    r: float = 1.2,
+    theta: float = 0.7,
+    mu: float = 0.1,
+    squared: bool = False,
+) -> PerSample:
+    """Loss of given margins (N,); :class:`MarginDistribution` has equation, arguments and example.
+
+    The margins are usually :func:`linearized_margins`. Returns (N,).
+    """
+    check_distribution(r, theta, mu)
+    margins = promote(margins)
+    below = F.relu(r - theta - margins) / (r - theta)
+    above = F.relu(margins - r - theta) / (r + theta)
+    return (below.square() if squared else below) + mu * above.square()
+
+
+def check_distribution(r: float, theta: float, mu: float) -> None:
+    check_number("theta", theta, at_least=0)
+    check_number(
+        "r", r, above=theta, hint="r is the middle of the margins and theta half their width."
+    )
+    check_number("mu", mu, above=0, at_most=1)
+
+
+class MarginHinge(_InputMarginLoss):
+    r"""Hinge on margins (ODN-HINGE), :math:`[\gamma_0 - \gamma]_+`.
+
+    gamma are the :func:`linearized_margins`; call it ``(logits, labels, inputs)``.
+
+    Args:
+        threshold: gamma_0. The paper tunes it on a validation split; default 1 (O14).
+        eps, differentiable_norm: of :func:`linearized_margins`.
+        options: those of every :class:`Loss`.
+
+    Departure: erratum D1; the printed sign would drive margins below the threshold.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 1.0]], requires_grad=True)
+        >>> MarginHinge(threshold=0.25)(x * 1, torch.tensor([0]), x).item()
+        0.25
+    """
+
+    def __init__(
+        self,
+        *,
+        threshold: float = 1.0,
+        eps: float = 1e-6,
+        differentiable_norm: bool = False,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(eps=eps, differentiable_norm=differentiable_norm, **options)
+        check_number("threshold", threshold)
+        self.threshold = threshold
+
+    def per_sample(self, margins: Tensor) -> Tensor:
+        return margin_hinge(margins, threshold=self.threshold)
+
+
+def margin_hinge(margins: PerSample, *, threshold: float = 1.0) -> PerSample:
+    """Hinge on given margins (N,); :class:`MarginHinge` has equation, arguments and example.
+
+    The margins are usually :func:`linearized_margins`. Returns (N,).
+    """
+    check_number("threshold", threshold)
+    return F.relu(threshold - promote(margins))
 
 
 def linearized_margins(
@@ -100,142 +243,16 @@ def linearized_margins(
     return InputMargins(gap / (norm + eps), require(stats.rival_index))
 
 
-def check_distribution(r: float, theta: float, mu: float) -> None:
-    check_number("theta", theta, at_least=0)
-    check_number(
-        "r", r, above=theta, hint="r is the middle of the margins and theta half their width."
-    )
-    check_number("mu", mu, above=0, at_most=1)
-
-
-def margin_distribution(
-    margins: PerSample,
-    *,
-    r: float = 1.2,
-    theta: float = 0.7,
-    mu: float = 0.1,
-    squared: bool = False,
-) -> PerSample:
-    r"""Optimal margin distribution loss (ODN-1; ODN eq. 1): margins belong in [r-theta, r+theta].
-
-    .. math:: \ell(\gamma) = \begin{cases}
-        (r-\theta-\gamma)/(r-\theta) & \gamma \le r-\theta\\
-        0 & r-\theta < \gamma \le r+\theta\\
-        \mu(\gamma-r-\theta)^2/(r+\theta)^2 & \gamma > r+\theta\end{cases}
-
-    Args:
-        margins: (N,), usually :func:`linearized_margins`.
-        r, theta, mu: (1.2, 0.7, 0.1) without batch norm (default), (30, 0.7, 0.1) with it (ODN
-            Table 1). r > theta >= 0, mu in (0, 1].
-        squared: square the first branch (appendix A of ODN).
-
-    Departures: erratum D4, the upper branch is scaled by (r+theta)^2 as in eq. 1.
-
-    Example:
-        >>> margin_distribution(torch.tensor([0.0, 1.2]))
-        tensor([1., 0.])
-    """
-    check_distribution(r, theta, mu)
-    margins = promote(margins)
-    below = F.relu(r - theta - margins) / (r - theta)
-    above = F.relu(margins - r - theta) / (r + theta)
-    return (below.square() if squared else below) + mu * above.square()
-
-
-def margin_hinge(margins: PerSample, *, threshold: float = 1.0) -> PerSample:
-    r"""Hinge on margins (ODN-HINGE), :math:`[\gamma_0 - \gamma]_+`.
-
-    Departure: erratum D1; the printed sign would drive margins below the threshold. The paper
-    tunes gamma_0 on a validation split; default 1 (O14).
-
-    Example:
-        >>> margin_hinge(torch.tensor([0.25, 2.0]))
-        tensor([0.7500, 0.0000])
-    """
-    check_number("threshold", threshold)
-    return F.relu(threshold - promote(margins))
-
-
-class _InputMarginLoss(Loss):
-    needs: ClassVar[tuple[str, ...]] = ("logits", "labels", "inputs")
-    refuses: ClassVar[dict[str, str]] = REFUSES
-
-    def __init__(
-        self,
-        *,
-        eps: float = 1e-6,
-        differentiable_norm: bool = False,
-        **options: Unpack[LossOptions],
-    ) -> None:
-        super().__init__(**options)
-        self.eps = eps
-        self.differentiable_norm = differentiable_norm
-
-    def forward(  # type: ignore[override]
-        self,
-        logits: Tensor,
-        labels: Tensor,
-        inputs: Tensor,
-        *,
-        sample_weight: Tensor | None = None,
-    ) -> Tensor:
-        check_matrix("logits", logits, "(N, C)")
-
-        def values(kept: Tensor, targets: Tensor) -> Tensor:
-            margins = linearized_margins(
-                kept,
-                targets,
-                inputs,
-                eps=self.eps,
-                differentiable_norm=self.differentiable_norm,
-                validate=self.validate,
-            ).margins
-            return self.per_sample(margins)
-
-        return self._evaluate(values, (logits,), labels, logits.shape[-1], sample_weight)
-
-
-class MarginDistribution(_InputMarginLoss):
-    """:func:`margin_distribution` of linearised margins; call it ``(logits, labels, inputs)``."""
-
-    def __init__(
-        self,
-        *,
-        r: float = 1.2,
-        theta: float = 0.7,
-        mu: float = 0.1,
-        squared: bool = False,
-        eps: float = 1e-6,
-        differentiable_norm: bool = False,
-        **options: Unpack[LossOptions],
-    ) -> None:
-        super().__init__(eps=eps, differentiable_norm=differentiable_norm, **options)
-        check_distribution(r, theta, mu)
-        self.r = r
-        self.theta = theta
-        self.mu = mu
-        self.squared = squared
-
-    def per_sample(self, margins: Tensor) -> Tensor:
-        return margin_distribution(
-            margins, r=self.r, theta=self.theta, mu=self.mu, squared=self.squared
+def check_graph(logits: Tensor, sources: Sequence[Tensor], name: str) -> None:
+    if exporting():
+        raise LargeMarginError(
+            "a loss on gradients cannot be exported: torch.export records no backward pass. Export "
+            "the model, and leave the loss where it is trained."
         )
-
-
-class MarginHinge(_InputMarginLoss):
-    """:func:`margin_hinge` of linearised margins; call it with ``(logits, labels, inputs)``."""
-
-    def __init__(
-        self,
-        *,
-        threshold: float = 1.0,
-        eps: float = 1e-6,
-        differentiable_norm: bool = False,
-        **options: Unpack[LossOptions],
-    ) -> None:
-        super().__init__(eps=eps, differentiable_norm=differentiable_norm, **options)
-        check_number("threshold", threshold)
-        self.threshold = threshold
-
-    def per_sample(self, margins: Tensor) -> Tensor:
-        return margin_hinge(margins, threshold=self.threshold)
+    for source in sources:
+        if not source.requires_grad or not logits.requires_grad:
+            raise LargeMarginError(
+                f"{name} must require gradients and the logits be computed from them with "
+                "gradients enabled. Call inputs.requires_grad_() before model(inputs), outside "
+                "torch.no_grad()."
+            )

@@ -26,36 +26,83 @@ NORMS = (1, 2, math.inf)
 AGGREGATES: tuple[Aggregate, ...] = ("max", "sum")
 
 
-def _dual_norm(gradient: Tensor, p: float) -> Tensor:
-    """Norm dual to l_p over the last dimension."""
-    if p == 2:
-        return safe_norm(gradient)
-    return gradient.abs().sum(-1) if p == math.inf else gradient.abs().amax(-1)
+class LayerMargin(Loss):
+    r"""Large-margin loss at several layers (BAS-ELSAYED; Elsayed et al. 2018).
 
+    .. math:: \sum_\ell\ \mathcal A_{i\ne y}\Bigl[\gamma_\ell +
+        \frac{f_i - f_y}{\epsilon + \|\nabla_{h_\ell} f_i - \nabla_{h_\ell} f_y\|_q}\Bigr]_+,
+        \qquad \tfrac1p + \tfrac1q = 1
 
-def _all_gradients(
-    logits: Tensor, layers: Sequence[Tensor], directions: Tensor, create_graph: bool
-) -> list[Tensor | None]:
-    """Gradients (K, N, ...) at every layer along K directions of the logits."""
+    Call it ``(logits, labels, layers)``: layers are activations h (N, ...), the inputs among them
+    if wanted, and the logits are computed from them with gradients enabled. Rivals compete by
+    normalised distance, so every rival's gradient is needed: one batched backward pass of ``topk``
+    directions for all layers together.
 
-    def along(direction: Tensor, batched: bool) -> tuple[Tensor | None, ...]:
-        return torch.autograd.grad(
-            logits,
-            list(layers),
-            grad_outputs=direction,
-            is_grads_batched=batched,
-            retain_graph=True,
-            create_graph=create_graph,
-            allow_unused=True,
+    Args:
+        gamma: margin per layer, one number for all or one each. Default 1.
+        p: norm in which distance is measured: 1, 2 (default) or inf; the gradient is taken in the
+            dual norm.
+        aggregate: over rivals: "max" (default) or "sum".
+        topk: only the k rivals with the largest logits; None takes all.
+        eps: default 1e-6 (original).
+        differentiable_norm: differentiate the denominator too; default False, as the original.
+        options: those of every :class:`Loss`.
+
+    Example:
+        The margin of the input is 1.4142:
+
+        >>> x = torch.tensor([[3.0, 1.0]], requires_grad=True)
+        >>> LayerMargin(gamma=2.0, eps=0.0)(x * 1, torch.tensor([0]), [x]).detach()
+        tensor(0.5858)
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("logits", "labels", "layers")
+    refuses: ClassVar[dict[str, str]] = REFUSES
+
+    def __init__(
+        self,
+        *,
+        gamma: float | Sequence[float] = 1.0,
+        p: Norm = 2,
+        aggregate: Aggregate = "max",
+        topk: int | None = None,
+        eps: float = 1e-6,
+        differentiable_norm: bool = False,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(**options)
+        check_choice("p", p, NORMS)
+        check_choice("aggregate", aggregate, AGGREGATES)
+        self.gamma = gamma
+        self.p = p
+        self.aggregate: Aggregate = aggregate
+        self.topk = topk
+        self.eps = eps
+        self.differentiable_norm = differentiable_norm
+
+    def forward(  # type: ignore[override]
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        layers: Sequence[Tensor],
+        *,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
+        check_matrix("logits", logits, "(N, C)")
+        batch = self._prepare((logits,), labels, logits.shape[1], sample_weight)
+        values = layer_margin(
+            *batch.inputs,
+            batch.targets,
+            layers,
+            gamma=self.gamma,
+            p=self.p,
+            aggregate=self.aggregate,
+            topk=self.topk,
+            eps=self.eps,
+            differentiable_norm=self.differentiable_norm,
+            validate=self.validate,
         )
-
-    try:
-        return list(along(directions, True))
-    except RuntimeError:
-        # Compiled models and some custom functions have no batched backward pass.
-        each = [along(direction, False) for direction in directions]
-        columns = zip(*each, strict=True)
-        return [None if c[0] is None else torch.stack(c) for c in columns]
+        return self._reduce(values, batch.labels, batch.num_classes, batch.ignored, sample_weight)
 
 
 def layer_margin(
@@ -71,31 +118,10 @@ def layer_margin(
     differentiable_norm: bool = False,
     validate: bool | None = None,
 ) -> PerSample:
-    r"""Large-margin loss at several layers (BAS-ELSAYED; Elsayed et al. 2018).
+    """Layer margin loss per sample; :class:`LayerMargin` has equation, arguments and example.
 
-    .. math:: \sum_\ell\ \mathcal A_{i\ne y}\Bigl[\gamma_\ell +
-        \frac{f_i - f_y}{\epsilon + \|\nabla_{h_\ell} f_i - \nabla_{h_\ell} f_y\|_q}\Bigr]_+,
-        \qquad \tfrac1p + \tfrac1q = 1
-
-    Rivals compete by normalised distance, so every rival's gradient is needed: one batched backward
-    pass of ``topk`` directions for all layers together.
-
-    Args:
-        logits: (N, C), computed from the layers with gradients enabled.
-        labels: (N,).
-        layers: activations h (N, ...), the inputs among them if wanted.
-        gamma: margin per layer, one number for all or one each. Default 1.
-        p: norm in which distance is measured: 1, 2 (default) or inf; the gradient is taken in the
-            dual norm.
-        aggregate: over rivals: "max" (default) or "sum".
-        topk: only the k rivals with the largest logits; None takes all.
-        eps: default 1e-6 (original).
-        differentiable_norm: differentiate the denominator too; default False, as the original.
-
-    Example:
-        >>> x = torch.tensor([[3.0, 1.0]], requires_grad=True)
-        >>> layer_margin(x * 1, torch.tensor([0]), [x], gamma=2.0, eps=0.0)
-        tensor([0.5858], grad_fn=<AddBackward0>)
+    Logits (N, C) computed with gradients enabled from the ``layers``, activations (N, ...); labels
+    (N,). Returns (N,).
     """
     check_choice("p", p, NORMS)
     check_choice("aggregate", aggregate, AGGREGATES)
@@ -138,55 +164,33 @@ def layer_margin(
     return total
 
 
-class LayerMargin(Loss):
-    """Module form of :func:`layer_margin`; call it with ``(logits, labels, layers)``."""
+def _all_gradients(
+    logits: Tensor, layers: Sequence[Tensor], directions: Tensor, create_graph: bool
+) -> list[Tensor | None]:
+    """Gradients (K, N, ...) at every layer along K directions of the logits."""
 
-    needs: ClassVar[tuple[str, ...]] = ("logits", "labels", "layers")
-    refuses: ClassVar[dict[str, str]] = REFUSES
+    def along(direction: Tensor, batched: bool) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(
+            logits,
+            list(layers),
+            grad_outputs=direction,
+            is_grads_batched=batched,
+            retain_graph=True,
+            create_graph=create_graph,
+            allow_unused=True,
+        )
 
-    def __init__(
-        self,
-        *,
-        gamma: float | Sequence[float] = 1.0,
-        p: Norm = 2,
-        aggregate: Aggregate = "max",
-        topk: int | None = None,
-        eps: float = 1e-6,
-        differentiable_norm: bool = False,
-        **options: Unpack[LossOptions],
-    ) -> None:
-        super().__init__(**options)
-        check_choice("p", p, NORMS)
-        check_choice("aggregate", aggregate, AGGREGATES)
-        self.gamma = gamma
-        self.p = p
-        self.aggregate: Aggregate = aggregate
-        self.topk = topk
-        self.eps = eps
-        self.differentiable_norm = differentiable_norm
+    try:
+        return list(along(directions, True))
+    except RuntimeError:
+        # Compiled models and some custom functions have no batched backward pass.
+        each = [along(direction, False) for direction in directions]
+        columns = zip(*each, strict=True)
+        return [None if c[0] is None else torch.stack(c) for c in columns]
 
-    def forward(  # type: ignore[override]
-        self,
-        logits: Tensor,
-        labels: Tensor,
-        layers: Sequence[Tensor],
-        *,
-        sample_weight: Tensor | None = None,
-    ) -> Tensor:
-        check_matrix("logits", logits, "(N, C)")
 
-        def values(kept: Tensor, targets: Tensor) -> Tensor:
-            return layer_margin(
-                kept,
-                targets,
-                layers,
-                gamma=self.gamma,
-                p=self.p,
-                aggregate=self.aggregate,
-                topk=self.topk,
-                eps=self.eps,
-                differentiable_norm=self.differentiable_norm,
-                validate=self.validate,
-            )
-
-        return self._evaluate(values, (logits,), labels, logits.shape[-1], sample_weight)
+def _dual_norm(gradient: Tensor, p: float) -> Tensor:
+    """Norm dual to l_p over the last dimension."""
+    if p == 2:
+        return safe_norm(gradient)
+    return gradient.abs().sum(-1) if p == math.inf else gradient.abs().amax(-1)

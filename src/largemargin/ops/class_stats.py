@@ -34,6 +34,7 @@ class ComputeOptions(TypedDict, total=False):
     precision: Precision | None
     validate: bool | None
     check_finite: bool
+    checked: bool
 
 
 class ClassStats(NamedTuple):
@@ -64,6 +65,7 @@ def class_stats(
     precision: Precision | None = None,
     validate: bool | None = None,
     check_finite: bool = False,
+    checked: bool = False,
 ) -> ClassStats:
     r"""Statistics of the logits :math:`l_j = s(\mathrm{sim}(q, W_j) + b_j)` around class y.
 
@@ -101,19 +103,22 @@ def class_stats(
             inputs (bfloat16 under autocast). Statistics are float32 or float64.
         validate: check label values. None: only in eager mode on the CPU.
         check_finite: also raise when an input holds NaN or infinity (synchronises).
+        checked: the caller has checked all arguments, as the modules do; they are not checked
+            again.
 
     Example:
         >>> s = class_stats(torch.tensor([[2.0, 1.0]]), torch.eye(2), torch.tensor([0]))
         >>> s.target, s.rival
         (tensor([2.]), tensor([1.]))
     """
-    check_choice("similarity", similarity, SIMILARITIES)
-    check_choice("impl", impl, IMPLS)
-    _check_want(want)
     check_scale(scale)
-    check_inputs(
-        features, prototypes, labels, bias=bias, validate=validate, check_finite=check_finite
-    )
+    if not checked:
+        check_choice("similarity", similarity, SIMILARITIES)
+        check_choice("impl", impl, IMPLS)
+        _check_want(want)
+        check_inputs(
+            features, prototypes, labels, bias=bias, validate=validate, check_finite=check_finite
+        )
     if is_shared(prototypes):
         found = sharded_stats(
             class_stats,
@@ -223,15 +228,17 @@ def stats_from_logits(
     relative: bool = False,
     validate: bool | None = None,
     check_finite: bool = False,
+    checked: bool = False,
 ) -> ClassStats:
     """:func:`class_stats_from_logits`; ``relative`` is less one number per sample.
 
     That is for losses made of differences: with logits of size 1e4 ``rest`` is rounded to 5e-4 in
     float32, and so would be a loss that takes the target off it.
     """
-    _check_want(want)
     check_scale(scale)
-    check_logits(logits, labels, validate=validate, check_finite=check_finite)
+    if not checked:
+        _check_want(want)
+        check_logits(logits, labels, validate=validate, check_finite=check_finite)
     with without_autocast(logits):
         scaled = promote(logits)
         if not (isinstance(scale, (float, int)) and scale == 1):

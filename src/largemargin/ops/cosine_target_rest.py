@@ -106,7 +106,10 @@ class _TargetAndRest(torch.autograd.Function):
             outside,
         )
         ctx.scale, ctx.precision = scale, precision
-        return _nan_outside(target, outside), _nan_outside(rest, outside)
+        if outside is not None:
+            target.masked_fill_(outside, torch.nan)
+            rest.masked_fill_(outside, torch.nan)
+        return target, rest
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -121,21 +124,17 @@ def _may_look(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def _nan_outside(values: Tensor, outside: Tensor | None) -> Tensor:
-    return values if outside is None else values.masked_fill_(outside, torch.nan)
-
-
-def _zero_outside(gradient: Tensor, outside: Tensor | None) -> Tensor:
-    return gradient if outside is None else gradient.masked_fill(outside, 0.0)
-
-
 def _in_place(ctx: Any, grad_target: Tensor, grad_rest: Tensor) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # read once: activation checkpointing allows no more
     rows, inverse, columns, column_scale, column_inverse = saved[3:8]
     weights, mass, index, outside = saved[8:]
     grad_features = grad_prototypes = None
-    grad = weights * _zero_outside(grad_rest / mass, outside)[:, None]
-    grad.scatter_(1, index, _zero_outside(grad_target, outside)[:, None])
+    grad_rest = grad_rest / mass
+    if outside is not None:
+        grad_rest = grad_rest.masked_fill(outside, 0.0)
+        grad_target = grad_target.masked_fill(outside, 0.0)
+    grad = weights * grad_rest[:, None]
+    grad.scatter_(1, index, grad_target[:, None])
     if column_scale is not None:
         grad.mul_(column_scale.T)
     if ctx.needs_input_grad[0]:

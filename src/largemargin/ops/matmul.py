@@ -18,15 +18,10 @@ Precision: TypeAlias = Literal["highest", "tf32", "bf16"]
 PRECISIONS: tuple[str, ...] = ("highest", "tf32", "bf16")
 
 
-def autocast_of(tensor: Tensor) -> str:
-    """The kind of device whose autocast reaches a tensor; "meta" has none, so any other will do."""
-    kind = tensor.device.type
-    return "cpu" if kind == "meta" else kind
-
-
 def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     """Where autocast does not reach operations on a tensor; free where there is none."""
-    kind = autocast_of(tensor)
+    kind = tensor.device.type
+    kind = "cpu" if kind == "meta" else kind  # "meta" has no autocast, so any other will do
     if not torch.is_autocast_enabled(kind):
         return nullcontext()
     return torch.autocast(kind, enabled=False)
@@ -41,11 +36,13 @@ def resolve_precision(precision: str | None, *tensors: Tensor) -> str | None:
     if precision is not None:
         check_choice("precision", precision, PRECISIONS)
         return precision
-    if torch.is_autocast_enabled(autocast_of(tensors[0])):
+    kind = tensors[0].device.type
+    if torch.is_autocast_enabled("cpu" if kind == "meta" else kind):
         return "bf16"
-    if all(tensor.dtype == torch.bfloat16 for tensor in tensors):
-        return "bf16"
-    return None
+    for tensor in tensors:
+        if tensor.dtype != torch.bfloat16:
+            return None
+    return "bf16"
 
 
 @torch.library.custom_op("largemargin::matmul_fp32", mutates_args=())

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from largemargin.tracing import jit_traces, plain_eager, value_range
+from largemargin.tracing import jit_traces, plain_eager
 
 EPS = 1e-12
 """Rows shorter than this are divided by it instead of by their norm, and carry no gradient."""
@@ -46,18 +46,10 @@ def batched_gradient(x: Tensor) -> bool:
 
 def all_between(x: Tensor, low: float, high: float) -> bool:
     """Whether all numbers of a tensor lie between two, of NaN not; it reads values."""
-    least, most = value_range(x)
-    return low < least and most < high
-
-
-def _eager_norm(x: Tensor) -> Tensor:
-    """Norms of rows, in float64 only where a square may leave the range of float32."""
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1)
-    if norm.numel() and not all_between(norm, *SQUARABLE):
-        far = ~((norm > SQUARABLE[0]) & (norm < SQUARABLE[1]))
-        exact = torch.linalg.vector_norm(x[far], dim=-1, dtype=torch.float64)
-        norm = norm.masked_scatter(far, exact.to(x.dtype))
-    return norm
+    if x.numel() == 0:
+        return False
+    least, most = x.aminmax()
+    return low < least.item() and most.item() < high
 
 
 def _rows_per_block(x: Tensor) -> int | None:
@@ -65,7 +57,7 @@ def _rows_per_block(x: Tensor) -> int | None:
 
     Compiled code keeps no copies anyway, and transforms see a matrix as one value.
     """
-    if x.dim() != 2 or not plain_eager() or x.numel() <= BLOCK_NUMBERS:
+    if x.numel() <= BLOCK_NUMBERS or x.dim() != 2 or not plain_eager():
         return None
     return max(1, BLOCK_NUMBERS // x.shape[1]) if x.shape[0] > 1 else None
 
@@ -91,8 +83,14 @@ def _norm(x: Tensor, dim: int, keepdim: bool) -> Tensor:
     """Norms of float32 rows of size 1e30 or 1e-20 survive: no square leaves its range."""
     if x.device.type == "cpu":
         if x.dtype == torch.float32 and dim in (-1, x.dim() - 1) and plain_eager():
-            return _eager_norm(x).unsqueeze(-1) if keepdim else _eager_norm(x)
-        norm: Tensor = torch.linalg.vector_norm(x, dim=dim, keepdim=keepdim, dtype=torch.float64)
+            norm: Tensor = torch.linalg.vector_norm(x, dim=-1)
+            if norm.numel() and not all_between(norm, *SQUARABLE):
+                # float64 only where a square may leave the range of float32.
+                far = ~((norm > SQUARABLE[0]) & (norm < SQUARABLE[1]))
+                exact = torch.linalg.vector_norm(x[far], dim=-1, dtype=torch.float64)
+                norm = norm.masked_scatter(far, exact.to(x.dtype))
+            return norm.unsqueeze(-1) if keepdim else norm
+        norm = torch.linalg.vector_norm(x, dim=dim, keepdim=keepdim, dtype=torch.float64)
         return norm.to(x.dtype)
     norm = _scaled_norm(x, dim)
     return norm if keepdim else norm.squeeze(dim)

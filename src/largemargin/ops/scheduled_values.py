@@ -100,5 +100,5 @@ def followed(module: nn.Module, name: str) -> Tensor | None:
 
 def current(module: nn.Module, name: str, otherwise: Any = None) -> Any:
     """``module.name``, as compiled code has to read it; ``otherwise`` where there is none."""
-    tensor = followed(module, name)
+    tensor = followed(module, name) if torch.compiler.is_compiling() else None
     return getattr(module, name, otherwise) if tensor is None else tensor

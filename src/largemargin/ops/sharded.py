@@ -106,7 +106,15 @@ def _local(
         values, index = _of_few(joined.features, columns, bias, inside, names, form)
     else:
         stats = kernel(
-            joined.features, columns, position, bias=bias, want=names, validate=False, **form, **how
+            joined.features,
+            columns,
+            position,
+            bias=bias,
+            want=names,
+            validate=False,
+            checked=True,
+            **form,
+            **how,
         )
         values, index = _put_back(stats, position, inside, names, num_columns)
     if classes is not None and num_columns:

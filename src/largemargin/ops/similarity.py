@@ -1,5 +1,6 @@
 """The four similarities, and the affine form that makes one kernel serve them all."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,8 @@ class AffineForm(NamedTuple):
 
 def in_one_dtype(features: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor]:
     """Both in the wider of their dtypes, float32 at least."""
+    if features.dtype == prototypes.dtype and features.dtype in (torch.float32, torch.float64):
+        return features, prototypes
     rows, columns = promote(features), promote(prototypes)
     dtype = torch.promote_types(rows.dtype, columns.dtype)
     return rows.to(dtype), columns.to(dtype)
@@ -105,7 +108,7 @@ def check_scale(scale: float | Tensor) -> None:
             raise LargeMarginError(
                 f"scale must be a number or a 0-dim tensor, but its shape is {tuple(scale.shape)}."
             )
-    else:
+    elif type(scale) is not float or not 0 < scale < math.inf:
         check_number("scale", scale, above=0)
 
 
@@ -117,6 +120,7 @@ def similarity_logits(
     similarity: str = "dot",
     scale: float | Tensor = 1.0,
     precision: str | None = None,
+    checked: bool = False,
 ) -> Logits:
     r"""Logits :math:`l_{ij} = s\,(\mathrm{sim}(q_i, W_j) + b_j)` of features for all classes.
 
@@ -136,6 +140,7 @@ def similarity_logits(
         similarity: one of the four above.
         scale: s, a number or a 0-dim tensor (which may require gradients).
         precision: of the product; ``None`` follows the inputs' dtype and autocast.
+        checked: the caller has checked the other arguments.
 
     Returns:
         (N, C), float32 or float64.
@@ -145,9 +150,10 @@ def similarity_logits(
         >>> similarity_logits(torch.tensor([[3.0, 4.0]]), W, similarity="cosine")
         tensor([[0.6000, 0.8000]])
     """
-    check_choice("similarity", similarity, SIMILARITIES)
     check_scale(scale)
-    check_classifier(features, prototypes, bias)
+    if not checked:
+        check_choice("similarity", similarity, SIMILARITIES)
+        check_classifier(features, prototypes, bias)
     precision = resolve_precision(precision, features, prototypes)
     with without_autocast(features):
         return dense_logits(

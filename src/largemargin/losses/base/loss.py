@@ -25,7 +25,7 @@ from largemargin.errors import (
     LargeMarginError,
     check_all_finite,
     check_choice,
-    check_inputs,
+    check_classifier,
     check_labels,
     check_length,
     check_matrix,
@@ -51,6 +51,7 @@ from largemargin.ops.distributed import all_reduce_sum, world_size
 from largemargin.ops.matmul import PRECISIONS, Precision
 from largemargin.ops.norms import promote
 from largemargin.ops.scheduled_values import current
+from largemargin.ops.similarity import SIMILARITIES
 from largemargin.tracing import plain_eager, value_range
 
 if TYPE_CHECKING:
@@ -83,6 +84,20 @@ class LossValue(NamedTuple):
     def backward(self) -> None:
         """Of the total, for loops that call it on whatever a loss returns."""
         self.total.backward()  # type: ignore[no-untyped-call]
+
+
+class Batch(NamedTuple):
+    """Inputs of a loss that have been checked, and the labels in both their forms."""
+
+    inputs: tuple[Tensor, ...]
+    """Features and prototypes, or logits alone; ignored rows are 0."""
+    labels: Tensor
+    """(N,) classes, 0 where ignored, or (N, C) soft targets: as they were given."""
+    targets: Tensor
+    """The same, or (N, C) soft targets with label smoothing and class weights."""
+    num_classes: int
+    ignored: Tensor | None
+    """(N,), which rows do not count; None where all do."""
 
 
 WATCHED = ("features", "prototypes", "noisy", "logits", "bias")
@@ -307,7 +322,6 @@ class Loss(Summand, nn.Module):
         bias: Tensor | None = None,
         sample_weight: Tensor | None = None,
     ) -> Tensor:
-        inputs: tuple[Tensor, ...]
         if labels is None:
             if not self.takes_logits or not isinstance(prototypes, Tensor):
                 raise LargeMarginError(
@@ -321,42 +335,35 @@ class Loss(Summand, nn.Module):
                     "bias was given beside logits, which contain it already. Pass (features, "
                     "prototypes, labels, bias=...) or leave bias out."
                 )
-            inputs, labels = (features,), prototypes
             check_matrix("logits", features, "(N, C)")
-            num_classes = features.shape[1]
-            logit_options: dict[str, Any] = {}
+            batch = self._prepare((features,), prototypes, features.shape[1], sample_weight)
+            values = self.per_sample(*batch.inputs, batch.targets)
         else:
-            matrix, logit_options = self._unpack_prototypes(prototypes, bias)
-            check_matrix("prototypes", matrix, "(C, D)")
+            matrix, options = self._unpack_prototypes(prototypes, bias)
+            bias = options.get("bias")
+            check_classifier(features, matrix, bias)
             inputs = (features, matrix)
-            num_classes = matrix.shape[0]
-        return self._evaluate(
-            lambda *args: self.per_sample(*args, **logit_options),
-            inputs,
-            labels,
-            num_classes,
-            sample_weight,
-        )
+            batch = self._prepare(inputs, labels, matrix.shape[0], sample_weight, bias)
+            values = self.per_sample(*batch.inputs, batch.targets, **options)
+        return self._reduce(values, batch.labels, batch.num_classes, batch.ignored, sample_weight)
 
-    def _evaluate(
+    def _prepare(
         self,
-        function: Callable[..., Tensor],
         inputs: tuple[Tensor, ...],
         labels: Tensor,
         num_classes: int,
-        sample_weight: Tensor | None,
-    ) -> Tensor:
-        """Options around ``function(*inputs, targets) -> (N,)``, by the rules of :class:`Loss`."""
-        self._refuse("soft_targets", isinstance(labels, Tensor) and labels.dim() == 2)
-        self._check(inputs, labels, num_classes, sample_weight)
-        labels = labels if labels.dim() == 2 else labels.long()
-        inputs, labels, ignored = self._drop_ignored(inputs, labels)
-        check_labels(labels, inputs[0].shape[0], num_classes, validate=self.validate)
+        sample_weight: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Batch:
+        """The batch with everything checked, ignored rows zeroed and labels as targets."""
+        self._check(inputs, labels, num_classes, sample_weight, bias)
+        ignored = None
+        if labels.dim() == 1:
+            inputs, labels, ignored = self._drop_ignored(inputs, labels.long(), num_classes)
         if self.check_finite:
-            check_all_finite(**self._named(inputs))
-        targets = self._targets(labels, num_classes, promote(inputs[0]).dtype)
-        values = function(*inputs, targets)
-        return self._reduce(values, labels, num_classes, ignored, sample_weight)
+            check_all_finite(**self._named(inputs), bias=bias)
+        targets = self._targets(labels, num_classes, inputs[0])
+        return Batch(inputs, labels, targets, num_classes, ignored)
 
     def _check(
         self,
@@ -364,19 +371,25 @@ class Loss(Summand, nn.Module):
         labels: Tensor,
         num_classes: int,
         sample_weight: Tensor | None,
+        bias: Tensor | None = None,
     ) -> None:
-        """Shapes, dtypes and devices, before anything is computed; values are checked later."""
+        """Labels, devices and sample weights; values of labels are checked where some are ignored.
+
+        Features and prototypes were checked against each other where they came in.
+        """
+        self._refuse("soft_targets", isinstance(labels, Tensor) and labels.dim() == 2)
         named = self._named(inputs)
-        check_same_device(**named, labels=labels, sample_weight=sample_weight, weight=self.weight)
-        if len(inputs) == 2:
-            check_inputs(*inputs, labels, validate=False)
-        else:
-            (first,) = named
+        check_same_device(
+            **named, labels=labels, bias=bias, sample_weight=sample_weight, weight=self.weight
+        )
+        first = next(iter(named))
+        if len(inputs) == 1:
             check_matrix(first, inputs[0], "(N, C)" if first == "logits" else "(N, D)")
-            check_num_classes(num_classes)
-            check_labels(labels, inputs[0].shape[0], num_classes, of=first, validate=False)
-        self._refuse("sample_weight", sample_weight is not None)
-        check_sample_weight(sample_weight, inputs[0].shape[0])
+        check_num_classes(num_classes)
+        check_labels(labels, inputs[0].shape[0], num_classes, of=first, validate=False)
+        if sample_weight is not None:
+            self._refuse("sample_weight", True)
+            check_sample_weight(sample_weight, inputs[0].shape[0])
 
     def _named(self, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
         """The inputs under the names that messages call them by."""
@@ -394,9 +407,10 @@ class Loss(Summand, nn.Module):
         else:
             matrix = drawn_matrix(prototypes)
             bias = getattr(prototypes, "bias", None) if bias is None and self.takes_logits else bias
-            for name in ("similarity", "scale"):
+            for name in ("similarity", "scale") if self.takes_logits else ():
                 if hasattr(prototypes, name):
                     options[name] = getattr(prototypes, name)
+            check_choice("similarity", options.get("similarity", "dot"), SIMILARITIES)
         if not self.takes_logits:
             if bias is not None:
                 raise LargeMarginError(
@@ -411,20 +425,28 @@ class Loss(Summand, nn.Module):
         return matrix, {"bias": bias, **options}
 
     def _drop_ignored(
-        self, inputs: tuple[Tensor, ...], labels: Tensor
+        self, inputs: tuple[Tensor, ...], labels: Tensor, num_classes: int
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
-        """Zero the ignored rows, so that not even a NaN in them reaches a gradient."""
-        if self.ignore_index is None or labels.dim() != 1:
-            return inputs, labels, None
+        """Zero the ignored rows, so that not even a NaN in them reaches a gradient.
+
+        The labels that count must be classes.
+        """
+        ignore_index = self.ignore_index
+        none_ignored = ignore_index is None
         if labels.device.type == "cpu" and plain_eager():
             low, high = value_range(labels)
-            if not low <= self.ignore_index <= high:
+            none_ignored = none_ignored or not low <= ignore_index <= high
+            if none_ignored and 0 <= low and high < num_classes:
                 return inputs, labels, None
-        ignored = labels == self.ignore_index
-        kept = inputs[0].masked_fill(ignored[:, None], 0)
-        return (kept, *inputs[1:]), labels.masked_fill(ignored, 0), ignored
+        ignored = None
+        if not none_ignored:
+            ignored = labels == ignore_index
+            inputs = (inputs[0].masked_fill(ignored[:, None], 0), *inputs[1:])
+            labels = labels.masked_fill(ignored, 0)
+        check_labels(labels, labels.shape[0], num_classes, validate=self.validate)
+        return inputs, labels, ignored
 
-    def _targets(self, labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
+    def _targets(self, labels: Tensor, num_classes: int, like: Tensor) -> Tensor:
         """Hard labels where they suffice, otherwise (N, C) smoothed, class-weighted targets."""
         if self.weight is not None:
             check_length("weight", self.weight, num_classes, "one number per class")
@@ -434,7 +456,7 @@ class Loss(Summand, nn.Module):
         if not soft:
             index = labels.long().clamp(0, num_classes - 1)[:, None]
             outside = (labels < 0) | (labels >= num_classes)
-            hot = torch.zeros(labels.shape[0], num_classes, dtype=dtype, device=labels.device)
+            hot = promote(like[:0]).new_zeros(labels.shape[0], num_classes)
             labels = hot.scatter(1, index, 1.0).masked_fill(outside[:, None], torch.nan)
         targets = (1 - self.label_smoothing) * labels + self.label_smoothing / num_classes
         return targets if self.weight is None else targets * self.weight
@@ -534,12 +556,13 @@ class Loss(Summand, nn.Module):
 
     @property
     def how(self) -> ComputeOptions:
-        """The options a pure function passes on to the operator."""
+        """The options a pure function passes on to the operator; the module checks the inputs."""
         return {
             "impl": self.impl,
             "precision": self.precision,
             "validate": self.validate,
             "check_finite": self.check_finite,
+            "checked": True,
         }
 
     def _refuse(self, option: str, asked: bool) -> None:

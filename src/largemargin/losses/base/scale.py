@@ -60,7 +60,8 @@ def auto_scale(
         (3.96, 27.42)
     """
     check_num_classes(num_classes)
-    check_number("probability", probability, above=0, below=1)
+    if not 0 < probability < 1:
+        check_number("probability", probability, above=0, below=1)
     if isinstance(aligned, Tensor):
         aligned = aligned.min()
         if aligned.device.type == "cpu" and plain_eager():
@@ -93,7 +94,8 @@ def resolve_scale(
     """``scale``, or :func:`auto_scale` for these prototypes; ``aligned(*margins)`` is psi(0)."""
     if not isinstance(scale, str):
         return scale
-    check_scale_setting(scale)
+    if scale != "auto":
+        check_scale_setting(scale)
     check_matrix("prototypes", prototypes, "(C, D)")
     return auto_scale(prototypes.shape[0], aligned(*margins))
 

@@ -46,14 +46,23 @@ def stats_of(
             **how,
         )
         return stats, labels
-    check_form(similarity, how)
+    if not how.get("checked"):
+        check_form(similarity, how)
     if (impl := how.get("impl", "auto")) in ("chunked", "triton"):
         raise LargeMarginError(
             f'impl="{impl}" was asked for, but logits were given, so the (N, C) matrix exists '
             "already. Pass (features, prototypes, labels) to avoid it."
         )
-    checks = {name: how[name] for name in ("validate", "check_finite") if name in how}
-    stats = stats_from_logits(features, prototypes, scale, want, relative=True, **checks)
+    stats = stats_from_logits(
+        features,
+        prototypes,
+        scale,
+        want,
+        relative=True,
+        validate=how.get("validate"),
+        check_finite=how.get("check_finite", False),
+        checked=how.get("checked", False),
+    )
     return stats, prototypes
 
 
@@ -68,11 +77,19 @@ def target_and_rest(
     **how: Unpack[ComputeOptions],
 ) -> tuple[Tensor, Tensor]:
     """The two statistics that most margin losses are functions of."""
-    want: tuple[Statistic, ...] = ("target", "rest")
-    stats, _ = stats_of(
-        features, prototypes, labels, want, bias=bias, similarity=similarity, scale=scale, how=how
+    stats = class_stats(
+        features,
+        prototypes,
+        labels,
+        bias=bias,
+        similarity=similarity,
+        scale=scale,
+        want=("target", "rest"),
+        **how,
     )
-    return require(stats.target), require(stats.rest)
+    assert stats.target is not None
+    assert stats.rest is not None
+    return stats.target, stats.rest
 
 
 def check_form(similarity: str, how: Any) -> None:
