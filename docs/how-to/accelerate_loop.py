@@ -1,6 +1,6 @@
 """Hugging Face Accelerate
 
-`prepare` takes model, optimizer and loader as always. The criterion stays outside: it follows its
+`prepare` takes model, optimizer and loader as usual. The criterion is not prepared: it follows its
 model's device and precision. Register it for checkpointing, so that `save_state` and `load_state`
 keep its centroids and schedules.
 """
@@ -34,7 +34,7 @@ def main() -> dict[str, object]:
     train_loader, test_loader = data()
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     # Attach before prepare. `accumulate` tells centroid banks how many micro-batches make a step;
-    # with stepping="manual" schedules count optimizer steps, also where an epoch ends early.
+    # with stepping="manual" schedules count optimizer steps, also if an epoch ends early.
     criterion = lm.attach(
         model,
         lambda classes, dim: lm.Objective(
@@ -64,7 +64,7 @@ def main() -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         accelerator.save_state(folder)
         train_epoch()
-        accelerator.load_state(folder)  # back to where it was: model, optimizer, criterion
+        accelerator.load_state(folder)  # restores model, optimizer and criterion
     for _ in range(3):
         train_epoch()
 

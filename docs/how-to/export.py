@@ -1,8 +1,8 @@
 """Save, load and export a trained model
 
-`lm.export.save` writes safetensors and JSON: nothing that runs code when it is loaded. `to_onnx`
-and `to_exported_program` write the model with its head as a graph that needs no largemargin, after
-comparing it with the model. They need `pip install '.[export]'`.
+`lm.export.save` writes safetensors and JSON: loading them runs no code. `to_onnx` and
+`to_exported_program` convert the model with its head into a graph that needs no largemargin, and
+compare it with the model first. They need `pip install '.[export]'`.
 """
 
 import json
@@ -38,15 +38,15 @@ def main() -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        # Safetensors and a readable config.json. The optimizer's state is yours to save.
+        # Safetensors and a readable config.json. Save the optimizer's state yourself.
         lm.export.save(folder / "run", model, criterion, config={"width": 64}, class_names=names)
-        # Build the model with its plain head and hand it over: the head takes the saved form.
+        # Build the model with its plain head and pass it in: load restores the head's form.
         config = lm.export.read_config(folder / "run")["config"]
         loaded = lm.export.load(folder / "run", build(**config))
         assert torch.equal(loaded.model.eval()(test), expected)
-        assert loaded.criterion.steps == criterion.steps  # training can go on
+        assert loaded.criterion.steps == criterion.steps  # training can continue
 
-        # ONNX, for onnxruntime: any batch size. The class names travel in the file.
+        # ONNX, for onnxruntime: any batch size. The file also holds the class names.
         lm.export.to_onnx(model, test, folder / "model.onnx", class_names=names)
         session = onnxruntime.InferenceSession(folder / "model.onnx")
         from_onnx = torch.as_tensor(session.run(None, {"input": test.numpy()})[0])

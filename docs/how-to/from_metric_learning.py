@@ -1,4 +1,4 @@
-"""Go on with a model trained with pytorch-metric-learning: same loss, same class vectors.
+"""Continue with a model trained with pytorch-metric-learning: same loss, same class vectors.
 
 pip install '.[metric-learning]'
 """
@@ -20,18 +20,18 @@ def main() -> dict[str, float]:
     x, x_test = (torch.tensor(part, dtype=torch.float32) for part in parts[:2])
     y, y_test = (torch.tensor(part) for part in parts[2:])
 
-    # What you have: the loss holds the class vectors as W (64, 10), its margin is in degrees.
+    # Before: the loss holds the class vectors as W (64, 10), and its margin is in degrees.
     embed = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
     old = ArcFaceLoss(num_classes=10, embedding_size=64, margin=11.5, scale=16)
     optimizer = torch.optim.Adam([*embed.parameters(), *old.parameters()], lr=1e-3)
     train(20, optimizer, lambda batch: old(embed(x[batch]), y[batch]), len(x))
 
-    # What you get: the loss, with its margin in radians, and a head (10, 64) that predicts.
+    # After: the loss, with its margin in radians, and a head (10, 64) that predicts.
     loss, head = from_pml(old)
     with torch.no_grad():
         difference = float(abs(old(embed(x), y) - loss(embed(x), head, y)))
 
-    # Go on. The head is part of the model now: one optimizer, one checkpoint.
+    # Continue training. The head is part of the model now: one optimizer, one checkpoint.
     model = nn.Sequential(embed, head)
     criterion = lm.attach(model, loss)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)

@@ -1,8 +1,8 @@
 """Hugging Face Trainer
 
 `compute_loss_func` divides by `num_items_in_batch`, so that gradient accumulation gives the
-gradient of the large batch. `CriterionCallback` keeps the criterion's state in checkpoints and the
-head's form in the model's config; `restore_head` reads it after `from_pretrained`.
+gradient of the large batch. `CriterionCallback` stores the criterion's state in checkpoints and the
+head's form in the model's config; `restore_head` reads the form after `from_pretrained`.
 """
 
 import tempfile
@@ -77,7 +77,7 @@ def main() -> dict[str, object]:
             compute_loss_func=compute_loss_func(criterion),
             callbacks=[CriterionCallback(criterion)],
         )
-        # To resume, load the model as below from the checkpoint, attach, and call
+        # To resume, load the model from the checkpoint as below, attach, and call
         # trainer.train(resume_from_checkpoint=checkpoint): the callback loads the criterion.
         trainer.train()
         metrics = trainer.evaluate()

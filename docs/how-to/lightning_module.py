@@ -1,8 +1,8 @@
 """Lightning
 
-The criterion is an attribute of the module: it moves with it, its parameters are in
-`self.parameters()`, and its state is in the module's checkpoints. `MarginSchedule` advances its
-schedules with the optimizer and logs its terms.
+The criterion is an attribute of the module: it moves with the module, its parameters are in
+`self.parameters()`, and its state is in the module's checkpoints. `MarginSchedule` advances the
+schedules with the optimizer and logs the terms.
 """
 
 import lightning

@@ -1,12 +1,12 @@
-"""Omniglot: tell characters of unknown alphabets apart by their embeddings.
+"""Omniglot: embeddings that distinguish characters of unknown alphabets.
 
-Trains a network on 964 characters of 30 alphabets with an ArcFace head, throws the head away, and
-looks for the nearest neighbour of each drawing among drawings of characters that were never seen:
-recall@1. Without an argument it draws characters of its own, which takes seconds;
+Trains a network on 964 characters of 30 alphabets with an ArcFace head, discards the head, and
+searches the nearest neighbour of each drawing among drawings of unseen characters: recall@1.
+Without an argument it generates random characters, which takes seconds;
 
     python docs/how-to/omniglot_embeddings.py FOLDER
 
-downloads Omniglot (10 MB) into the folder and wants a GPU, or an hour. `benchmarks/omniglot.py`
+downloads Omniglot (10 MB) into the folder and needs a GPU, or an hour. `benchmarks/omniglot.py`
 compares this with the ArcFace of pytorch-metric-learning, tuned and trained in the same way.
 """
 
@@ -25,7 +25,7 @@ SIDE = 32
 
 
 def embedding_network(dim: int = 128, width: int = 64) -> nn.Sequential:
-    """32 x 32 pixels to ``dim`` numbers: four convolutions, each halving the side."""
+    """From 32 x 32 pixels to ``dim`` numbers: four convolutions that each halve the side."""
     layers: list[nn.Module] = []
     before = 1
     for wide in (width, 2 * width, 4 * width, 4 * width):
@@ -36,7 +36,7 @@ def embedding_network(dim: int = 128, width: int = 64) -> nn.Sequential:
 
 
 def shifted_and_turned(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Each drawing turned by up to 15 degrees, moved by up to 2 pixels, 15 % larger or smaller."""
+    """Drawings rotated by up to 15 degrees, moved by up to 2 pixels, scaled by up to 15 %."""
     draws = torch.rand(4, len(images), generator=generator, device=images.device) * 2 - 1
     angle, size = draws[0] * math.radians(15), 1 + 0.15 * draws[1]
     cosine, sine, moves = size * angle.cos(), size * angle.sin(), draws[2:] * 4 / SIDE
@@ -58,7 +58,7 @@ def train(
     batch: int = 256,
     seed: int = 0,
 ) -> None:
-    """Network and head together, with AdamW and one cycle of the learning rate."""
+    """Train network and head together, with AdamW and one cycle of the learning rate."""
     generator = torch.Generator(images.device).manual_seed(seed)
     optimizer = torch.optim.AdamW([*network.parameters(), *head], lr=lr, weight_decay=1e-4)
     steps = epochs * (len(images) // batch)
@@ -83,7 +83,7 @@ def recall_at_1(network: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 def omniglot(folder: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Drawings (N, 1, 32, 32) with ink 1 on paper 0, and characters, to train on and to find."""
+    """Drawings (N, 1, 32, 32), ink 1 on paper 0, and their characters: training, then test."""
     from torchvision.datasets import Omniglot
     from torchvision.transforms.functional import InterpolationMode, pil_to_tensor, resize
 
@@ -97,7 +97,7 @@ def omniglot(folder: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def own_characters(count: int, drawings: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Characters of three random strokes, each drawn several times by an unsteady hand."""
+    """Characters of three random strokes, each drawn several times with random distortions."""
     generator = torch.Generator().manual_seed(seed)
     strokes = torch.rand(count, 1, 3, 2, 2, generator=generator) * 20 + 6
     shaken = strokes + 1.2 * torch.randn(count, drawings, 3, 2, 2, generator=generator)
@@ -106,7 +106,7 @@ def own_characters(count: int, drawings: int, seed: int) -> tuple[Tensor, Tensor
     start, end = shaken[..., 0, :].unsqueeze(-2), shaken[..., 1, :].unsqueeze(-2)
     points = (start + along * (end - start)).flatten(2, 3)  # (count, drawings, points, 2)
     places = torch.arange(SIDE)
-    # A pixel is as dark as the nearest point of a stroke is close, row and column by themselves.
+    # The closer a pixel is to points of a stroke, in row and column, the darker it is.
     down, across = (
         torch.exp(-((points[..., axis, None] - places).square()) / 2) for axis in (0, 1)
     )
@@ -128,7 +128,7 @@ def main(folder: str | None = None) -> dict[str, float]:
     network = embedding_network(dim, width).to(device)
     untrained = recall_at_1(network, new_images, new_labels)
 
-    # 964 class vectors here; the same two lines serve a million.
+    # 964 class vectors here; the same two lines work for a million.
     head = lm.ClassHead(dim, int(labels.max()) + 1, similarity="cosine").to(device)
     arcface = lm.ArcFace(margin=0.35, scale=32.0, impl="auto")
     batch = 256 if folder else 64

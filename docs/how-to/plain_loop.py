@@ -1,9 +1,8 @@
 """A plain PyTorch loop
 
-Two lines change: the criterion is attached to the model, and called with what the model returned.
-Evaluation needs nothing: the model predicts with the head it was trained with. A checkpoint holds
-the criterion's state beside the model's and the optimizer's; loading the three brings training back
-to where it was.
+Two lines change: the criterion is attached to the model, and called with the model's outputs.
+Evaluation does not change: the model predicts with the head it was trained with. A checkpoint holds
+the states of model, criterion and optimizer; loading the three resumes training exactly.
 """
 
 import tempfile
@@ -29,8 +28,8 @@ def data() -> tuple[DataLoader, DataLoader]:
 def build() -> tuple[nn.Module, lm.Criterion, torch.optim.Optimizer]:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     criterion = lm.attach(model, lm.CosFace(margin=0.2, scale=16.0))  # was: nn.CrossEntropyLoss()
-    # param_groups: the backbone, the head (here without weight decay), and what the loss itself
-    # learns, if it learns anything. torch.optim.SGD(model.parameters(), ...) is fine otherwise.
+    # param_groups: the backbone, the head (here without weight decay), and parameters of the loss,
+    # if it has any. torch.optim.SGD(model.parameters(), ...) is fine otherwise.
     groups = criterion.param_groups(model, head={"weight_decay": 0.0})
     return model, criterion, torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=1e-4)
 
@@ -45,7 +44,7 @@ def train_epoch(
     for images, labels in loader:
         loss = criterion(model(images), labels)  # was: the same line
         # Mixed precision: put this line under torch.autocast("cuda", dtype=torch.bfloat16). With
-        # float16 use a GradScaler as always. The loss is computed in float32 either way.
+        # float16 use a GradScaler as usual. The loss is computed in float32 either way.
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -70,8 +69,8 @@ def main() -> dict[str, object]:
         parts = {"model": model, "criterion": criterion, "optimizer": optimizer}
         torch.save({name: part.state_dict() for name, part in parts.items()}, file)
 
-        # Resume: build the same things, then load. Attach before loading the model's state: it is
-        # that of the model with its new head.
+        # Resume: build the same objects, then load. Attach before loading the model's state, which
+        # is that of the model with its new head.
         model, criterion, optimizer = build()
         saved = torch.load(file, weights_only=True)
         model.load_state_dict(saved["model"])

@@ -17,7 +17,7 @@ def main() -> dict[str, float]:
     X, y = load_digits(return_X_y=True)
     X, X_test, y, y_test = train_test_split(X, y, random_state=0, stratify=y)
 
-    # A table. Inputs are standardised inside; objectives go by name, or are objects.
+    # Tabular data. Inputs are standardised inside; an objective is a name or an object.
     model = LargeMarginClassifier(epochs=10, early_stopping=True, random_state=0).fit(X, y)
     digits = model.score(X_test, y_test)
     print("digits", digits, "sure to", model.predict_proba(X_test).max(1).mean())
@@ -28,7 +28,7 @@ def main() -> dict[str, float]:
     images = model.fit(X, y).score(X_test, y_test)
     print("images", images, {name: values[-1] for name, values in model.history_.items()})
 
-    # Its features, for whatever comes after.
+    # Its features, for another classifier.
     neighbours = KNeighborsClassifier().fit(model.transform(X), y)
     print("neighbours", neighbours.score(model.transform(X_test), y_test))
 

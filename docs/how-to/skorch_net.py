@@ -32,7 +32,7 @@ def main() -> dict[str, float]:
     X, X_test, y, y_test = train_test_split(X, y, random_state=0, stratify=y)
     training = {"optimizer": torch.optim.Adam, "lr": 0.003, "verbose": 0}
 
-    # skorch makes the module, LargeMarginNet attaches the loss to it: two words have changed.
+    # skorch makes the module and LargeMarginNet attaches the loss to it: two words have changed.
     net = LargeMarginNet(Net, criterion=lm.CosFace, criterion__scale=16.0, max_epochs=8, **training)
     net.fit(X, y)
     accuracy = net.score(X_test, y_test)
@@ -46,7 +46,7 @@ def main() -> dict[str, float]:
     ).fit(X, y)
     print("best", search.best_params_, search.best_score_)
 
-    # A loss on logits alone needs nothing but the softmax that skorch cannot guess.
+    # A loss on logits needs only the softmax, which skorch does not choose by itself.
     plain = NeuralNetClassifier(
         Net, criterion=lm.Kobayashi, predict_nonlinearity=softmax, max_epochs=4, **training
     ).fit(X, y)

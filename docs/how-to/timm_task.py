@@ -1,7 +1,7 @@
 """timm
 
 `MarginTask` is a timm training task: optimizer, EMA, Mixup, clipping and task checkpoints work as
-with timm's own. Attach before the EMA copy is made, so that it has the same head.
+with timm's own tasks. Attach before the EMA copy is made, so that it has the same head.
 """
 
 import tempfile
@@ -45,7 +45,7 @@ def train_epoch(
     mixup: Mixup,
 ) -> dict[str, torch.Tensor]:
     task.train()
-    for batch in torch.randperm(len(labels)).split(32)[:-1]:  # Mixup wants even batches
+    for batch in torch.randperm(len(labels)).split(32)[:-1]:  # Mixup needs even batches
         result = task(*mixup(images[batch], labels[batch]))
         optimizer.zero_grad()
         result["loss"].backward()

@@ -1,8 +1,8 @@
 """torchmetrics: margins beside accuracy
 
 The geometry of a model as metrics that update batch by batch, in any loop and over any number of
-processes. One collection takes features, labels and the head; what its metrics keep alike is kept
-once. In a LightningModule make the collection an attribute, update it in `validation_step` and
+processes. One collection takes features, labels and the head; its metrics share their common state.
+In a LightningModule make the collection an attribute, update it in `validation_step` and call
 `self.log_dict(self.geometry.compute())` at the end of the epoch.
 """
 
@@ -66,7 +66,7 @@ def main() -> dict[str, object]:
             for images, labels in test_loader:
                 logits = model(images)
                 accuracy.update(logits, labels)
-                # The criterion has seen the features on their way into the head. Without one:
+                # The criterion has read the features at the head's input. Without a criterion:
                 # features=backbone(images), head=model.fc.
                 features = criterion.read(logits).features
                 metrics.update(features=features, labels=labels, head=criterion)
