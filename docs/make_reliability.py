@@ -156,8 +156,8 @@ def _mutants(mutants: dict[str, Any]) -> list[str]:
         "them; Triton kernels, docstrings, type hints and messages are not changed.",
         "",
         f"There are {total['possible']:,} mutants, and the numbers below are of {extent}. Of the",
-        f"mutants tried, {found:,} were killed, {total['explained']:,} equal the original in effect",
-        "(each is explained in `tests/mutants/equivalent.yaml`), and"
+        f"mutants tried, {found:,} were killed, {total['explained']:,} are equivalent to",
+        "the original (each is explained in `tests/mutants/equivalent.yaml`), and"
         f" {total['survived']:,} survived.",
         f"**Score: {share:.1%}** of the mutants that compute something else.",
         *([] if whole else SAMPLED),
