@@ -124,7 +124,7 @@ def decision_table(measured: Mapping[str, Mapping[str, Any]], *, root: str = "")
             f"`{chosen['objective']}`" + _settings(chosen),
             _gain(test) if test else "not measured yet",
             _cost(chosen),
-            f"{entry['situation']} ([file]({root}{entry['source']}))"
+            f"{entry['situation']} ([measured]({root}{entry['source']}))"
             if test
             else entry["situation"],
         ]

@@ -13,6 +13,7 @@ from largemargin.losses import Loss
 
 sys.path.insert(0, str(Path(__file__).parent))
 from site_pages.docstrings import without_marks
+from site_pages.sources import FAMILIES, PAPERS
 
 PAGE = Path(__file__).parent / "losses.md"
 OPTIONS = {
@@ -27,6 +28,14 @@ OPTIONS = {
     "compile": "compile",
 }
 NO_MARGIN = "it has no margin to vary."
+MARK = re.compile(r"\b(NGY|NGR|ZHO|KOB|ODN|BAS)-[\w.]+")
+
+
+def family(name: str) -> str:
+    """The group of ``FAMILIES`` that a loss belongs to, by the mark of its equation."""
+    mark = MARK.search(inspect.getdoc(lm.LOSSES[name]) or "")
+    letters = mark[1] if mark else "BAS"
+    return next(group for group, known in FAMILIES.items() if known == letters)
 
 
 def signature(loss: type[Loss]) -> str:
@@ -60,26 +69,19 @@ def reason(loss: type[Loss], option: str) -> str | None:
 
 
 def summary(loss: type[Loss]) -> str:
-    first = _first(loss)
-    function = re.match(r"Module form of :func:`(\w+)`", first)
-    if function:
-        first = _first(getattr(lm.functional, function[1]))
+    first = (inspect.getdoc(loss) or "").split("\n\n")[0].replace("\n", " ")
     first = re.sub(r":(?:func|class|meth):`(\w+)`", r"`\1`", without_marks(first))
     return re.sub(r":math:`([^`]*)`", r"$\1$", first).replace("``", "`")
-
-
-def _first(thing: object) -> str:
-    return (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
 
 
 def page() -> str:
     lines = [
         "# Losses and their options",
         "",
-        "Every loss by name. Its page has the equation, the paper, the source of every default, a",
-        "curve of its value and slope, errata and cost; `help(largemargin.functional.cosface)` and",
-        "`largemargin list cosface` say the same without the site. (This page is made by",
-        "`docs/make_tables.py` from the code; do not edit it by hand.)",
+        "Every loss by name. On the web pages (`make docs`) each has its own page with equation,",
+        "paper, source of every default, a curve of value and slope, errata and cost;",
+        "`help(largemargin.CosFace)` and `largemargin list cosface` show the same in a terminal.",
+        "(This page is made by `docs/make_tables.py` from the code; do not edit it by hand.)",
         "",
         "| name | module | called with | what it is |",
         "|---|---|---|---|",
@@ -89,18 +91,24 @@ def page() -> str:
         if loss.takes_logits:
             called += " *or* logits, labels"
         lines.append(f"| {name} | {signature(loss)} | {called} | {summary(loss)} |")
+    lines += ["", "## By paper", "", "| paper | losses |", "|---|---|"]
+    for group, letters in FAMILIES.items():
+        named = [f"`{loss.__name__}`" for name, loss in lm.LOSSES.items() if family(name) == group]
+        source = PAPERS.get(letters)
+        paper = f"{source.tag}: *{source.title}*" if source else group
+        lines.append(f"| {paper} | {', '.join(named)} |")
     lines += [
         "",
         "## Options",
         "",
-        "All losses also have fp16/bf16 inputs and autocast (computed in float32), empty and",
-        "ragged batches, `sync` for distributed means, `state_dict`, pickling and a `repr` that",
-        "rebuilds them.",
-        "Class weights are `CosFace(weight=[1.0, 2.0, ...])`, margins per class `margin=` a tensor",
-        "of C numbers or `class_counts=[...]`; `ignore_index=`, `label_smoothing=`, `reduction=`",
-        'and `impl="chunked"` are arguments of the loss too. Sample weights are given with a',
-        "batch, `sample_weight=`, soft targets as (N, C) labels.",
-        "A number points to the reason below the table.",
+        "Every loss also takes fp16 and bf16 inputs and autocast (it computes in float32), and",
+        "empty or ragged batches; it has `sync` for distributed means, `state_dict`, pickling, and",
+        "a `repr` that rebuilds it.",
+        "Class weights are an argument, `CosFace(weight=[1.0, 2.0, ...])`, and so are",
+        '`ignore_index=`, `label_smoothing=`, `reduction=` and `impl="chunked"`. For margins per',
+        "class pass a tensor of C numbers as `margin=`, or `class_counts=[...]`. Sample weights",
+        "come with the batch, `sample_weight=`; soft targets are (N, C) labels.",
+        "A number in brackets is the reason below the table.",
         "",
         "| loss | " + " | ".join(OPTIONS.values()) + " |",
         "|---" * (len(OPTIONS) + 1) + "|",

@@ -59,46 +59,46 @@ def rows() -> list[Advice]:
         Advice(
             "Few labels",
             ("discriminative", "kobayashi", "margin_distribution"),
-            "heads on cosines with a small scale came first here, and nothing with 10,000 images; "
-            "the papers report their largest gains on small parts of the training set",
+            "cosine heads with a small scale won here; with 10,000 images no margin method did; "
+            "the papers report their largest gains on small training sets",
             ("lmd/table1", "lmd/table3", "kobayashi/table3", "odn/table1"),
             "few_labels",
         ),
         Advice(
             "Long tail",
             ("ldam", "lm_softmax", "zero_centroid"),
-            "rare classes get wider margins; LM-Softmax needs `zero_centroid` beside it there",
+            "rare classes get wider margins; combine LM-Softmax with `zero_centroid`",
             ("ltlm/table2",),
             "long_tail",
         ),
         Advice(
             "Wrong labels",
             ("kobayashi",),
-            "logits of a small scale fit single wrong labels badly, probably; Kobayashi's gained "
-            "here with up to 30 % of them, less than reported, and lost beyond",
+            "logits with a small scale probably cannot fit single wrong labels; Kobayashi's loss "
+            "gained here with up to 30 % wrong labels, less than reported, and lost with more",
             ("kobayashi/table3",),
             "label_noise",
         ),
         Advice(
             "Corrupted inputs",
             ("cross_entropy", "stability", "robust_discriminative"),
-            "train on clean and noisy images first, with any loss: no margin method was better "
-            "here; the other two also compare their features",
+            "first train on clean and noisy images, with any loss: no margin method was better "
+            "here; the other two losses also compare clean and noisy features",
             ("robust/table1", "robust/table2", "robust/table4"),
             "corruption",
         ),
         Advice(
             "Retrieval, faces, persons",
             ("cosface", "arcface", "lm_softmax"),
-            "cosine losses are reported on re-identification, where they are what is searched by; "
-            "on characters of unseen alphabets they were below softmax here",
+            "papers report cosine losses on re-identification, where search uses the cosine; on "
+            "characters of unseen alphabets they scored below softmax here",
             ("ltlm/table3",),
             "embedding",
         ),
         Advice(
             "A million classes",
             ("cosface", "arcface"),
-            'any loss on class statistics runs with `impl="chunked"` and on a sharded head',
+            'any loss on class statistics works with `impl="chunked"` and with a sharded head',
             (),
             "",
             tuple(_million()),
@@ -107,25 +107,25 @@ def rows() -> list[Advice]:
         Advice(
             "Small, balanced, clean data",
             ("kobayashi", "cosface"),
-            "softmax, tuned, is hard to beat here: wider margins, the same accuracy; Kobayashi's "
-            'term leaves the head as it is, cosine losses want `scale="auto"`',
+            "a tuned softmax is hard to beat here: margins get wider, accuracy stays; Kobayashi's "
+            'term keeps the head as it is, cosine losses need `scale="auto"`',
             ("kobayashi/table1", "kobayashi/table4", "ltlm/table1"),
         ),
         Advice(
-            "The widest margins for their own sake",
+            "The widest possible margins",
             ("lm_softmax", "sample_margin"),
-            "their minimum is the best packing of the class vectors",
+            "at their minimum the class vectors are packed as well as possible",
             ("ltlm/figure_tammes", "ltlm/table1"),
         ),
         Advice(
             "Discriminative loss at ordinary learning rates",
             ("stable_discriminative",),
-            "the printed form often diverges or stops learning at learning rates above 0.001",
+            "the published form often diverges or stops learning at learning rates above 0.001",
             (),
             "",
             (
                 (
-                    "digits, 5 epochs, and CIFAR-10, 3: finite in every run, not always ahead",
+                    "5 epochs of digits, 3 of CIFAR-10: finite in every run, not always better",
                     "how-to/discriminative.md",
                 ),
             ),

@@ -1,4 +1,4 @@
-"""A page per loss, from its docstrings, its class and the results that name it."""
+"""A page per loss, from its class and the results that name it."""
 
 import inspect
 import re
@@ -13,10 +13,7 @@ from largemargin.losses import Loss
 from site_pages import api, drawing, results
 from site_pages.curves import curve
 from site_pages.docstrings import OPEN_POINT, to_markdown
-from site_pages.sources import FAMILIES, ORIGINALS, PAPERS, Paper
-
-MARK = re.compile(r"\b(NGY|NGR|ZHO|KOB|ODN|BAS)-[\w.]+")
-FUNCTIONS = {"super_symmetry": "super_symmetry", "center": "center_loss"}
+from site_pages.sources import ORIGINALS, PAPERS, Paper
 
 LINEAR = (
     "One product of features and class vectors, O(N C D), the same as a linear head, and O(N C) "
@@ -49,14 +46,6 @@ SAME_COST = {
 }
 
 
-def family(name: str) -> str:
-    """The group of the navigation that a loss belongs to."""
-    mark = MARK.search(_docs(name))
-    # Kobayashi's supplement and the softmax loss itself carry no mark of their own.
-    key = mark[1] if mark else {"super_symmetry": "KOB"}.get(name, "BAS")
-    return next(group for group, prefix in FAMILIES.items() if prefix == key)
-
-
 def pages() -> dict[str, str]:
     return {f"losses/{name}.md": page(name) for name in lm.LOSSES}
 
@@ -64,18 +53,18 @@ def pages() -> dict[str, str]:
 def page(name: str) -> str:
     """Markdown of the page of one loss."""
     loss = lm.LOSSES[name]
-    module, function = _sections(loss), _sections(_function(name))
-    opening, told = _text(name, module, function)
+    sections = _sections(loss)
+    opening, definition = _text(sections)
     parts = [
         f"# {loss.__name__}",
         opening,
         _signature(loss),
         _called(name),
         "## Definition",
-        told,
+        definition,
         "## Value and slope",
         drawing.figure(curve(name)),
-        _arguments(name, module, function),
+        _arguments(loss),
         "## Source and errata",
         _source(name),
         "## Options",
@@ -84,28 +73,19 @@ def page(name: str) -> str:
         _cost(name),
         "## Measured",
         results.of_loss(name),
-        _example(module, function),
+        _example(sections),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _function(name: str) -> object | None:
-    """The pure function of a loss, where it has one."""
-    called = FUNCTIONS.get(name, name)
-    return getattr(functional, called, None)
+def _function(name: str) -> str | None:
+    """The name of the pure function of a loss, where it has one."""
+    return next((each for each in (name, f"{name}_loss") if hasattr(functional, each)), None)
 
 
-def _docs(name: str) -> str:
-    function = _function(name)
-    texts = [inspect.getdoc(lm.LOSSES[name]), inspect.getdoc(function) if function else ""]
-    return "\n".join(text or "" for text in texts)
-
-
-def _sections(thing: object | None) -> list[griffe.DocstringSection]:
-    """The parts of a docstring, as Markdown."""
-    if thing is None:
-        return []
-    text = _linked(to_markdown(inspect.getdoc(thing) or "", api.links()))
+def _sections(loss: type[Loss]) -> list[griffe.DocstringSection]:
+    """The parts of a class's docstring, as Markdown."""
+    text = _linked(to_markdown(inspect.getdoc(loss) or "", api.links()))
     return griffe.Docstring(text).parse("google", warnings=False)
 
 
@@ -125,30 +105,14 @@ def _to_erratum(mark: str) -> str:
     return f"[{mark}](../errata.md#{mark.lower()})"
 
 
-def _text(
-    name: str, module: list[griffe.DocstringSection], function: list[griffe.DocstringSection]
-) -> tuple[str, str]:
-    """First sentence, and the rest of what both docstrings say."""
-    texts = [[s.value for s in part if s.kind.value == "text"] for part in (module, function)]
-    blocks = [block for text in texts[0] for block in text.split("\n\n")]
-    if not blocks or "Module form of" in blocks[0] or f"`{FUNCTIONS.get(name, name)}`" in blocks[0]:
-        own = blocks[1:]
-        blocks = [block for text in texts[1] for block in text.split("\n\n")]
-        return blocks[0], "\n\n".join(_with_equation(blocks) + own)
-    rest = [block for text in texts[1] for block in text.split("\n\n")]
-    if not any("$$" in block for block in blocks):
-        # The equation of the pure function first, then the module's own words.
-        blocks[1:1] = _with_equation(rest)
-    return blocks[0], "\n\n".join(blocks[1:])
-
-
-def _with_equation(blocks: list[str]) -> list[str]:
-    """What follows the first block; an equation that stands only in that is shown on its own."""
-    rest = blocks[1:]
-    inline = re.search(r"\$([^$]+)\$", blocks[0])
+def _text(sections: list[griffe.DocstringSection]) -> tuple[str, str]:
+    """First sentence, and the rest; an equation that stands only in the first is shown again."""
+    texts = [section.value for section in sections if section.kind.value == "text"]
+    opening, *rest = [block for text in texts for block in text.split("\n\n")]
+    inline = re.search(r"\$([^$]+)\$", opening)
     if inline and not any("$$" in block for block in rest):
         rest = [f"$$\n{inline[1]}\n$$", *rest]
-    return rest
+    return opening, "\n\n".join(rest)
 
 
 def _signature(loss: type[Loss]) -> str:
@@ -168,24 +132,20 @@ def _called(name: str) -> str:
     if loss.takes_logits:
         called += " or `loss(logits, labels)`"
     found = [f"[`lm.{loss.__name__}`][{api.links()[loss.__name__]}]"]
-    function = FUNCTIONS.get(name, name)
-    if _function(name) is not None:
+    function = _function(name)
+    if function is not None:
         found.append(f"[`functional.{function}`][{api.links()[function]}]")
     return f"Called as {called}; by name `{name}` on the command line. API: {', '.join(found)}."
 
 
-def _arguments(
-    name: str, module: list[griffe.DocstringSection], function: list[griffe.DocstringSection]
-) -> str:
-    """What the constructor takes, with the defaults' sources; the module's own words come first."""
-    taken = inspect.signature(lm.LOSSES[name].__init__).parameters
+def _arguments(loss: type[Loss]) -> str:
+    """What the constructor takes, with the defaults' sources; a class may leave it to its base."""
+    taken = inspect.signature(loss.__init__).parameters
     told: dict[str, str] = {}
-    like = _sections(getattr(functional, LIKE[name])) if name in LIKE else []
-    parents = [_sections(each) for each in lm.LOSSES[name].__mro__[:0:-1] if issubclass(each, Loss)]
-    for part in (*parents, like, function, module):
-        for section in part:
+    for each in loss.__mro__[::-1]:
+        for section in _sections(each) if issubclass(each, Loss) else ():
             if section.kind.value == "parameters":
-                told.update({each.name: each.description for each in section.value})
+                told.update({entry.name: entry.description for entry in section.value})
     common = set(inspect.signature(Loss.__init__).parameters)
     lines = [
         "## Arguments",
@@ -198,7 +158,7 @@ def _arguments(
         if argument in common or parameter.kind is parameter.VAR_KEYWORD:
             continue
         entry = next((key for key in told if argument in re.split(r",\s*| and ", key)), "")
-        meaning = " ".join(told.get(entry, WORDS.get(argument, "")).split())
+        meaning = " ".join(told.get(entry, "").split())
         if entry in used:
             meaning = f"with `{re.split(', ', entry)[0]}` above"
         used.add(entry or argument)
@@ -208,43 +168,18 @@ def _arguments(
     return "\n".join(lines) if len(lines) > 4 else ""
 
 
-LIKE = {
-    "max_softplus": "max_hinge",
-    "margin_distribution": "linearized_margins",
-    "margin_hinge": "linearized_margins",
-}
-"""Losses whose arguments are explained with another function."""
-
-WORDS = {
-    "threshold": "gamma_0, the margin that is asked for; the paper tunes it, default 1 "
-    "([O14](../errata.md#o14)).",
-    "similarity": 'how logits are made from features: "dot", "cosine", "cosine_prototypes" or '
-    '"euclidean"; None takes the head\'s own.',
-    "scale": "factor on the logits; None takes the head's own.",
-    "class_counts": "training samples per class: rare classes get the widest margin, "
-    "`margin * (n_min / n_j) ** 0.25`.",
-    "bank": "a `CentroidBank`; None uses the batch's own centroids.",
-    "mode": 'what happens where the angle plus the margin leaves [0, π]: "hard", "easy" or "none".',
-    "strength": "factor on the term.",
-}
-"""Arguments that the pure functions do not have."""
-
-
 def _source(name: str) -> str:
     lines = []
     if name in ORIGINALS:
         lines.append(f"- Proposed by: {ORIGINALS[name]}.")
-    marks = {found[1] for found in MARK.finditer(_docs(name))} or {
-        {"super_symmetry": "KOB"}.get(name, "BAS")
-    }
+    told = inspect.getdoc(lm.LOSSES[name]) or ""
+    marks = {found[1] for found in make_tables.MARK.finditer(told)}
     for mark in sorted(marks & set(PAPERS)):
         paper = PAPERS[mark]
         lines.append(f"- As in: {citation(paper)}.")
     if not lines:
         lines.append("- The softmax loss, the baseline of every comparison.")
-    found = sorted(
-        set(re.findall(r"\b[NRZKD]\d{1,2}\b", _docs(name)) if marks & set(PAPERS) else [])
-    )
+    found = sorted(set(re.findall(r"\b[NRZKD]\d{1,2}\b", told) if marks & set(PAPERS) else []))
     known = [mark for mark in found if mark in errata()]
     if known:
         lines.append("- Errata that concern it:")
@@ -293,8 +228,8 @@ def _cost(name: str) -> str:
     return f"{told}\n\n{results.cost_of_loss(name)}"
 
 
-def _example(module: list[griffe.DocstringSection], function: list[griffe.DocstringSection]) -> str:
-    for section in [*function, *module]:
+def _example(sections: list[griffe.DocstringSection]) -> str:
+    for section in sections:
         if section.kind.value == "examples":
             parts = []
             for kind, text in section.value:

@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import make_how_to
+import make_tables
 
 import largemargin as lm
-from site_pages import api, loss_pages
+from site_pages import api
 from site_pages.sources import FAMILIES, PAPERS
 
 DOCS = Path(__file__).parents[1]
@@ -58,7 +59,7 @@ def navigation() -> list[Any]:
 def _losses() -> list[Any]:
     groups: dict[str, list[Any]] = {group: [] for group in FAMILIES}
     for name, loss in lm.LOSSES.items():
-        groups[loss_pages.family(name)].append({loss.__name__: f"losses/{name}.md"})
+        groups[make_tables.family(name)].append({loss.__name__: f"losses/{name}.md"})
     return [
         {"Choosing a loss": "choosing.md"},
         {"All losses": "losses.md"},

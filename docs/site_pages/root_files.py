@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import largemargin as lm
+from site_pages.sources import PAPERS
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,6 +23,8 @@ SHOWN = {
 CODE = "src/largemargin"
 
 RULE = "reproductions/rule.md"
+MEASURED = re.compile(r"papers/benchmark/measured/\w+\.json")
+RESULTS = re.compile(r"benchmarks/results/(\w+)\.json")
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -48,8 +51,16 @@ def inside(markdown: str, page: str) -> str:
         file = posixpath.normpath(posixpath.join(home, target))
         shown = {each: name for name, each in SHOWN.items()}
         shown |= {"papers/README.md": "reproductions/index.md", "README.md": "index.md"}
+        shown |= {
+            f"papers/{paper.folder}/README.md": f"reproductions/{paper.folder}.md"
+            for paper in PAPERS.values()
+        }
         shown |= {f"{CODE}/losses/{name}.py": f"losses/{name}.md" for name in lm.LOSSES}
         shown[f"{CODE}/__init__.py"] = "api/index.md"
+        if MEASURED.fullmatch(file):
+            shown[file] = "benchmark/index.md"
+        if rows := RESULTS.fullmatch(file):
+            shown[file], part = "benchmarks.md", f"#{rows[1].replace('_', '-')}"
         if file in shown:
             there = posixpath.relpath(shown[file], posixpath.dirname(page) or ".")
             return f"[{text}]({there}{part})"

@@ -138,6 +138,10 @@ def test_links_out_of_the_site_become_pages_or_text() -> None:
     assert root_files.inside("[a](https://x.org/y)", "design.md") == "[a](https://x.org/y)"
     loss = "[a](../src/largemargin/losses/cosface.py)"
     assert root_files.inside(loss, "errata.md") == "[a](losses/cosface.md)"
+    rows = "[a](../../benchmarks/results/cpu_heads.json)"
+    assert root_files.inside(rows, "how-to/x.md") == "[a](../benchmarks.md#cpu-heads)"
+    runs = "[a](../papers/benchmark/measured/omniglot.json)"
+    assert root_files.inside(runs, "choosing.md") == "[a](benchmark/index.md)"
     face = "[a](../src/largemargin/__init__.py)"
     assert root_files.inside(face, "stability.md") == "[a](api/index.md)"
 
