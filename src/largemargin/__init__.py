@@ -30,12 +30,13 @@ from largemargin.losses.compactness import Compactness
 from largemargin.losses.cosface import CosFace
 from largemargin.losses.cross_entropy import CrossEntropy
 from largemargin.losses.discriminative import Discriminative, RobustDiscriminative
-from largemargin.losses.focal import Focal, LabelSmoothing
+from largemargin.losses.focal import Focal
 from largemargin.losses.gaussian_mixture import GaussianMixture
 from largemargin.losses.gm_softmax import GMSoftmax
 from largemargin.losses.hinges import DenseHinge, MaxHinge, MaxSoftplus, SoftHinge
 from largemargin.losses.input_margin import MarginDistribution, MarginHinge
 from largemargin.losses.kobayashi import BiasedSoftmax, Kobayashi, RivalDivergence
+from largemargin.losses.label_smoothing import LabelSmoothing
 from largemargin.losses.layer_margin import LayerMargin
 from largemargin.losses.ldam import LDAM
 from largemargin.losses.lm_softmax import LMSoftmax

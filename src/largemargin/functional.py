@@ -13,12 +13,13 @@ from largemargin.losses.centroid_margin import centroid_margin, centroid_norm
 from largemargin.losses.compactness import compactness, noise_alignment
 from largemargin.losses.cosface import cosface
 from largemargin.losses.cross_entropy import cross_entropy
-from largemargin.losses.focal import focal, label_smoothing
+from largemargin.losses.focal import focal
 from largemargin.losses.gaussian_mixture import gaussian_mixture
 from largemargin.losses.gm_softmax import gm_softmax
 from largemargin.losses.hinges import dense_hinge, max_hinge, max_softplus, soft_hinge
 from largemargin.losses.input_margin import linearized_margins, margin_distribution, margin_hinge
 from largemargin.losses.kobayashi import biased_softmax, kobayashi, rival_divergence
+from largemargin.losses.label_smoothing import label_smoothing
 from largemargin.losses.layer_margin import layer_margin
 from largemargin.losses.lm_softmax import lm_softmax
 from largemargin.losses.normface import normface

@@ -9,8 +9,8 @@ import torch
 import largemargin as lm
 from largemargin.heads.head_spec import HeadSpec, HeadView
 from largemargin.losses.base.classwise import ClassWise
+from largemargin.losses.base.logit_loss import LogitLoss
 from largemargin.losses.base.loss import Loss
-from largemargin.losses.cross_entropy import LogitLoss
 from largemargin.ops.norms import _Normalize, _SafeNorm
 
 SHARE = {"at_least": 0, "at_most": 1}

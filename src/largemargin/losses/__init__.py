@@ -15,7 +15,7 @@ from largemargin.losses.compactness import Compactness, compactness, noise_align
 from largemargin.losses.cosface import CosFace, cosface
 from largemargin.losses.cross_entropy import CrossEntropy, cross_entropy
 from largemargin.losses.discriminative import Discriminative, RobustDiscriminative
-from largemargin.losses.focal import Focal, LabelSmoothing, focal, label_smoothing
+from largemargin.losses.focal import Focal, focal
 from largemargin.losses.gaussian_mixture import GaussianMixture, gaussian_mixture
 from largemargin.losses.gm_softmax import GMSoftmax, gm_softmax
 from largemargin.losses.hinges import (
@@ -44,6 +44,7 @@ from largemargin.losses.kobayashi import (
     kobayashi,
     rival_divergence,
 )
+from largemargin.losses.label_smoothing import LabelSmoothing, label_smoothing
 from largemargin.losses.layer_margin import LayerMargin, layer_margin
 from largemargin.losses.ldam import LDAM
 from largemargin.losses.lm_softmax import LMSoftmax, lm_softmax

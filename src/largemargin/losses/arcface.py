@@ -23,17 +23,7 @@ MODES: tuple[Mode, ...] = ("hard", "easy", "none")
 GRADIENTS: tuple[Gradient, ...] = ("exact", "detached")
 
 
-def arcface(
-    features: Features,
-    prototypes: Prototypes,
-    labels: Labels,
-    *,
-    margin: float | Tensor = 0.5,
-    scale: Scale = 64.0,
-    mode: Mode = "hard",
-    gradient: Gradient = "exact",
-    **how: Unpack[ComputeOptions],
-) -> PerSample:
+class ArcFace(Loss):
     r"""ArcFace (ZHO-ARCFACE): the angle of the target must be smaller by ``margin`` **radians**.
 
     .. math:: \ell = -\log\frac{e^{s T(\theta_y)}}
@@ -46,18 +36,19 @@ def arcface(
     * ``"easy"``: cos(theta+m) while cos theta > 0, else cos theta. Not monotone at pi/2.
     * ``"none"``: cos(theta+m) everywhere; its gradient has the wrong sign past pi - m.
 
-    :func:`unified_margin` with m2 = m is continuous and monotone.
+    :class:`UnifiedMargin` with m2 = m is continuous and monotone.
 
     Args:
-        features: (N, D).
-        prototypes: (C, D).
-        labels: (N,) or soft targets (N, C).
         margin: m in radians in [0, pi), a number or one per class (C,). Default 0.5 (original);
             LTLM's tables use 0.1 by the public script. 28.6 degrees is 0.5.
         scale: s > 0, default 64 (original). "auto": :func:`auto_scale`.
+        mode: "hard" (default), "easy" or "none".
         gradient: "exact" is the derivative of the value, sin(theta+m)/sin theta in the first
             branch. "detached" passes the gradient to cos theta unchanged, as some production code
             does: the same value, another gradient.
+        class_counts: training samples per class; the margin of class j is then
+            ``margin`` times the fourth root of n_min / n_j.
+        options: those of every :class:`Loss`.
 
     Departures: the value and gradient at theta = 0 and pi are those of the limit with the sine
     held at 0, so that they stay finite.
@@ -66,47 +57,8 @@ def arcface(
         At angle 0 the target logit is s cos m:
 
         >>> W = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        >>> arcface(W[:1], W, torch.tensor([0]), margin=math.pi / 3, scale=2.0)
-        tensor([0.3133])
-    """
-    check_choice("mode", mode, MODES)
-    check_choice("gradient", gradient, GRADIENTS)
-    _check_radians(margin)
-    s = resolve_scale(scale, prototypes, turned, margin)
-    target, rest = target_and_rest(
-        features, prototypes, labels, similarity="cosine", scale=s, **how
-    )
-    m = at_target(margin, labels, prototypes.shape[0], "margin")
-    cosine = clipped(target / s)
-    sine = sine_of_target(cosine, features, prototypes, labels, how.get("precision"))
-    penalised = s * _penalised_cosine(cosine, sine, m, mode)
-    if gradient == "detached":
-        penalised = target + (penalised - target).detach()
-    return over_targets(F.softplus(rest - penalised), labels)
-
-
-def _check_radians(margin: float | Tensor) -> None:
-    hint = "Margins of ArcFace are radians; convert degrees with math.radians."
-    check_margin("margin", margin, at_least=0, below=math.pi, hint=hint)
-
-
-def _penalised_cosine(cosine: Tensor, sine: Tensor, margin: float | Tensor, mode: Mode) -> Tensor:
-    if isinstance(margin, Tensor):
-        cos_m, sin_m = torch.cos(margin), torch.sin(margin)
-    else:
-        cos_m, sin_m = math.cos(margin), math.sin(margin)  # type: ignore[assignment]
-    shifted = cosine * cos_m - sine * sin_m
-    if mode == "hard":
-        return torch.where(cosine > -cos_m, shifted, cosine - margin * sin_m)
-    if mode == "easy":
-        return torch.where(cosine > 0, shifted, cosine)
-    return shifted
-
-
-class ArcFace(Loss):
-    """Module form of :func:`arcface`, with the options of :class:`Loss`.
-
-    With ``class_counts`` the margin of class j is ``margin * (n_min / n_j)**0.25``.
+        >>> ArcFace(margin=math.pi / 3, scale=2.0)(W[:1], W, torch.tensor([0]))
+        tensor(0.3133)
     """
 
     head_similarity: ClassVar[str | None] = "cosine"
@@ -146,3 +98,52 @@ class ArcFace(Loss):
             gradient=self.gradient,
             **self.how,
         )
+
+
+def arcface(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels,
+    *,
+    margin: float | Tensor = 0.5,
+    scale: Scale = 64.0,
+    mode: Mode = "hard",
+    gradient: Gradient = "exact",
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    """ArcFace per sample; :class:`ArcFace` has equation, arguments and an example.
+
+    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
+    """
+    check_choice("mode", mode, MODES)
+    check_choice("gradient", gradient, GRADIENTS)
+    _check_radians(margin)
+    s = resolve_scale(scale, prototypes, turned, margin)
+    target, rest = target_and_rest(
+        features, prototypes, labels, similarity="cosine", scale=s, **how
+    )
+    m = at_target(margin, labels, prototypes.shape[0], "margin")
+    cosine = clipped(target / s)
+    sine = sine_of_target(cosine, features, prototypes, labels, how.get("precision"))
+    penalised = s * _penalised_cosine(cosine, sine, m, mode)
+    if gradient == "detached":
+        penalised = target + (penalised - target).detach()
+    return over_targets(F.softplus(rest - penalised), labels)
+
+
+def _penalised_cosine(cosine: Tensor, sine: Tensor, margin: float | Tensor, mode: Mode) -> Tensor:
+    if isinstance(margin, Tensor):
+        cos_m, sin_m = torch.cos(margin), torch.sin(margin)
+    else:
+        cos_m, sin_m = math.cos(margin), math.sin(margin)  # type: ignore[assignment]
+    shifted = cosine * cos_m - sine * sin_m
+    if mode == "hard":
+        return torch.where(cosine > -cos_m, shifted, cosine - margin * sin_m)
+    if mode == "easy":
+        return torch.where(cosine > 0, shifted, cosine)
+    return shifted
+
+
+def _check_radians(margin: float | Tensor) -> None:
+    hint = "Margins of ArcFace are radians; convert degrees with math.radians."
+    check_margin("margin", margin, at_least=0, below=math.pi, hint=hint)

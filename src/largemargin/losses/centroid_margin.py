@@ -32,18 +32,8 @@ CANDIDATES = 2
 _PAIRS = "it compares class vectors with each other."
 
 
-def centroid_margin(
-    centroids: Prototypes,
-    prototypes: Prototypes,
-    classes: Labels,
-    *,
-    bias: Tensor | None = None,
-    margin: float = 6.0,
-    power: int = 1,
-    aggregate: Aggregate = "max",
-    validate: bool | None = None,
-) -> Tensor:
-    r"""Terms of the centroid margin (NGY-4.5).
+class CentroidMargin(ClassWise):
+    r"""Centroid margin (NGY-4.5): the mean over the classes present, each at its centroid m_c.
 
     .. math:: \max_{i\ne c}\,[\delta_d + s_{ci}(m_c)]_+,\qquad
               s_{ci}(m) = \frac{z_i(m) - z_c(m)}{\|W_c - W_i\|}
@@ -58,16 +48,13 @@ def centroid_margin(
     exactly.
 
     Args:
-        centroids: (K, D), one per class listed.
-        prototypes: (C, D), the rows of the linear classifier.
-        classes: (K,), the class of each centroid.
-        bias: (C,).
         margin: delta_d; 6.0 (default, LMD 7.3), 5.0 (ROB H.1), 3.0 (ROB H.2), 1.5 (LMD Fig. 1).
         power: 1 (default: the pull stays constant until the margin is reached) or 2.
         aggregate: "max" (default); "mean" is an ablation: hinge first, then the mean over rivals.
-
-    Returns:
-        (K,).
+        detach_classifier: train the features only, not prototypes and bias (O3). Default False.
+        bank: a ``CentroidBank``; under its strategies none and partial the batch's own centroids
+            are used, with full gradient.
+        options: those of every :class:`Loss`.
 
     Departures: erratum N1, the signed ratio instead of sign times distance, which has no gradient
     on the boundary. Two prototypes that coincide have no boundary: the constant delta_d (O17).
@@ -75,8 +62,78 @@ def centroid_margin(
     Example:
         A centroid on the boundary costs the whole margin:
 
-        >>> centroid_margin(torch.ones(1, 2), torch.eye(2), torch.tensor([0]))
-        tensor([6.])
+        >>> CentroidMargin()(torch.ones(1, 2), torch.eye(2), torch.tensor([0]))
+        tensor(6.)
+    """
+
+    uses_bias: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        margin: float = 6.0,
+        power: int = 1,
+        aggregate: Aggregate = "max",
+        detach_classifier: bool = False,
+        bank: CentroidBank | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(bank=bank, **options)
+        check_number("margin", margin, at_least=0)
+        check_choice("power", power, (1, 2))
+        check_choice("aggregate", aggregate, AGGREGATES)
+        self.margin = margin
+        self.power = power
+        self.aggregate: Aggregate = aggregate
+        self.detach_classifier = detach_classifier
+
+    def forward(  # type: ignore[override]
+        self,
+        features: Tensor,
+        prototypes: Tensor | nn.Module,
+        labels: Tensor,
+        *,
+        bias: Tensor | None = None,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
+        matrix, bias = classifier_of(prototypes, bias)
+        batch = self.batch(features, matrix, labels, bias=bias, sample_weight=sample_weight)
+        if self.detach_classifier:
+            matrix, bias = matrix.detach(), None if bias is None else bias.detach()
+        values = centroid_margin(
+            batch.centroids.margin,
+            matrix,
+            batch.slots.classes,
+            bias=bias,
+            margin=current(self, "margin"),
+            power=self.power,
+            aggregate=self.aggregate,
+            validate=False,
+        )
+        return self.mean_over_classes(values, batch)
+
+
+def centroid_margin(
+    centroids: Prototypes,
+    prototypes: Prototypes,
+    classes: Labels,
+    *,
+    bias: Tensor | None = None,
+    margin: float = 6.0,
+    power: int = 1,
+    aggregate: Aggregate = "max",
+    validate: bool | None = None,
+) -> Tensor:
+    """Centroid margin of given centroids; the equation and the settings: :class:`CentroidMargin`.
+
+    Args:
+        centroids: (K, D), one per class listed.
+        prototypes: (C, D), the rows of the linear classifier.
+        classes: (K,), the class of each centroid.
+        bias: (C,).
+
+    Returns:
+        (K,).
     """
     check_setting("margin", margin, at_least=0)
     check_choice("power", power, (1, 2))
@@ -99,6 +156,50 @@ def centroid_margin(
             hinge = hinge if power == 1 else hinge.square()
             values = hinge.scatter(1, own[:, None], 0.0).sum(1) / (weight.shape[0] - 1)
         return values.masked_fill(own != classes.long(), torch.nan)
+
+
+class CentroidNorm(ClassWise):
+    r"""Centroid norm (NGY-4.7; LMD 4.7, ROB 11), :math:`\|m_c\|`, mean over the classes present.
+
+    Not squared. Keeps the margin loss from growing the features without limit; its weight is 1e-3
+    in LMD. Subgradient 0 at the origin.
+
+    Args:
+        bank: a ``CentroidBank``; None uses the batch's own centroids.
+        options: those of every :class:`Loss`.
+
+    Example:
+        >>> CentroidNorm()(torch.tensor([[3.0, 4.0]]), torch.eye(2), torch.tensor([0]))
+        tensor(5.)
+    """
+
+    def forward(  # type: ignore[override]
+        self,
+        features: Tensor,
+        prototypes: Tensor | nn.Module,
+        labels: Tensor,
+        *,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
+        batch = self.batch(features, prototypes, labels, sample_weight=sample_weight)
+        return self.mean_over_classes(centroid_norm(batch.centroids.margin), batch)
+
+
+def centroid_norm(centroids: Prototypes) -> Tensor:
+    """Norm of each centroid (K, D), of shape (K,): see :class:`CentroidNorm`."""
+    check_matrix("centroids", centroids, "(K, D)")
+    return safe_norm(centroids)
+
+
+def classifier_of(
+    prototypes: Tensor | nn.Module, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of the linear classifier whose boundaries are those of the head."""
+    if bias is None and not isinstance(prototypes, Tensor):
+        bias = getattr(prototypes, "bias", None)
+    matrix = matrix_of(prototypes)
+    refuse_sharded(matrix, "the centroid margin", _PAIRS)
+    return boundary_form(prototypes, matrix, bias)
 
 
 def _pair_distance(
@@ -186,102 +287,3 @@ def _block_size(samples: int, weight: Tensor) -> int:
     if weight.device.type == "cpu":
         return max(256, BLOCK // max(samples, 1))
     return max(256, min(GPU_BLOCK // max(samples, 1), GPU_NUMBERS // weight.shape[1]))
-
-
-def centroid_norm(centroids: Prototypes) -> Tensor:
-    r"""Terms of the centroid norm (NGY-4.7; LMD 4.7, ROB 11), :math:`\|m_c\|`, not squared.
-
-    Keeps the margin loss from growing the features without limit; its weight is 1e-3 in LMD.
-    Subgradient 0 at the origin.
-
-    Example:
-        >>> centroid_norm(torch.tensor([[3.0, 4.0]]))
-        tensor([5.])
-    """
-    check_matrix("centroids", centroids, "(K, D)")
-    return safe_norm(centroids)
-
-
-def classifier_of(
-    prototypes: Tensor | nn.Module, bias: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of the linear classifier whose boundaries are those of the head."""
-    if bias is None and not isinstance(prototypes, Tensor):
-        bias = getattr(prototypes, "bias", None)
-    matrix = matrix_of(prototypes)
-    refuse_sharded(matrix, "the centroid margin", _PAIRS)
-    return boundary_form(prototypes, matrix, bias)
-
-
-class CentroidMargin(ClassWise):
-    """Mean over the classes present of :func:`centroid_margin` at their centroids (NGY-4.5).
-
-    Args:
-        margin: delta_d, default 6.0 (LMD 7.3).
-        power: 1 (default) or 2.
-        aggregate: "max" (default) or "mean".
-        detach_classifier: train the features only, not prototypes and bias (O3). Default False.
-        bank: a ``CentroidBank``; under its strategies none and partial the batch's own centroids
-            are used, with full gradient.
-    """
-
-    uses_bias: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        *,
-        margin: float = 6.0,
-        power: int = 1,
-        aggregate: Aggregate = "max",
-        detach_classifier: bool = False,
-        bank: CentroidBank | None = None,
-        **options: Unpack[LossOptions],
-    ) -> None:
-        super().__init__(bank=bank, **options)
-        check_number("margin", margin, at_least=0)
-        check_choice("power", power, (1, 2))
-        check_choice("aggregate", aggregate, AGGREGATES)
-        self.margin = margin
-        self.power = power
-        self.aggregate: Aggregate = aggregate
-        self.detach_classifier = detach_classifier
-
-    def forward(  # type: ignore[override]
-        self,
-        features: Tensor,
-        prototypes: Tensor | nn.Module,
-        labels: Tensor,
-        *,
-        bias: Tensor | None = None,
-        sample_weight: Tensor | None = None,
-    ) -> Tensor:
-        matrix, bias = classifier_of(prototypes, bias)
-        batch = self.batch(features, matrix, labels, bias=bias, sample_weight=sample_weight)
-        if self.detach_classifier:
-            matrix, bias = matrix.detach(), None if bias is None else bias.detach()
-        values = centroid_margin(
-            batch.centroids.margin,
-            matrix,
-            batch.slots.classes,
-            bias=bias,
-            margin=current(self, "margin"),
-            power=self.power,
-            aggregate=self.aggregate,
-            validate=False,
-        )
-        return self.mean_over_classes(values, batch)
-
-
-class CentroidNorm(ClassWise):
-    """Mean over the classes present of :func:`centroid_norm` (NGY-4.7); weight it with 1e-3."""
-
-    def forward(  # type: ignore[override]
-        self,
-        features: Tensor,
-        prototypes: Tensor | nn.Module,
-        labels: Tensor,
-        *,
-        sample_weight: Tensor | None = None,
-    ) -> Tensor:
-        batch = self.batch(features, prototypes, labels, sample_weight=sample_weight)
-        return self.mean_over_classes(centroid_norm(batch.centroids.margin), batch)

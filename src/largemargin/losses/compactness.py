@@ -14,15 +14,57 @@ from largemargin.ops.norms import promote, safe_norm
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
-def hinge_to_center(features: Tensor, centers: Tensor, radius: float, power: int) -> PerSample:
-    """[||center_n - feature_n|| - radius]_+ ** power, row by row."""
-    hinge = F.relu(safe_norm(centers - promote(features)) - radius)
-    return hinge if power == 1 else hinge.square()
+class Compactness(ClassWise):
+    r"""Hinge-center compactness loss (NGY-4.4; LMD 4.4, ROB 8).
 
+    .. math:: L = \frac1{|C_B|}\sum_{c\in C_B}\frac1{n_c}\sum_{y_n=c}[\|m_c - q_n\| - \delta_v]_+^2
 
-def check_hinge(radius: float, power: int, name: str = "power") -> None:
-    check_number("radius", radius, at_least=0)
-    check_choice(name, power, (1, 2))
+    Centroids are those of the batch, or of ``bank`` by its strategy. ``prototypes`` only tells the
+    number of classes here. At zero it bounds every class's dispersion by 2 delta_v (LMD Prop. 4.1).
+
+    Args:
+        radius: delta_v, default 0.5 (LMD 7.2, ROB H.1).
+        power: 2 (default) or 1: the squared hinge fades out near the ball and grows with outliers
+            (LMD 4.5, ROB A.1).
+        bank: a ``CentroidBank``; None uses the batch's own centroids.
+        options: those of every :class:`Loss`.
+
+    Departures: none.
+
+    Example:
+        Both features are 2 from their centroid, 1.5 outside the ball:
+
+        >>> features = torch.tensor([[1.0, 0.0], [5.0, 0.0]])
+        >>> Compactness()(features, torch.eye(2), torch.tensor([0, 0]))
+        tensor(2.2500)
+    """
+
+    def __init__(
+        self,
+        *,
+        radius: float = 0.5,
+        power: int = 2,
+        bank: CentroidBank | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(bank=bank, **options)
+        check_hinge(radius, power)
+        self.radius = radius
+        self.power = power
+
+    def forward(  # type: ignore[override]
+        self,
+        features: Tensor,
+        prototypes: Tensor | nn.Module,
+        labels: Tensor,
+        *,
+        sample_weight: Tensor | None = None,
+    ) -> Tensor:
+        batch = self.batch(features, prototypes, labels, sample_weight=sample_weight)
+        centers = batch.of_samples(batch.centroids.compact)
+        return self.mean_over_samples(
+            hinge_to_center(batch.kept(features), centers, self.radius, self.power), batch
+        )
 
 
 def compactness(
@@ -34,24 +76,9 @@ def compactness(
     power: int = 2,
     validate: bool | None = None,
 ) -> PerSample:
-    r"""Terms of the hinge-center compactness (NGY-4.4), :math:`[\|m_{y_n} - q_n\| - \delta_v]_+^2`.
+    """Hinge-center compactness per sample, without the means over classes of :class:`Compactness`.
 
-    The loss averages them inside each class, then over the classes present: :class:`Compactness`.
-    At zero everywhere it bounds every class's dispersion by 2 delta_v (LMD Prop. 4.1).
-
-    Args:
-        features: (N, D).
-        centroids: (C, D), with or without gradient.
-        labels: (N,).
-        radius: delta_v, default 0.5 (LMD 7.2, ROB H.1).
-        power: 2 (default) or 1: the squared hinge fades out near the ball and grows with outliers
-            (LMD 4.5, ROB A.1).
-
-    Departures: none.
-
-    Example:
-        >>> compactness(torch.tensor([[2.5, 0.0]]), torch.zeros(2, 2), torch.tensor([0]))
-        tensor([4.])
+    Features (N, D), centroids (C, D) with or without gradient, labels (N,); returns (N,).
     """
     check_hinge(radius, power)
     check_inputs(features, centroids, labels, soft=False, reason=NO_SOFT, validate=validate)
@@ -87,43 +114,12 @@ def noise_alignment(
     )
 
 
-class Compactness(ClassWise):
-    r"""Hinge-center compactness loss (NGY-4.4; LMD 4.4, ROB 8).
+def hinge_to_center(features: Tensor, centers: Tensor, radius: float, power: int) -> PerSample:
+    """[||center_n - feature_n|| - radius]_+ ** power, row by row."""
+    hinge = F.relu(safe_norm(centers - promote(features)) - radius)
+    return hinge if power == 1 else hinge.square()
 
-    .. math:: L = \frac1{|C_B|}\sum_{c\in C_B}\frac1{n_c}\sum_{y_n=c}[\|m_c - q_n\| - \delta_v]_+^2
 
-    Centroids are those of the batch, or of ``bank`` by its strategy. ``prototypes`` only tells the
-    number of classes here.
-
-    Args:
-        radius: delta_v, default 0.5.
-        power: 2 (default) or 1.
-        bank: a ``CentroidBank``; None uses the batch's own centroids.
-    """
-
-    def __init__(
-        self,
-        *,
-        radius: float = 0.5,
-        power: int = 2,
-        bank: CentroidBank | None = None,
-        **options: Unpack[LossOptions],
-    ) -> None:
-        super().__init__(bank=bank, **options)
-        check_hinge(radius, power)
-        self.radius = radius
-        self.power = power
-
-    def forward(  # type: ignore[override]
-        self,
-        features: Tensor,
-        prototypes: Tensor | nn.Module,
-        labels: Tensor,
-        *,
-        sample_weight: Tensor | None = None,
-    ) -> Tensor:
-        batch = self.batch(features, prototypes, labels, sample_weight=sample_weight)
-        centers = batch.of_samples(batch.centroids.compact)
-        return self.mean_over_samples(
-            hinge_to_center(batch.kept(features), centers, self.radius, self.power), batch
-        )
+def check_hinge(radius: float, power: int, name: str = "power") -> None:
+    check_number("radius", radius, at_least=0)
+    check_choice(name, power, (1, 2))

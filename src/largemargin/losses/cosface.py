@@ -14,29 +14,22 @@ from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
-def cosface(
-    features: Features,
-    prototypes: Prototypes,
-    labels: Labels,
-    *,
-    margin: float | Tensor = 0.35,
-    scale: Scale = 64.0,
-    **how: Unpack[ComputeOptions],
-) -> PerSample:
+class CosFace(Loss):
     r"""CosFace / AM-Softmax (ZHO-COSFACE).
 
     .. math:: \ell = -\log\frac{e^{s(\cos\theta_y - m)}}
                               {e^{s(\cos\theta_y - m)} + \sum_{j\ne y} e^{s\cos\theta_j}}
 
     Args:
-        features: (N, D).
-        prototypes: (C, D).
-        labels: (N,) or soft targets (N, C); the margin then applies to every class in turn.
         margin: m in cosine units, a number or one per class (C,). Below C/(C-1), the widest margin
             any arrangement of C classes has. Default 0.35 (face recognition original; LTLM's
             tables use 0.1 by the public script, the slides do not print it).
         scale: s > 0, default 64 (original; AM-Softmax uses 30, LTLM 10, 20 and 64). "auto":
             :func:`auto_scale`.
+        class_counts: training samples per class; the margin of class j is then
+            ``margin`` times the fourth root of n_min / n_j: rare classes get the widest, as in
+            LDAM.
+        options: those of every :class:`Loss`.
 
     Departures: none.
 
@@ -44,30 +37,8 @@ def cosface(
         Right on the margin the two logits tie:
 
         >>> W = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        >>> cosface(W[:1], W, torch.tensor([0]), margin=1.0, scale=8.0)
-        tensor([0.6931])
-    """
-    s = resolve_scale(scale, prototypes, lowered, margin)
-    target, rest = target_and_rest(
-        features, prototypes, labels, similarity="cosine", scale=s, **how
-    )
-    num_classes = prototypes.shape[0]
-    check_margin(
-        "margin",
-        margin,
-        at_least=0,
-        below=num_classes / max(num_classes - 1, 1),
-        hint=f"With {num_classes} classes no arrangement has a wider cosine margin.",
-    )
-    required = s * at_target(margin, labels, num_classes, "margin")
-    return over_targets(F.softplus(rest - target + required), labels)
-
-
-class CosFace(Loss):
-    """Module form of :func:`cosface`, with the options of :class:`Loss`.
-
-    With ``class_counts`` the margin of class j is ``margin * (n_min / n_j)**0.25``: rare classes
-    get the widest, as in LDAM.
+        >>> CosFace(margin=1.0, scale=8.0)(W[:1], W, torch.tensor([0]))
+        tensor(0.6931)
     """
 
     head_similarity: ClassVar[str | None] = "cosine"
@@ -94,3 +65,32 @@ class CosFace(Loss):
     def per_sample(self, *inputs: Tensor) -> Tensor:
         margin = current(self, "margin") if self.class_margins is None else self.class_margins
         return cosface(*inputs, margin=margin, scale=current(self, "scale"), **self.how)
+
+
+def cosface(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels,
+    *,
+    margin: float | Tensor = 0.35,
+    scale: Scale = 64.0,
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    """CosFace per sample; :class:`CosFace` has equation, arguments and an example.
+
+    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
+    """
+    s = resolve_scale(scale, prototypes, lowered, margin)
+    target, rest = target_and_rest(
+        features, prototypes, labels, similarity="cosine", scale=s, **how
+    )
+    num_classes = prototypes.shape[0]
+    check_margin(
+        "margin",
+        margin,
+        at_least=0,
+        below=num_classes / max(num_classes - 1, 1),
+        hint=f"With {num_classes} classes no arrangement has a wider cosine margin.",
+    )
+    required = s * at_target(margin, labels, num_classes, "margin")
+    return over_targets(F.softplus(rest - target + required), labels)

@@ -33,11 +33,12 @@ class Discriminative(ClassWise):
 
     .. math:: L = \alpha L_{compact} + \beta L_{margin} + \gamma_{reg} L_{reg}
 
-    Compactness pulls features into a ball of radius delta_v around their class centroid, the
-    margin pushes centroids delta_d away from every decision boundary, the norm keeps them from
-    growing. Train with ``CrossEntropy`` beside it: ``Objective(softmax=CrossEntropy(),
-    lmd=Discriminative(10, 30))``. It can diverge at learning rates above 0.001: clip gradients, or
-    take :class:`~largemargin.StableDiscriminative`.
+    Compactness pulls features into a ball of radius delta_v around their class centroid
+    (:class:`Compactness`), the margin pushes centroids delta_d away from every decision boundary
+    (:class:`CentroidMargin`), the norm keeps them from growing (:class:`CentroidNorm`). Train with
+    ``CrossEntropy`` beside it: ``Objective(softmax=CrossEntropy(), lmd=Discriminative(10, 30))``.
+    It can diverge at learning rates above 0.001: clip gradients, or take
+    :class:`~largemargin.StableDiscriminative`.
 
     Args:
         num_classes: C.
@@ -52,6 +53,7 @@ class Discriminative(ClassWise):
         momentum: gamma, default 0.99 (LMD 7.1).
         first_seen, accumulate: of the bank, see ``CentroidBank``.
         detach_classifier: keep the margin from training prototypes and bias (O3).
+        options: those of every :class:`Loss`.
 
     Departures: errata N1, N2 (no claim about the classifier's gradient).
 
@@ -225,6 +227,15 @@ class RobustDiscriminative(Discriminative):
         margin: default 5.0 (ROB H.1).
         momentum: default 0.9 (O5: ROB names no value; "such as 0.9").
         softmax_weight: of L_S, default 1; 0 leaves it to another term of an ``Objective``.
+        options: those of every :class:`Loss`.
+
+    Example:
+        The clean feature and its noisy copy are on the centroid, on the boundary of two equal
+        classes: log 2 of the softmax loss and the whole margin.
+
+        >>> loss, q = RobustDiscriminative(2, 2, gamma_reg=0.0), torch.ones(1, 2)
+        >>> loss(q, torch.eye(2), torch.tensor([0]), q)
+        tensor(5.6931)
     """
 
     needs: ClassVar[tuple[str, ...]] = ("features", "prototypes", "labels", "noisy")

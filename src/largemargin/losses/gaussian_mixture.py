@@ -17,16 +17,7 @@ from largemargin.ops.shards import refuse_sharded
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
-def gaussian_mixture(
-    features: Features,
-    means: Prototypes,
-    labels: Labels,
-    *,
-    log_variances: Tensor | None = None,
-    alpha: float = 0.3,
-    likelihood_weight: float = 0.1,
-    **how: Unpack[ComputeOptions],
-) -> PerSample:
+class GaussianMixture(Loss):
     r"""Large-margin Gaussian mixture loss (BAS-LGM).
 
     .. math:: d_k = \tfrac12\sum_l (q_l-\mu_{kl})^2 e^{-v_{kl}},\quad
@@ -34,65 +25,27 @@ def gaussian_mixture(
               \ell = \mathrm{CE}\bigl(-d - g,\ \text{target lowered by } \alpha d_y\bigr)
                    + \lambda(d_y + g_y)
 
-    The distances are one matrix product of (q, q^2) with per-class coefficients, so the chunked
-    operator serves here too. Predict with alpha = 0.
-
-    Args:
-        features: (N, D).
-        means: (C, D), mu.
-        labels: (N,) or soft targets (N, C).
-        log_variances: (C, D), v; None means unit variances.
-        alpha: margin >= 0; 1 for small problems, 0.3 CIFAR size (default), 0.01 ImageNet
-            (original); raised gradually in training.
-        likelihood_weight: lambda >= 0, default 0.1 (original). Public ports use 0.01.
-
-    Departures: none.
-
-    Example:
-        >>> gaussian_mixture(torch.zeros(1, 2), torch.eye(2), torch.tensor([0]), alpha=0.0,
-        ...                  likelihood_weight=0.0)
-        tensor([0.6931])
-    """
-    check_setting("alpha", alpha, at_least=0)
-    check_setting("likelihood_weight", likelihood_weight, at_least=0)
-    num_classes = means.shape[0]
-    if log_variances is None:
-        target, rest = target_and_rest(features, means, labels, similarity="euclidean", **how)
-        normaliser: float | Tensor = 0.0
-    else:
-        refuse_sharded(means, "gaussian_mixture", "its variances would have to be sharded too.")
-        if log_variances.shape != means.shape:
-            raise LargeMarginError(
-                f"log_variances must have the shape of means, {tuple(means.shape)}, but theirs is "
-                f"{tuple(log_variances.shape)}."
-            )
-        if how.get("check_finite"):  # below they go by other names
-            check_all_finite(features=features, means=means, log_variances=log_variances)
-            how = {**how, "check_finite": False}
-        q, mu, v = promote(features), promote(means), promote(log_variances)
-        inverse = torch.exp(-v)
-        half_logdet = 0.5 * v.sum(1)
-        target, rest = target_and_rest(
-            torch.cat([q.square(), q], dim=1),
-            torch.cat([-0.5 * inverse, mu * inverse], dim=1),
-            labels,
-            bias=-0.5 * (mu.square() * inverse).sum(1) - half_logdet,
-            similarity="dot",
-            **how,
-        )
-        normaliser = at_target(half_logdet, labels, num_classes, "log_variances")
-    distance = -target - normaliser
-    values = F.softplus(rest - target + alpha * distance) - likelihood_weight * target
-    return over_targets(values, labels)
-
-
-class GaussianMixture(Loss):
-    """Module form of :func:`gaussian_mixture`; owns the log-variances, the prototypes are means.
+    The prototypes are the means mu; the log-variances v belong to the loss. The distances are one
+    matrix product of (q, q^2) with per-class coefficients, so the chunked operator serves here too.
+    Predict with alpha = 0.
 
     Args:
         num_classes: C.
         dim: D.
+        alpha: margin >= 0; 1 for small problems, 0.3 CIFAR size (default), 0.01 ImageNet
+            (original); raised gradually in training.
+        likelihood_weight: lambda >= 0, default 0.1 (original). Public ports use 0.01.
         learn_variances: learn (C, D) log-variances (start 0), or keep unit variances (default).
+        options: those of every :class:`Loss`.
+
+    Departures: none.
+
+    Example:
+        Halfway between two means:
+
+        >>> loss = GaussianMixture(2, 2, alpha=0.0, likelihood_weight=0.0)
+        >>> loss(torch.zeros(1, 2), torch.eye(2), torch.tensor([0]))
+        tensor(0.6931)
     """
 
     head_similarity: ClassVar[str | None] = "euclidean"
@@ -139,3 +92,51 @@ class GaussianMixture(Loss):
             likelihood_weight=current(self, "likelihood_weight"),
             **self.how,
         )
+
+
+def gaussian_mixture(
+    features: Features,
+    means: Prototypes,
+    labels: Labels,
+    *,
+    log_variances: Tensor | None = None,
+    alpha: float = 0.3,
+    likelihood_weight: float = 0.1,
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    """Gaussian mixture per sample; :class:`GaussianMixture` has equation, arguments and example.
+
+    Features (N, D), means (C, D), labels (N,) or soft targets (N, C); ``log_variances`` (C, D), or
+    None for unit variances. Returns (N,).
+    """
+    check_setting("alpha", alpha, at_least=0)
+    check_setting("likelihood_weight", likelihood_weight, at_least=0)
+    num_classes = means.shape[0]
+    if log_variances is None:
+        target, rest = target_and_rest(features, means, labels, similarity="euclidean", **how)
+        normaliser: float | Tensor = 0.0
+    else:
+        refuse_sharded(means, "gaussian_mixture", "its variances would have to be sharded too.")
+        if log_variances.shape != means.shape:
+            raise LargeMarginError(
+                f"log_variances must have the shape of means, {tuple(means.shape)}, but theirs is "
+                f"{tuple(log_variances.shape)}."
+            )
+        if how.get("check_finite"):  # below they go by other names
+            check_all_finite(features=features, means=means, log_variances=log_variances)
+            how = {**how, "check_finite": False}
+        q, mu, v = promote(features), promote(means), promote(log_variances)
+        inverse = torch.exp(-v)
+        half_logdet = 0.5 * v.sum(1)
+        target, rest = target_and_rest(
+            torch.cat([q.square(), q], dim=1),
+            torch.cat([-0.5 * inverse, mu * inverse], dim=1),
+            labels,
+            bias=-0.5 * (mu.square() * inverse).sum(1) - half_logdet,
+            similarity="dot",
+            **how,
+        )
+        normaliser = at_target(half_logdet, labels, num_classes, "log_variances")
+    distance = -target - normaliser
+    values = F.softplus(rest - target + alpha * distance) - likelihood_weight * target
+    return over_targets(values, labels)

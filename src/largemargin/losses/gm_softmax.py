@@ -14,19 +14,7 @@ from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
-def gm_softmax(
-    features: Features,
-    prototypes: Prototypes,
-    labels: Labels,
-    *,
-    alpha1: float | Tensor = 1.0,
-    beta1: float | Tensor = 0.0,
-    alpha2: float | Tensor = 1.0,
-    beta2: float | Tensor = 0.0,
-    scale: Scale = 64.0,
-    check: bool = True,
-    **how: Unpack[ComputeOptions],
-) -> PerSample:
+class GMSoftmax(Loss):
     r"""Generalised margin softmax (ZHO-GM).
 
     .. math:: \ell_i = -\log\frac{e^{s(\alpha_{i1}\cos\theta_y + \beta_{i1})}}
@@ -36,60 +24,18 @@ def gm_softmax(
     differ. For alpha1 >= 1/2 and alpha2 <= alpha1 its minimum is the simplex (LTLM Thm 5).
 
     Args:
-        features: (N, D).
-        prototypes: (C, D).
-        labels: (N,) or soft targets (N, C).
         alpha1, beta1: numerator, numbers or one per sample (N,). Defaults 1 and 0.
         alpha2, beta2: denominator, likewise. The defaults together are NormFace.
         scale: s > 0; it multiplies beta too (erratum Z5). Default 64. "auto":
             :func:`auto_scale`.
         check: enforce alpha1 >= 1/2 and alpha2 <= alpha1, the conditions of the theorem.
+        options: those of every :class:`Loss`.
 
     Example:
         >>> W = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        >>> gm_softmax(W[:1], W, torch.tensor([0]), beta1=-1.0, beta2=-1.0, scale=8.0)
-        tensor([0.6931])
+        >>> GMSoftmax(beta1=-1.0, beta2=-1.0, scale=8.0)(W[:1], W, torch.tensor([0]))
+        tensor(0.6931)
     """
-    if check:
-        _check_theorem(alpha1, alpha2)
-    s = resolve_scale(scale, prototypes, _aligned, alpha2, beta2)
-    target, rest = target_and_rest(
-        features, prototypes, labels, similarity="cosine", scale=s, **how
-    )
-    numerator = _rows("alpha1", alpha1, labels) * target + s * _rows("beta1", beta1, labels)
-    denominator = _rows("alpha2", alpha2, labels) * target + s * _rows("beta2", beta2, labels)
-    return over_targets(torch.logaddexp(rest, denominator) - numerator, labels)
-
-
-# Not inside gm_softmax: dynamo of torch 2.9 cannot trace a function whose annotation has a union.
-def _rows(name: str, value: float | Tensor, labels: Tensor) -> Any:
-    """A number, or one per sample as the targets want it."""
-    if not isinstance(value, Tensor) or value.dim() == 0:
-        return value
-    check_length(name, value, labels.shape[0], "one number per sample")
-    return value if labels.dim() == 1 else value[:, None]
-
-
-def _aligned(alpha2: float | Tensor, beta2: float | Tensor) -> float | Tensor:
-    return alpha2 + beta2
-
-
-def _check_theorem(alpha1: float | Tensor, alpha2: float | Tensor) -> None:
-    if torch.compiler.is_compiling():
-        return
-    first, second = torch.as_tensor(alpha1), torch.as_tensor(alpha2)
-    if first.device.type != "cpu" or second.device.type != "cpu":
-        return
-    if bool((first < 0.5).any()) or bool((second > first).any()):
-        raise LargeMarginError(
-            f"GM-Softmax needs alpha1 >= 1/2 and alpha2 <= alpha1 for its optimum to be the "
-            f"simplex (LTLM Theorem 5), but got alpha1 = {alpha1} and alpha2 = {alpha2}. Pass "
-            "check=False to compute the loss all the same."
-        )
-
-
-class GMSoftmax(Loss):
-    """Module form of :func:`gm_softmax`, with the options of :class:`Loss`."""
 
     head_similarity: ClassVar[str | None] = "cosine"
 
@@ -136,4 +82,59 @@ class GMSoftmax(Loss):
             scale=current(self, "scale"),
             check=self.check,
             **self.how,
+        )
+
+
+def gm_softmax(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels,
+    *,
+    alpha1: float | Tensor = 1.0,
+    beta1: float | Tensor = 0.0,
+    alpha2: float | Tensor = 1.0,
+    beta2: float | Tensor = 0.0,
+    scale: Scale = 64.0,
+    check: bool = True,
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    """GM-Softmax per sample; :class:`GMSoftmax` has equation, arguments and an example.
+
+    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
+    """
+    if check:
+        _check_theorem(alpha1, alpha2)
+    s = resolve_scale(scale, prototypes, _aligned, alpha2, beta2)
+    target, rest = target_and_rest(
+        features, prototypes, labels, similarity="cosine", scale=s, **how
+    )
+    numerator = _rows("alpha1", alpha1, labels) * target + s * _rows("beta1", beta1, labels)
+    denominator = _rows("alpha2", alpha2, labels) * target + s * _rows("beta2", beta2, labels)
+    return over_targets(torch.logaddexp(rest, denominator) - numerator, labels)
+
+
+# Not inside gm_softmax: dynamo of torch 2.9 cannot trace a function whose annotation has a union.
+def _rows(name: str, value: float | Tensor, labels: Tensor) -> Any:
+    """A number, or one per sample as the targets want it."""
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    check_length(name, value, labels.shape[0], "one number per sample")
+    return value if labels.dim() == 1 else value[:, None]
+
+
+def _aligned(alpha2: float | Tensor, beta2: float | Tensor) -> float | Tensor:
+    return alpha2 + beta2
+
+
+def _check_theorem(alpha1: float | Tensor, alpha2: float | Tensor) -> None:
+    if torch.compiler.is_compiling():
+        return
+    first, second = torch.as_tensor(alpha1), torch.as_tensor(alpha2)
+    if first.device.type != "cpu" or second.device.type != "cpu":
+        return
+    if bool((first < 0.5).any()) or bool((second > first).any()):
+        raise LargeMarginError(
+            f"GM-Softmax needs alpha1 >= 1/2 and alpha2 <= alpha1 for its optimum to be the "
+            f"simplex (LTLM Theorem 5), but got alpha1 = {alpha1} and alpha2 = {alpha2}. Pass "
+            "check=False to compute the loss all the same."
         )

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_inputs, check_logits
+from largemargin.losses.base.logit_loss import LogitLoss, LogitOptions
 from largemargin.losses.base.loss import LossOptions
 from largemargin.losses.base.terms import (
     at_target,
@@ -18,8 +19,6 @@ from largemargin.losses.base.terms import (
     require,
     stats_of,
 )
-from largemargin.losses.cross_entropy import LogitLoss
-from largemargin.losses.kobayashi import LogitOptions
 from largemargin.ops.norms import promote
 from largemargin.ops.shards import refuse_sharded
 from largemargin.ops.similarity import similarity_logits
@@ -27,178 +26,25 @@ from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 _DENSE = "it looks at every rival's logit by itself, so the (N, C) logits must exist."
 
-
-def _gap(
-    features: Tensor,
-    prototypes: Tensor,
-    labels: Tensor | None,
-    margin: float | Tensor,
-    options: Any,
-) -> tuple[Tensor, Tensor]:
-    """rival - target + margin, and the labels."""
-    check_plain_margin("margin", margin)
-    num_classes = class_count(features, prototypes, labels)
-    form = {name: options.pop(name, default) for name, default in _FORM.items()}
-    stats, labels = stats_of(features, prototypes, labels, ("target", "rival"), how=options, **form)
-    required = at_target(margin, labels, num_classes, "margin")
-    return require(stats.rival) - require(stats.target) + required, labels
-
-
 _FORM: dict[str, Any] = {"bias": None, "similarity": "dot", "scale": 1.0}
 
 
-def _logits(
-    features: Tensor, prototypes: Tensor, labels: Tensor | None, options: Any, name: str
-) -> tuple[Tensor, Tensor]:
-    """The (N, C) logits and the labels of either call form."""
-    check_form(options.get("similarity", "dot"), options)
-    refuse_sharded(prototypes, name, _DENSE)
-    if (impl := options.get("impl")) in ("chunked", "triton"):
-        raise LargeMarginError(
-            f'{name} cannot be computed with impl="{impl}": {_DENSE} Pass impl="auto".'
-        )
-    if labels is None:
-        logits, labels = promote(features), prototypes
-    else:
-        check_inputs(
-            features,
-            prototypes,
-            labels,
-            bias=options.get("bias"),
-            validate=options.get("validate"),
-            check_finite=options.get("check_finite", False),
-        )
-        form = {key: options.get(key, default) for key, default in _FORM.items()}
-        logits = similarity_logits(features, prototypes, precision=options.get("precision"), **form)
-    checks = {key: options[key] for key in ("validate", "check_finite") if key in options}
-    check_logits(logits, labels, **checks)
-    return logits, labels
-
-
-def _at_target(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Clamped target column index, and the target's logit (NaN for a label out of range)."""
-    labels = labels.long()
-    index = labels.clamp(0, logits.shape[1] - 1)[:, None]
-    outside = ((labels < 0) | (labels >= logits.shape[1]))[:, None]
-    return index, logits.gather(1, index).masked_fill(outside, torch.nan)
-
-
-def max_hinge(
-    features: Features,
-    prototypes: Prototypes,
-    labels: Labels | None = None,
-    *,
-    margin: float | Tensor = 1.0,
-    **options: Unpack[LogitOptions],
-) -> PerSample:
+class MaxHinge(LogitLoss):
     r"""Multi-class hinge :math:`[f_{c^*} - f_y + \rho]_+` on the largest rival (KOB-1; LMS 1).
 
     Touches two logits only and is reported not to train deep networks (LMS section 3). The
     derivative at the hinge is 0; among tied rivals one gets the gradient.
 
     Args:
-        features: (N, D), or (N, C) logits in the two-argument form.
-        prototypes: (C, D), or the labels in the two-argument form.
-        labels: (N,) or soft targets (N, C).
         margin: rho, a number or one per class (C,); default 1 (LMS).
+        similarity, scale: how features make logits; None (default) as the head does, see
+            :class:`LogitLoss`.
+        options: those of every :class:`Loss`.
 
     Example:
-        >>> max_hinge(torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor([0]))
-        tensor([0.5000])
+        >>> MaxHinge()(torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor([0]))
+        tensor(0.5000)
     """
-    gap, labels = _gap(features, prototypes, labels, margin, options)
-    return over_targets(F.relu(gap), labels)
-
-
-def max_softplus(
-    features: Features,
-    prototypes: Prototypes,
-    labels: Labels | None = None,
-    *,
-    margin: float | Tensor = 1.0,
-    **options: Unpack[LogitOptions],
-) -> PerSample:
-    r"""Smooth version :math:`\mathrm{softplus}(f_{c^*} - f_y + \rho)` of the hinge (KOB-1; LMS 3).
-
-    Args as :func:`max_hinge`.
-
-    Example:
-        >>> max_softplus(torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([0]))
-        tensor([0.6931])
-    """
-    gap, labels = _gap(features, prototypes, labels, margin, options)
-    return over_targets(F.softplus(gap), labels)
-
-
-def dense_hinge(
-    features: Features,
-    prototypes: Prototypes,
-    labels: Labels | None = None,
-    *,
-    margin: float | Tensor = 1.0,
-    **options: Unpack[LogitOptions],
-) -> PerSample:
-    r"""Mean hinge over all rivals, :math:`\frac1{C-1}\sum_{c\ne y}[f_c - f_y + \rho]_+` (KOB-14).
-
-    torch's ``multi_margin_loss`` divides by C instead. Needs the (N, C) logits; with soft targets
-    an (N, C, C) array.
-
-    Args:
-        features: (N, D), or (N, C) logits in the two-argument form.
-        prototypes: (C, D), or the labels in the two-argument form.
-        labels: (N,) or soft targets (N, C).
-        margin: rho, a number or one per class (C,); default 1 (LMS 14).
-
-    Example:
-        >>> dense_hinge(torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor([0]))
-        tensor([0.2500])
-    """
-    check_plain_margin("margin", margin)
-    logits, labels = _logits(features, prototypes, labels, options, "dense_hinge")
-    rivals = logits.shape[1] - 1
-    required = at_target(margin, labels, rivals + 1, "margin")
-    if isinstance(required, Tensor) and required.dim() > 0:
-        required = required[..., None]
-    if labels.dim() == 2:
-        gaps = F.relu(logits[:, None, :] - logits[:, :, None] + required)
-        own = torch.diagonal(gaps, dim1=1, dim2=2)
-        return over_targets((gaps.sum(2) - own) / rivals, labels)
-    index, target = _at_target(logits, labels)
-    return F.relu(logits - target + required).scatter(1, index, 0.0).sum(1) / rivals
-
-
-def soft_hinge(
-    features: Features,
-    prototypes: Prototypes,
-    labels: Labels | None = None,
-    **options: Unpack[LogitOptions],
-) -> PerSample:
-    r"""One-against-rest logistic loss (ODN-SOFT).
-
-    .. math:: \ell = \frac1C\Bigl[\mathrm{softplus}(-f_y)
-                                + \sum_{i\ne y}\mathrm{softplus}(f_i)\Bigr]
-
-    Departure: erratum D2; as printed the loss rewards wrong answers and is unbounded below.
-
-    Args:
-        features: (N, D), or (N, C) logits in the two-argument form.
-        prototypes: (C, D), or the labels in the two-argument form.
-        labels: (N,) or soft targets (N, C).
-
-    Example:
-        >>> soft_hinge(torch.zeros(1, 3), torch.tensor([0]))
-        tensor([0.6931])
-    """
-    logits, labels = _logits(features, prototypes, labels, options, "soft_hinge")
-    if labels.dim() == 2:
-        every = F.softplus(logits).sum(1, keepdim=True)
-        return over_targets((every - logits) / logits.shape[1], labels)
-    index, target = _at_target(logits, labels)
-    return F.softplus(logits.scatter(1, index, -target)).mean(1)
-
-
-class MaxHinge(LogitLoss):
-    """Module form of :func:`max_hinge`, with the options of :class:`Loss`."""
 
     margin: float | Tensor
 
@@ -218,15 +64,70 @@ class MaxHinge(LogitLoss):
         return max_hinge(*inputs, margin=self.margin, **logits, **self.how)
 
 
+def max_hinge(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels | None = None,
+    *,
+    margin: float | Tensor = 1.0,
+    **options: Unpack[LogitOptions],
+) -> PerSample:
+    """Multi-class hinge per sample; :class:`MaxHinge` has equation, arguments and an example.
+
+    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C), bias (C,); or
+    logits (N, C) and labels. Returns (N,).
+    """
+    gap, labels = _gap(features, prototypes, labels, margin, options)
+    return over_targets(F.relu(gap), labels)
+
+
 class MaxSoftplus(MaxHinge):
-    """Module form of :func:`max_softplus`, with the options of :class:`Loss`."""
+    r"""Smooth version :math:`\mathrm{softplus}(f_{c^*} - f_y + \rho)` of the hinge (KOB-1; LMS 3).
+
+    Args as :class:`MaxHinge`.
+
+    Example:
+        >>> MaxSoftplus()(torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([0]))
+        tensor(0.6931)
+    """
 
     def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
         return max_softplus(*inputs, margin=self.margin, **logits, **self.how)
 
 
+def max_softplus(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels | None = None,
+    *,
+    margin: float | Tensor = 1.0,
+    **options: Unpack[LogitOptions],
+) -> PerSample:
+    """Smooth hinge per sample; :class:`MaxSoftplus` has equation, arguments and an example.
+
+    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C), bias (C,); or
+    logits (N, C) and labels. Returns (N,).
+    """
+    gap, labels = _gap(features, prototypes, labels, margin, options)
+    return over_targets(F.softplus(gap), labels)
+
+
 class DenseHinge(MaxHinge):
-    """Module form of :func:`dense_hinge`, with the options of :class:`Loss`."""
+    r"""Mean hinge over all rivals, :math:`\frac1{C-1}\sum_{c\ne y}[f_c - f_y + \rho]_+` (KOB-14).
+
+    torch's ``multi_margin_loss`` divides by C instead. Needs the (N, C) logits; with soft targets
+    an (N, C, C) array.
+
+    Args:
+        margin: rho, a number or one per class (C,); default 1 (LMS 14).
+        similarity, scale: how features make logits; None (default) as the head does, see
+            :class:`LogitLoss`.
+        options: those of every :class:`Loss`.
+
+    Example:
+        >>> DenseHinge()(torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor([0]))
+        tensor(0.2500)
+    """
 
     refuses: ClassVar[dict[str, str]] = {"chunked": _DENSE}
 
@@ -234,10 +135,121 @@ class DenseHinge(MaxHinge):
         return dense_hinge(*inputs, margin=self.margin, **logits, **self.how)
 
 
+def dense_hinge(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels | None = None,
+    *,
+    margin: float | Tensor = 1.0,
+    **options: Unpack[LogitOptions],
+) -> PerSample:
+    """Dense hinge per sample; :class:`DenseHinge` has equation, arguments and an example.
+
+    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C), bias (C,); or
+    logits (N, C) and labels. Returns (N,).
+    """
+    check_plain_margin("margin", margin)
+    logits, labels = _logits(features, prototypes, labels, options, "dense_hinge")
+    rivals = logits.shape[1] - 1
+    required = at_target(margin, labels, rivals + 1, "margin")
+    if isinstance(required, Tensor) and required.dim() > 0:
+        required = required[..., None]
+    if labels.dim() == 2:
+        gaps = F.relu(logits[:, None, :] - logits[:, :, None] + required)
+        own = torch.diagonal(gaps, dim1=1, dim2=2)
+        return over_targets((gaps.sum(2) - own) / rivals, labels)
+    index, target = _at_target(logits, labels)
+    return F.relu(logits - target + required).scatter(1, index, 0.0).sum(1) / rivals
+
+
 class SoftHinge(LogitLoss):
-    """Module form of :func:`soft_hinge`, with the options of :class:`Loss`."""
+    r"""One-against-rest logistic loss (ODN-SOFT).
+
+    .. math:: \ell = \frac1C\Bigl[\mathrm{softplus}(-f_y)
+                                + \sum_{i\ne y}\mathrm{softplus}(f_i)\Bigr]
+
+    Departure: erratum D2; as printed the loss rewards wrong answers and is unbounded below.
+
+    Args:
+        similarity, scale: how features make logits; None (default) as the head does, see
+            :class:`LogitLoss`.
+        options: those of every :class:`Loss`.
+
+    Example:
+        >>> SoftHinge()(torch.zeros(1, 3), torch.tensor([0]))
+        tensor(0.6931)
+    """
 
     refuses: ClassVar[dict[str, str]] = {"chunked": _DENSE}
 
     def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
         return soft_hinge(*inputs, **logits, **self.how)
+
+
+def soft_hinge(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels | None = None,
+    **options: Unpack[LogitOptions],
+) -> PerSample:
+    """One-against-rest loss per sample; :class:`SoftHinge` has equation, arguments and an example.
+
+    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C), bias (C,); or
+    logits (N, C) and labels. Returns (N,).
+    """
+    logits, labels = _logits(features, prototypes, labels, options, "soft_hinge")
+    if labels.dim() == 2:
+        every = F.softplus(logits).sum(1, keepdim=True)
+        return over_targets((every - logits) / logits.shape[1], labels)
+    index, target = _at_target(logits, labels)
+    return F.softplus(logits.scatter(1, index, -target)).mean(1)
+
+
+def _gap(
+    features: Tensor,
+    prototypes: Tensor,
+    labels: Tensor | None,
+    margin: float | Tensor,
+    options: Any,
+) -> tuple[Tensor, Tensor]:
+    """rival - target + margin, and the labels."""
+    check_plain_margin("margin", margin)
+    num_classes = class_count(features, prototypes, labels)
+    form = {name: options.pop(name, default) for name, default in _FORM.items()}
+    stats, labels = stats_of(features, prototypes, labels, ("target", "rival"), how=options, **form)
+    required = at_target(margin, labels, num_classes, "margin")
+    return require(stats.rival) - require(stats.target) + required, labels
+
+
+def _logits(
+    features: Tensor, prototypes: Tensor, labels: Tensor | None, options: Any, name: str
+) -> tuple[Tensor, Tensor]:
+    """The (N, C) logits and the labels of either call form."""
+    checked = options.get("checked", False)
+    if not checked:
+        check_form(options.get("similarity", "dot"), options)
+    refuse_sharded(prototypes, name, _DENSE)
+    if (impl := options.get("impl")) in ("chunked", "triton"):
+        raise LargeMarginError(
+            f'{name} cannot be computed with impl="{impl}": {_DENSE} Pass impl="auto".'
+        )
+    checks = {key: options[key] for key in ("validate", "check_finite") if key in options}
+    if labels is None:
+        if not checked:
+            check_logits(features, prototypes, **checks)
+        return promote(features), prototypes
+    if not checked:
+        check_inputs(features, prototypes, labels, bias=options.get("bias"), **checks)
+    form = {key: options.get(key, default) for key, default in _FORM.items()}
+    logits = similarity_logits(
+        features, prototypes, precision=options.get("precision"), checked=True, **form
+    )
+    return logits, labels
+
+
+def _at_target(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Clamped target column index, and the target's logit (NaN for a label out of range)."""
+    labels = labels.long()
+    index = labels.clamp(0, logits.shape[1] - 1)[:, None]
+    outside = ((labels < 0) | (labels >= logits.shape[1]))[:, None]
+    return index, logits.gather(1, index).masked_fill(outside, torch.nan)

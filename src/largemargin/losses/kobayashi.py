@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import check_choice, check_number
+from largemargin.losses.base.logit_loss import LogitLoss, LogitOptions
 from largemargin.losses.base.loss import LossOptions
 from largemargin.losses.base.terms import (
     at_target,
@@ -17,7 +18,6 @@ from largemargin.losses.base.terms import (
     require,
     stats_of,
 )
-from largemargin.losses.cross_entropy import LogitLoss
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
@@ -25,25 +25,7 @@ Divergence: TypeAlias = Literal["symmetric", "rivals_to_uniform", "uniform_to_ri
 DIVERGENCES: tuple[Divergence, ...] = ("symmetric", "rivals_to_uniform", "uniform_to_rivals")
 
 
-class LogitOptions(ComputeOptions, total=False):
-    """How logits are made from features, beside the compute options."""
-
-    bias: Tensor | None
-    similarity: str
-    scale: float | Tensor
-
-
-def rival_divergence(
-    features: Features,
-    prototypes: Prototypes,
-    labels: Labels | None = None,
-    *,
-    kind: Divergence = "symmetric",
-    bias: Tensor | None = None,
-    similarity: str = "dot",
-    scale: float | Tensor = 1.0,
-    **how: Unpack[ComputeOptions],
-) -> PerSample:
+class RivalDivergence(LogitLoss):
     r"""Divergence of the posterior over the rivals from the uniform one (KOB-8; LMS 8-10).
 
     With q the softmax over the n = C-1 classes other than y and u uniform:
@@ -57,17 +39,50 @@ def rival_divergence(
     widest margin. The target's logit has no gradient. With two classes they are 0.
 
     Args:
-        features: (N, D), or (N, C) logits in the two-argument form.
-        prototypes: (C, D), or the labels in the two-argument form.
-        labels: (N,) or soft targets (N, C).
         kind: "symmetric" (default, the paper's choice), "rivals_to_uniform" D(q||u) or
             "uniform_to_rivals" D(u||q).
+        similarity, scale: how features make logits; None (default) as the head does, see
+            :class:`LogitLoss`.
+        options: those of every :class:`Loss`.
 
     Departures: erratum K1 (x is read as the logit).
 
     Example:
-        >>> rival_divergence(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([0]))
-        tensor([0.])
+        >>> RivalDivergence()(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([0]))
+        tensor(0.)
+    """
+
+    def __init__(
+        self,
+        *,
+        kind: Divergence = "symmetric",
+        similarity: str | None = None,
+        scale: float | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(similarity=similarity, scale=scale, **options)
+        check_choice("kind", kind, DIVERGENCES)
+        self.kind: Divergence = kind
+
+    def per_sample(self, *inputs: Tensor, **logits: object) -> Tensor:
+        return rival_divergence(*inputs, kind=self.kind, **logits, **self.how)  # type: ignore[arg-type]
+
+
+def rival_divergence(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels | None = None,
+    *,
+    kind: Divergence = "symmetric",
+    bias: Tensor | None = None,
+    similarity: str = "dot",
+    scale: float | Tensor = 1.0,
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    """Rival divergence per sample; :class:`RivalDivergence` has equation, arguments and an example.
+
+    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C), bias (C,); or
+    logits (N, C) and labels. Returns (N,).
     """
     check_choice("kind", kind, DIVERGENCES)
     want = {
@@ -95,18 +110,7 @@ def rival_divergence(
     return over_targets(values, labels)
 
 
-def biased_softmax(
-    features: Features,
-    prototypes: Prototypes,
-    labels: Labels | None = None,
-    *,
-    margin: float | Tensor = 1.0,
-    strength: float = 0.0,
-    bias: Tensor | None = None,
-    similarity: str = "dot",
-    scale: float | Tensor = 1.0,
-    **how: Unpack[ComputeOptions],
-) -> PerSample:
+class BiasedSoftmax(LogitLoss):
     r"""Softmax loss with the target's logit lowered by a constant (KOB-15; LMS 15).
 
     .. math:: \ell = \mathrm{softplus}(\mathrm{rest} - \mathrm{target} + \rho)
@@ -115,111 +119,18 @@ def biased_softmax(
     On scaled cosines with rho = s m it is CosFace.
 
     Args:
-        features: (N, D), or (N, C) logits in the two-argument form.
-        prototypes: (C, D), or the labels in the two-argument form.
-        labels: (N,) or soft targets (N, C).
         margin: rho in logit units, a number or one per class (C,); default 1 (LMS section 3).
         strength: lambda of the symmetric divergence, default 0; LMS Table 4 combines the two.
+        similarity, scale: how features make logits; None (default) as the head does, see
+            :class:`LogitLoss`.
+        options: those of every :class:`Loss`.
 
     Departures: none.
 
     Example:
-        >>> biased_softmax(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
-        tensor([0.6931])
+        >>> BiasedSoftmax()(torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
+        tensor(0.6931)
     """
-    check_plain_margin("margin", margin)
-    check_number("strength", strength, at_least=0)
-    num_classes = class_count(features, prototypes, labels)
-    stats, labels = stats_of(
-        features,
-        prototypes,
-        labels,
-        ("target", "rest", "spread", "mean") if strength else ("target", "rest"),
-        bias=bias,
-        similarity=similarity,
-        scale=scale,
-        how=how,
-    )
-    required = at_target(margin, labels, num_classes, "margin")
-    values = F.softplus(require(stats.rest) - require(stats.target) + required)
-    if strength:
-        values = values + 0.5 * strength * (require(stats.spread) - require(stats.mean))
-    return over_targets(values, labels)
-
-
-def kobayashi(
-    features: Features,
-    prototypes: Prototypes,
-    labels: Labels | None = None,
-    *,
-    strength: float = 0.3,
-    **options: Unpack[LogitOptions],
-) -> PerSample:
-    r"""Softmax loss plus symmetric-KL regularization (KOB-11; LMS 11, 12).
-
-    .. math:: \ell = \mathrm{CE}(f, y) + \lambda\tilde D(f, y),\qquad
-        \frac{\partial\ell}{\partial f_c} = p_c + \frac\lambda2\Bigl[q_c\Bigl(f_c -
-        \sum_{d\ne y} q_d f_d\Bigr) + q_c - \frac1{C-1}\Bigr],\quad c\ne y
-
-    Equalising the rivals' logits widens the margin hidden in the softmax loss.
-
-    Args:
-        features: (N, D), or (N, C) logits in the two-argument form.
-        prototypes: (C, D), or the labels in the two-argument form.
-        labels: (N,) or soft targets (N, C).
-        strength: lambda >= 0, default 0.3 (LMS Table 1); 0.5 and 1 are used too.
-
-    Departures: erratum K1.
-
-    Example:
-        With two classes it is cross entropy:
-
-        >>> kobayashi(torch.zeros(1, 2), torch.tensor([0]))
-        tensor([0.6931])
-    """
-    return biased_softmax(features, prototypes, labels, margin=0.0, strength=strength, **options)
-
-
-class RivalDivergence(LogitLoss):
-    """Module form of :func:`rival_divergence`, with the options of :class:`Loss`."""
-
-    def __init__(
-        self,
-        *,
-        kind: Divergence = "symmetric",
-        similarity: str | None = None,
-        scale: float | None = None,
-        **options: Unpack[LossOptions],
-    ) -> None:
-        super().__init__(similarity=similarity, scale=scale, **options)
-        check_choice("kind", kind, DIVERGENCES)
-        self.kind: Divergence = kind
-
-    def per_sample(self, *inputs: Tensor, **logits: object) -> Tensor:
-        return rival_divergence(*inputs, kind=self.kind, **logits, **self.how)  # type: ignore[arg-type]
-
-
-class Kobayashi(LogitLoss):
-    """Module form of :func:`kobayashi`, with the options of :class:`Loss`."""
-
-    def __init__(
-        self,
-        *,
-        strength: float = 0.3,
-        similarity: str | None = None,
-        scale: float | None = None,
-        **options: Unpack[LossOptions],
-    ) -> None:
-        super().__init__(similarity=similarity, scale=scale, **options)
-        check_number("strength", strength, at_least=0)
-        self.strength = strength
-
-    def per_sample(self, *inputs: Tensor, **logits: object) -> Tensor:
-        return kobayashi(*inputs, strength=self.strength, **logits, **self.how)  # type: ignore[arg-type]
-
-
-class BiasedSoftmax(LogitLoss):
-    """Module form of :func:`biased_softmax`, with the options of :class:`Loss`."""
 
     margin: float | Tensor
 
@@ -246,3 +157,96 @@ class BiasedSoftmax(LogitLoss):
             **logits,  # type: ignore[arg-type]
             **self.how,
         )
+
+
+def biased_softmax(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels | None = None,
+    *,
+    margin: float | Tensor = 1.0,
+    strength: float = 0.0,
+    bias: Tensor | None = None,
+    similarity: str = "dot",
+    scale: float | Tensor = 1.0,
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    """Biased softmax per sample; :class:`BiasedSoftmax` has equation, arguments and an example.
+
+    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C), bias (C,); or
+    logits (N, C) and labels. Returns (N,).
+    """
+    check_plain_margin("margin", margin)
+    check_number("strength", strength, at_least=0)
+    num_classes = class_count(features, prototypes, labels)
+    stats, labels = stats_of(
+        features,
+        prototypes,
+        labels,
+        ("target", "rest", "spread", "mean") if strength else ("target", "rest"),
+        bias=bias,
+        similarity=similarity,
+        scale=scale,
+        how=how,
+    )
+    required = at_target(margin, labels, num_classes, "margin")
+    values = F.softplus(require(stats.rest) - require(stats.target) + required)
+    if strength:
+        values = values + 0.5 * strength * (require(stats.spread) - require(stats.mean))
+    return over_targets(values, labels)
+
+
+class Kobayashi(LogitLoss):
+    r"""Softmax loss plus symmetric-KL regularization (KOB-11; LMS 11, 12).
+
+    .. math:: \ell = \mathrm{CE}(f, y) + \lambda\tilde D(f, y),\qquad
+        \frac{\partial\ell}{\partial f_c} = p_c + \frac\lambda2\Bigl[q_c\Bigl(f_c -
+        \sum_{d\ne y} q_d f_d\Bigr) + q_c - \frac1{C-1}\Bigr],\quad c\ne y
+
+    Equalising the rivals' logits widens the margin hidden in the softmax loss.
+
+    Args:
+        strength: lambda >= 0, default 0.3 (LMS Table 1); 0.5 and 1 are used too.
+        similarity, scale: how features make logits; None (default) as the head does, see
+            :class:`LogitLoss`.
+        options: those of every :class:`Loss`.
+
+    Departures: erratum K1.
+
+    Example:
+        With two classes it is cross entropy:
+
+        >>> Kobayashi()(torch.zeros(1, 2), torch.tensor([0]))
+        tensor(0.6931)
+    """
+
+    def __init__(
+        self,
+        *,
+        strength: float = 0.3,
+        similarity: str | None = None,
+        scale: float | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(similarity=similarity, scale=scale, **options)
+        check_number("strength", strength, at_least=0)
+        self.strength = strength
+
+    def per_sample(self, *inputs: Tensor, **logits: object) -> Tensor:
+        return kobayashi(*inputs, strength=self.strength, **logits, **self.how)  # type: ignore[arg-type]
+
+
+def kobayashi(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels | None = None,
+    *,
+    strength: float = 0.3,
+    **options: Unpack[LogitOptions],
+) -> PerSample:
+    """Kobayashi's loss per sample; :class:`Kobayashi` has equation, arguments and an example.
+
+    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C), bias (C,); or
+    logits (N, C) and labels. Returns (N,).
+    """
+    return biased_softmax(features, prototypes, labels, margin=0.0, strength=strength, **options)

@@ -27,6 +27,7 @@ class LDAM(Loss):
         max_margin: of the rarest class, default 0.5 (original).
         scale: s on the whole cosine logit, default 30 (original). "auto": :func:`auto_scale`.
         beta: of the deferred weights, default 0.9999 (original).
+        options: those of every :class:`Loss`.
 
     Example:
         >>> loss = LDAM([100, 10, 1])

@@ -12,14 +12,7 @@ from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
-def lm_softmax(
-    features: Features,
-    prototypes: Prototypes,
-    labels: Labels,
-    *,
-    scale: Scale = 64.0,
-    **how: Unpack[ComputeOptions],
-) -> PerSample:
+class LMSoftmax(Loss):
     r"""Largest-margin softmax (ZHO-LM).
 
     .. math:: \ell_i = \frac1s \log\sum_{j\ne y} e^{s(\cos\theta_j - \cos\theta_y)}
@@ -27,14 +20,12 @@ def lm_softmax(
 
     It lies in [-gamma_i, -gamma_i + log(C-1)/s] with gamma_i the cosine sample margin, so negative
     values are normal and minimising it maximises the smallest margin as s grows. It never stops
-    pushing; on imbalanced data it collapses unless combined with :func:`zero_centroid` (LTLM
+    pushing; on imbalanced data it collapses unless combined with :class:`ZeroCentroid` (LTLM
     Table 2).
 
     Args:
-        features: (N, D).
-        prototypes: (C, D).
-        labels: (N,) or soft targets (N, C).
         scale: s > 0; LTLM uses 10, 20 and 64; default 64. "auto": :func:`auto_scale`.
+        options: those of every :class:`Loss`.
 
     Departures: erratum Z8 concerns an inequality about it, not the loss.
 
@@ -42,18 +33,9 @@ def lm_softmax(
         With two classes it is cos_other - cos_target for every s:
 
         >>> W = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        >>> lm_softmax(torch.tensor([[3.0, 4.0]]), W, torch.tensor([1]))
-        tensor([-0.2000])
+        >>> LMSoftmax()(torch.tensor([[3.0, 4.0]]), W, torch.tensor([1]))
+        tensor(-0.2000)
     """
-    s = resolve_scale(scale, prototypes, untouched)
-    target, rest = target_and_rest(
-        features, prototypes, labels, similarity="cosine", scale=s, **how
-    )
-    return over_targets((rest - target) / s, labels)
-
-
-class LMSoftmax(Loss):
-    """Module form of :func:`lm_softmax`, with the options of :class:`Loss`."""
 
     head_similarity: ClassVar[str | None] = "cosine"
 
@@ -64,3 +46,22 @@ class LMSoftmax(Loss):
 
     def per_sample(self, *inputs: Tensor) -> Tensor:
         return lm_softmax(*inputs, scale=current(self, "scale"), **self.how)
+
+
+def lm_softmax(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels,
+    *,
+    scale: Scale = 64.0,
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    """LM-Softmax per sample; :class:`LMSoftmax` has equation, arguments and an example.
+
+    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
+    """
+    s = resolve_scale(scale, prototypes, untouched)
+    target, rest = target_and_rest(
+        features, prototypes, labels, similarity="cosine", scale=s, **how
+    )
+    return over_targets((rest - target) / s, labels)

@@ -13,24 +13,15 @@ from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
-def normface(
-    features: Features,
-    prototypes: Prototypes,
-    labels: Labels,
-    *,
-    scale: Scale = 64.0,
-    **how: Unpack[ComputeOptions],
-) -> PerSample:
+class NormFace(Loss):
     r"""NormFace (ZHO-NORMFACE): softmax loss with normalised features and prototypes, no bias.
 
     .. math:: \ell = -\log\frac{e^{s\cos\theta_y}}{\sum_j e^{s\cos\theta_j}}
 
     Args:
-        features: (N, D).
-        prototypes: (C, D).
-        labels: (N,) or soft targets (N, C).
         scale: s > 0. LTLM uses 10, 20 and 64; default 64. Small problems want 8 to 20; "auto":
             :func:`auto_scale`.
+        options: those of every :class:`Loss`.
 
     Departures: none.
 
@@ -38,18 +29,9 @@ def normface(
         A feature on its prototype and opposite to the other one costs softplus(-2s):
 
         >>> W = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
-        >>> normface(W[:1], W, torch.tensor([0]), scale=1.0)
-        tensor([0.1269])
+        >>> NormFace(scale=1.0)(W[:1], W, torch.tensor([0]))
+        tensor(0.1269)
     """
-    s = resolve_scale(scale, prototypes, untouched)
-    target, rest = target_and_rest(
-        features, prototypes, labels, similarity="cosine", scale=s, **how
-    )
-    return over_targets(F.softplus(rest - target), labels)
-
-
-class NormFace(Loss):
-    """Module form of :func:`normface`, with the options of :class:`Loss`."""
 
     head_similarity: ClassVar[str | None] = "cosine"
 
@@ -60,3 +42,22 @@ class NormFace(Loss):
 
     def per_sample(self, *inputs: Tensor) -> Tensor:
         return normface(*inputs, scale=current(self, "scale"), **self.how)
+
+
+def normface(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels,
+    *,
+    scale: Scale = 64.0,
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    """NormFace per sample; :class:`NormFace` has equation, arguments and an example.
+
+    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
+    """
+    s = resolve_scale(scale, prototypes, untouched)
+    target, rest = target_and_rest(
+        features, prototypes, labels, similarity="cosine", scale=s, **how
+    )
+    return over_targets(F.softplus(rest - target), labels)

@@ -28,28 +28,87 @@ _NOT_PER_SAMPLE = {
 }
 
 
-def zero_centroid(prototypes: Prototypes, *, normalize: bool = True) -> Tensor:
+class ZeroCentroid(Loss):
     r"""Zero-centroid regularizer (ZHO-RW), :math:`R_W = \|\frac1C\sum_j w_j\|^2`.
 
     With the centroid at zero, GM-Softmax keeps its optimum at the simplex on imbalanced data too
-    (LTLM Thm 8), and LM-Softmax recovers from its collapse (Table 2).
+    (LTLM Thm 8), and LM-Softmax recovers from its collapse (Table 2). Call it with the prototypes
+    alone: ``ZeroCentroid()(head)``.
 
     Args:
-        prototypes: (C, D).
+        strength: factor of R_W; the paper prints none, default 1 (O12). A public script uses 5
+            times the squared norm of the *sum*: 5 C^2 here.
         normalize: use unit rows (default: the theorem assumes them) or the raw rows.
-
-    Returns:
-        0-dim. A public script uses 5 times the squared norm of the *sum*: weight 5 C^2 here.
+        options: those of every :class:`Loss` that a number without samples can have.
 
     Example:
-        >>> zero_centroid(torch.tensor([[3.0, 0.0], [-1.0, 0.0]]))
+        >>> ZeroCentroid()(torch.tensor([[3.0, 0.0], [-1.0, 0.0]]))
         tensor(0.)
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("prototypes",)
+    refuses: ClassVar[dict[str, str]] = _NOT_PER_SAMPLE
+
+    def __init__(
+        self, *, strength: float = 1.0, normalize: bool = True, **options: Unpack[LossOptions]
+    ) -> None:
+        super().__init__(**options)
+        check_number("strength", strength, at_least=0)
+        self.strength = strength
+        self.normalize = normalize
+
+    def forward(  # type: ignore[override]
+        self, prototypes: Tensor | nn.Module, *, sample_weight: Tensor | None = None
+    ) -> Tensor:
+        self._refuse("sample_weight", sample_weight is not None)
+        return self.strength * zero_centroid(matrix_of(prototypes), normalize=self.normalize)
+
+
+def zero_centroid(prototypes: Prototypes, *, normalize: bool = True) -> Tensor:
+    """Squared length of the mean of prototypes (C, D), 0-dim; the equation: :class:`ZeroCentroid`.
+
+    ``normalize`` takes unit rows (default: the theorem assumes them) or the raw ones.
     """
     check_matrix("prototypes", prototypes, "(C, D)")
     check_num_classes(prototypes.shape[0])
     refuse_sharded(prototypes, "zero_centroid", _ALL)
     rows = normalize_rows(prototypes) if normalize else promote(prototypes)
     return rows.mean(0).square().sum()
+
+
+class SuperSymmetry(Loss):
+    """``strength`` times the squared distance from super-symmetry (KOB-SS), :func:`super_symmetry`.
+
+    0 with zero gradient at the simplex, scale-free. Call it with the prototypes alone.
+    ``SimplexHead`` is the exact alternative: super-symmetric at every step.
+
+    Args:
+        strength: default 1, our choice (O20).
+        options: those of every :class:`Loss` that a number without samples can have.
+
+    Example:
+        >>> SuperSymmetry()(torch.tensor([[2.0, 0.0], [-2.0, 0.0]]))
+        tensor(0.)
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("prototypes",)
+    refuses: ClassVar[dict[str, str]] = _NOT_PER_SAMPLE
+
+    def __init__(self, *, strength: float = 1.0, **options: Unpack[LossOptions]) -> None:
+        super().__init__(**options)
+        check_number("strength", strength, at_least=0)
+        self.strength = strength
+
+    def forward(  # type: ignore[override]
+        self, prototypes: Tensor | nn.Module, *, sample_weight: Tensor | None = None
+    ) -> Tensor:
+        self._refuse("sample_weight", sample_weight is not None)
+        return self.strength * super_symmetry_penalty(matrix_of(prototypes))
+
+
+def super_symmetry_penalty(prototypes: Prototypes) -> Tensor:
+    """:func:`super_symmetry` squared, 0-dim: the penalty of :class:`SuperSymmetry`."""
+    return super_symmetry(prototypes).square()
 
 
 def super_symmetry(prototypes: Prototypes) -> Tensor:
@@ -82,53 +141,3 @@ def super_symmetry(prototypes: Prototypes) -> Tensor:
     scaled = gram / torch.where(size > 0, size, 1)
     # By rows: one float32 sum over all C^2 squares would lose three digits at 1000 classes.
     return safe_norm(safe_norm(scaled - wanted / (num_classes - 1)))
-
-
-def super_symmetry_penalty(prototypes: Prototypes) -> Tensor:
-    """:func:`super_symmetry` squared: 0 with zero gradient at the simplex, scale-free."""
-    return super_symmetry(prototypes).square()
-
-
-class ZeroCentroid(Loss):
-    """``strength`` times :func:`zero_centroid`; the paper prints no weight, default 1 (O12).
-
-    Call it with the prototypes alone: ``ZeroCentroid()(head)``.
-    """
-
-    needs: ClassVar[tuple[str, ...]] = ("prototypes",)
-    refuses: ClassVar[dict[str, str]] = _NOT_PER_SAMPLE
-
-    def __init__(
-        self, *, strength: float = 1.0, normalize: bool = True, **options: Unpack[LossOptions]
-    ) -> None:
-        super().__init__(**options)
-        check_number("strength", strength, at_least=0)
-        self.strength = strength
-        self.normalize = normalize
-
-    def forward(  # type: ignore[override]
-        self, prototypes: Tensor | nn.Module, *, sample_weight: Tensor | None = None
-    ) -> Tensor:
-        self._refuse("sample_weight", sample_weight is not None)
-        return self.strength * zero_centroid(matrix_of(prototypes), normalize=self.normalize)
-
-
-class SuperSymmetry(Loss):
-    """``strength`` times :func:`super_symmetry_penalty`; 1 is our choice (O20).
-
-    ``SimplexHead`` is the exact alternative: super-symmetric at every step.
-    """
-
-    needs: ClassVar[tuple[str, ...]] = ("prototypes",)
-    refuses: ClassVar[dict[str, str]] = _NOT_PER_SAMPLE
-
-    def __init__(self, *, strength: float = 1.0, **options: Unpack[LossOptions]) -> None:
-        super().__init__(**options)
-        check_number("strength", strength, at_least=0)
-        self.strength = strength
-
-    def forward(  # type: ignore[override]
-        self, prototypes: Tensor | nn.Module, *, sample_weight: Tensor | None = None
-    ) -> Tensor:
-        self._refuse("sample_weight", sample_weight is not None)
-        return self.strength * super_symmetry_penalty(matrix_of(prototypes))

@@ -10,6 +10,32 @@ from largemargin.ops.class_stats import ComputeOptions, class_stats
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
+class SampleMargin(Loss):
+    r"""Sample-margin regularizer (ZHO-RSM), :math:`R = \max_{j\ne y}\cos\theta_j - \cos\theta_y`.
+
+    LTLM adds it with weight 0.5 to cross entropy, CosFace, ArcFace and NormFace (Table 1). On
+    balanced data with D >= C-1 its minimum -C/(C-1) is the simplex (Thm 7). The gradient goes to
+    one maximising rival.
+
+    Args:
+        normalize: cosines (default, also beside plain cross entropy) or raw inner products.
+        options: those of every :class:`Loss`.
+
+    Departures: erratum Z10 (indices) only.
+
+    Example:
+        >>> SampleMargin()(torch.tensor([[3.0, 4.0]]), torch.eye(2), torch.tensor([1]))
+        tensor(-0.2000)
+    """
+
+    def __init__(self, *, normalize: bool = True, **options: Unpack[LossOptions]) -> None:
+        super().__init__(**options)
+        self.normalize = normalize
+
+    def per_sample(self, *inputs: Tensor) -> Tensor:
+        return sample_margin(*inputs, normalize=self.normalize, **self.how)
+
+
 def sample_margin(
     features: Features,
     prototypes: Prototypes,
@@ -18,23 +44,9 @@ def sample_margin(
     normalize: bool = True,
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
-    r"""Sample-margin regularizer (ZHO-RSM), :math:`R = \max_{j\ne y}\cos\theta_j - \cos\theta_y`.
+    """Negated margin per sample; :class:`SampleMargin` has equation, arguments and an example.
 
-    LTLM adds it with weight 0.5 to cross entropy, CosFace, ArcFace and NormFace (Table 1). On
-    balanced data with D >= C-1 its minimum -C/(C-1) is the simplex (Thm 7). The gradient goes to
-    one maximising rival.
-
-    Args:
-        features: (N, D).
-        prototypes: (C, D).
-        labels: (N,) or soft targets (N, C).
-        normalize: cosines (default, also beside plain cross entropy) or raw inner products.
-
-    Departures: erratum Z10 (indices) only.
-
-    Example:
-        >>> sample_margin(torch.tensor([[3.0, 4.0]]), torch.eye(2), torch.tensor([1]))
-        tensor([-0.2000])
+    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
     """
     stats = class_stats(
         features,
@@ -45,14 +57,3 @@ def sample_margin(
         **how,
     )
     return over_targets(require(stats.rival) - require(stats.target), labels)
-
-
-class SampleMargin(Loss):
-    """Module form of :func:`sample_margin`, with the options of :class:`Loss`."""
-
-    def __init__(self, *, normalize: bool = True, **options: Unpack[LossOptions]) -> None:
-        super().__init__(**options)
-        self.normalize = normalize
-
-    def per_sample(self, *inputs: Tensor) -> Tensor:
-        return sample_margin(*inputs, normalize=self.normalize, **self.how)

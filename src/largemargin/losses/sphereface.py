@@ -20,46 +20,7 @@ from largemargin.ops.shards import refuse_sharded
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
-def check_integer_margin(margin: float, name: str) -> int:
-    whole = isinstance(margin, (int, float)) and not isinstance(margin, bool)
-    if not whole or not math.isfinite(margin) or margin != int(margin) or margin < 1:
-        raise LargeMarginError(
-            f"margin of {name} multiplies the angle and must be an integer >= 1, but {margin!r} "
-            "was given. For a real factor use unified_margin (UnifiedMargin) with m1 = margin."
-        )
-    return int(margin)
-
-
-def sphereface_psi(theta: Tensor, margin: int = 4) -> Tensor:
-    r"""A-Softmax's target curve :math:`\psi(\theta) = (-1)^k\cos(m\theta) - 2k`.
-
-    :math:`k = \min(\lfloor m\theta/\pi\rfloor, m-1)`: continuous and decreasing on [0, pi] from
-    1 to 1 - 2m.
-
-    Example:
-        >>> sphereface_psi(torch.tensor([0.0]), 4)
-        tensor([1.])
-    """
-    margin = check_integer_margin(margin, "sphereface_psi")
-    k = torch.floor(margin * theta.detach() / torch.pi).clamp(0, margin - 1)
-    return (1 - 2 * torch.remainder(k, 2)) * torch.cos(margin * theta) - 2 * k
-
-
-def _annealed(cosine: Tensor, margin: int, annealing: float | Tensor) -> Tensor:
-    cosine = torch.where(cosine.abs() > 1, cosine.sign(), cosine)
-    return (annealing * cosine + multiplied_angle(cosine, margin)) / (1 + annealing)
-
-
-def sphereface(
-    features: Features,
-    prototypes: Prototypes,
-    labels: Labels,
-    *,
-    margin: int = 4,
-    scale: Scale | None = None,
-    annealing: float = 0.0,
-    **how: Unpack[ComputeOptions],
-) -> PerSample:
+class SphereFace(Loss):
     r"""A-Softmax / SphereFace (ZHO-ASOFTMAX).
 
     .. math:: \ell = -\log\frac{e^{r\psi(\theta_y)}}
@@ -70,14 +31,12 @@ def sphereface(
     original: rows of W normalised, features not) or a constant scale (LTLM's variant).
 
     Args:
-        features: (N, D).
-        prototypes: (C, D).
-        labels: (N,) or soft targets (N, C).
-        margin: m, an integer; default 4 (original). A real factor: :func:`unified_margin`.
+        margin: m, an integer; default 4 (original). A real factor: :class:`UnifiedMargin`.
         scale: None keeps the feature norm; a number s > 0, or "auto" (:func:`auto_scale`),
             normalises features.
         annealing: lambda >= 0; the original starts near 1000 and decays to 5. Default 0, the bare
             loss, which trains only from a good start.
+        options: those of every :class:`Loss`.
 
     Departures: cos(m theta) is evaluated as a polynomial in cos theta, which has no singular
     gradient at 0 and pi.
@@ -86,73 +45,9 @@ def sphereface(
         m = 1 is NormFace:
 
         >>> W = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
-        >>> sphereface(W[:1], W, torch.tensor([0]), margin=1, scale=1.0)
-        tensor([0.1269])
+        >>> SphereFace(margin=1, scale=1.0)(W[:1], W, torch.tensor([0]))
+        tensor(0.1269)
     """
-    margin = check_integer_margin(margin, "sphereface")
-    check_setting("annealing", annealing, at_least=0)
-    if scale is None:
-        target, rest = target_and_rest(
-            features, prototypes, labels, similarity="cosine_prototypes", **how
-        )
-        length = safe_norm(features)
-        length = length if labels.dim() == 1 else length[:, None]
-    else:
-        s = resolve_scale(scale, prototypes, untouched)
-        target, rest = target_and_rest(
-            features, prototypes, labels, similarity="cosine", scale=s, **how
-        )
-        length = torch.ones_like(target) * s
-    cosine = target / length.clamp_min(EPS)
-    penalised = length * _annealed(cosine, margin, annealing)
-    return over_targets(F.softplus(rest - penalised), labels)
-
-
-def lsoftmax(
-    features: Features,
-    prototypes: Prototypes,
-    labels: Labels,
-    *,
-    margin: int = 4,
-    annealing: float = 0.0,
-    **how: Unpack[ComputeOptions],
-) -> PerSample:
-    r"""L-Softmax (BAS-LSOFTMAX; Liu et al. 2016): nothing normalised, no bias.
-
-    .. math:: z_y' = \|W_y\|\|q\|\,\frac{\lambda\cos\theta + \psi(\theta)}{1+\lambda},
-              \qquad z_j = \langle W_j, q\rangle
-
-    Args:
-        features: (N, D).
-        prototypes: (C, D).
-        labels: (N,) or soft targets (N, C).
-        margin: m, an integer in {2, 3, 4}; default 4. m = 1 is the plain softmax loss.
-        annealing: lambda >= 0, decayed from a large value in the original.
-
-    Departures: as in :func:`sphereface`.
-
-    Example:
-        >>> W = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
-        >>> lsoftmax(W[:1], W, torch.tensor([0]), margin=1)
-        tensor([0.1269])
-    """
-    margin = check_integer_margin(margin, "lsoftmax")
-    refuse_sharded(prototypes, "lsoftmax", "it needs the length of each sample's class vector.")
-    check_setting("annealing", annealing, at_least=0)
-    target, rest = target_and_rest(features, prototypes, labels, similarity="dot", **how)
-    length = safe_norm(features)
-    if labels.dim() == 1:
-        own = prototypes[labels.long().clamp(0, prototypes.shape[0] - 1)]
-        length = length * safe_norm(own)
-    else:
-        length = length[:, None] * at_target(safe_norm(prototypes), labels, len(prototypes), "W")
-    cosine = target / length.clamp_min(EPS)
-    penalised = length * _annealed(cosine, margin, annealing)
-    return over_targets(F.softplus(rest - penalised), labels)
-
-
-class SphereFace(Loss):
-    """Module form of :func:`sphereface`, with the options of :class:`Loss`."""
 
     refuses: ClassVar[dict[str, str]] = {
         "class_margin": "the margin is an integer factor of the angle."
@@ -188,8 +83,72 @@ class SphereFace(Loss):
         )
 
 
+def sphereface(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels,
+    *,
+    margin: int = 4,
+    scale: Scale | None = None,
+    annealing: float = 0.0,
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    """A-Softmax per sample; :class:`SphereFace` has equation, arguments and an example.
+
+    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
+    """
+    margin = check_integer_margin(margin, "sphereface")
+    check_setting("annealing", annealing, at_least=0)
+    if scale is None:
+        target, rest = target_and_rest(
+            features, prototypes, labels, similarity="cosine_prototypes", **how
+        )
+        length = safe_norm(features)
+        length = length if labels.dim() == 1 else length[:, None]
+    else:
+        s = resolve_scale(scale, prototypes, untouched)
+        target, rest = target_and_rest(
+            features, prototypes, labels, similarity="cosine", scale=s, **how
+        )
+        length = torch.ones_like(target) * s
+    cosine = target / length.clamp_min(EPS)
+    penalised = length * _annealed(cosine, margin, annealing)
+    return over_targets(F.softplus(rest - penalised), labels)
+
+
+def sphereface_psi(theta: Tensor, margin: int = 4) -> Tensor:
+    r"""A-Softmax's target curve :math:`\psi(\theta) = (-1)^k\cos(m\theta) - 2k`.
+
+    :math:`k = \min(\lfloor m\theta/\pi\rfloor, m-1)`: continuous and decreasing on [0, pi] from
+    1 to 1 - 2m.
+
+    Example:
+        >>> sphereface_psi(torch.tensor([0.0]), 4)
+        tensor([1.])
+    """
+    margin = check_integer_margin(margin, "sphereface_psi")
+    k = torch.floor(margin * theta.detach() / torch.pi).clamp(0, margin - 1)
+    return (1 - 2 * torch.remainder(k, 2)) * torch.cos(margin * theta) - 2 * k
+
+
 class LSoftmax(Loss):
-    """Module form of :func:`lsoftmax`, with the options of :class:`Loss`."""
+    r"""L-Softmax (BAS-LSOFTMAX; Liu et al. 2016): nothing normalised, no bias.
+
+    .. math:: z_y' = \|W_y\|\|q\|\,\frac{\lambda\cos\theta + \psi(\theta)}{1+\lambda},
+              \qquad z_j = \langle W_j, q\rangle
+
+    Args:
+        margin: m, an integer in {2, 3, 4}; default 4. m = 1 is the plain softmax loss.
+        annealing: lambda >= 0, decayed from a large value in the original.
+        options: those of every :class:`Loss`.
+
+    Departures: as in :class:`SphereFace`.
+
+    Example:
+        >>> W = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+        >>> LSoftmax(margin=1)(W[:1], W, torch.tensor([0]))
+        tensor(0.1269)
+    """
 
     refuses: ClassVar[dict[str, str]] = SphereFace.refuses
 
@@ -207,3 +166,46 @@ class LSoftmax(Loss):
         return lsoftmax(
             *inputs, margin=self.margin, annealing=current(self, "annealing"), **self.how
         )
+
+
+def lsoftmax(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels,
+    *,
+    margin: int = 4,
+    annealing: float = 0.0,
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    """L-Softmax per sample; :class:`LSoftmax` has equation, arguments and an example.
+
+    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
+    """
+    margin = check_integer_margin(margin, "lsoftmax")
+    refuse_sharded(prototypes, "lsoftmax", "it needs the length of each sample's class vector.")
+    check_setting("annealing", annealing, at_least=0)
+    target, rest = target_and_rest(features, prototypes, labels, similarity="dot", **how)
+    length = safe_norm(features)
+    if labels.dim() == 1:
+        own = prototypes[labels.long().clamp(0, prototypes.shape[0] - 1)]
+        length = length * safe_norm(own)
+    else:
+        length = length[:, None] * at_target(safe_norm(prototypes), labels, len(prototypes), "W")
+    cosine = target / length.clamp_min(EPS)
+    penalised = length * _annealed(cosine, margin, annealing)
+    return over_targets(F.softplus(rest - penalised), labels)
+
+
+def _annealed(cosine: Tensor, margin: int, annealing: float | Tensor) -> Tensor:
+    cosine = torch.where(cosine.abs() > 1, cosine.sign(), cosine)
+    return (annealing * cosine + multiplied_angle(cosine, margin)) / (1 + annealing)
+
+
+def check_integer_margin(margin: float, name: str) -> int:
+    whole = isinstance(margin, (int, float)) and not isinstance(margin, bool)
+    if not whole or not math.isfinite(margin) or margin != int(margin) or margin < 1:
+        raise LargeMarginError(
+            f"margin of {name} multiplies the angle and must be an integer >= 1, but {margin!r} "
+            "was given. For a real factor use unified_margin (UnifiedMargin) with m1 = margin."
+        )
+    return int(margin)

@@ -19,38 +19,22 @@ from largemargin.shapes import Features, PerSample
 _NO_LABELS = "it compares two feature sets and sees no labels."
 
 
-def stability(features: Features, noisy: Features, *, squared: bool = False) -> PerSample:
+class Stability(Loss):
     r"""Stability term (NGR-STAB), :math:`\|f(x_n) - f(x_n + \varepsilon_n)\|`; gradient to both.
 
+    Call it with ``(features, noisy)``: features (N, D) of clean inputs, and of the noised inputs,
+    row by row.
+
     Args:
-        features: (N, D), of clean inputs.
-        noisy: (N, D), of the noised inputs, row by row.
+        strength: a; ROB prints none, the original uses 0.01; default 1 (O8).
         squared: square the norm; default False (ROB).
+        options: those of every :class:`Loss` that needs no labels.
 
     Departures: none; an identical pair has gradient 0.
 
     Example:
-        >>> stability(torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 4.0]]))
-        tensor([5.])
-    """
-    check_matrix("features", features, "(N, D)")
-    check_matrix("noisy", noisy, "(N, D)")
-    if features.shape != noisy.shape:
-        raise LargeMarginError(
-            f"noisy must have the shape of features, {tuple(features.shape)}, but its shape is "
-            f"{tuple(noisy.shape)}."
-        )
-    check_same_device(features=features, noisy=noisy)
-    difference = promote(features) - promote(noisy)
-    return difference.square().sum(1) if squared else safe_norm(difference)
-
-
-class Stability(Loss):
-    """``strength`` times the mean of :func:`stability`; call it with ``(features, noisy)``.
-
-    Args:
-        strength: a; ROB prints none, the original uses 0.01; default 1 (O8).
-        squared: square the norm.
+        >>> Stability()(torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 4.0]]))
+        tensor(5.)
     """
 
     needs: ClassVar[tuple[str, ...]] = ("features", "noisy")
@@ -81,3 +65,17 @@ class Stability(Loss):
         check_sample_weight(sample_weight, values.shape[0])
         everyone = values.new_zeros(values.shape[0]).long()
         return self._reduce(values, everyone, 1, None, sample_weight)
+
+
+def stability(features: Features, noisy: Features, *, squared: bool = False) -> PerSample:
+    """Distance of clean and noisy features (N, D), row by row, (N,); see :class:`Stability`."""
+    check_matrix("features", features, "(N, D)")
+    check_matrix("noisy", noisy, "(N, D)")
+    if features.shape != noisy.shape:
+        raise LargeMarginError(
+            f"noisy must have the shape of features, {tuple(features.shape)}, but its shape is "
+            f"{tuple(noisy.shape)}."
+        )
+    check_same_device(features=features, noisy=noisy)
+    difference = promote(features) - promote(noisy)
+    return difference.square().sum(1) if squared else safe_norm(difference)

@@ -22,35 +22,6 @@ Gradient: TypeAlias = Literal["bounded", "exact", "detached"]
 GRADIENTS: tuple[Gradient, ...] = ("bounded", "exact", "detached")
 
 
-def feature_scale(features: Tensor, *, sync: bool = False) -> Tensor:
-    r"""Root mean square of the features' norms, :math:`\sigma = \sqrt{\frac1N\sum_n\|q_n\|^2}`.
-
-    With ``sync`` over the joined batch of all ranks. Subgradient 0 where all features are 0.
-
-    Example:
-        >>> feature_scale(torch.tensor([[3.0, 4.0], [5.0, 0.0]]))
-        tensor(5.)
-    """
-    return _scale_of(features, torch.ones_like(features[:, 0]), sync)
-
-
-def _scale_of(features: Tensor, weights: Tensor, sync: bool) -> Tensor:
-    """The scale of the rows with weight 1; the others are zero already."""
-    # One zero more: the norm of an empty batch is 0 too.
-    size, count = safe_norm(F.pad(safe_norm(features), (0, 1))), promote(weights).sum()
-    if sync and world_size() > 1:
-        # Not the sum of squares, which may leave the range of float32.
-        sizes = F.pad(size[None], (dist.get_rank(), world_size() - dist.get_rank() - 1))
-        size, count = safe_norm(all_reduce_sum(sizes)), all_reduce_sum(count)
-    return size / count.clamp_min(1).sqrt()
-
-
-def linear_tail(hinge: Tensor, tail: float) -> Tensor:
-    """The square up to ``tail``, from there the tangent: slope at most 2 ``tail``."""
-    capped = hinge.clamp_max(tail)
-    return capped * (2 * hinge - capped)
-
-
 class StableDiscriminative(Discriminative):
     r"""The discriminative loss (NGY-4.3) in units of the feature scale, with bounded gradients.
 
@@ -100,6 +71,7 @@ class StableDiscriminative(Discriminative):
             derivative with sigma as a constant.
         aggregate, strategy, momentum, first_seen, accumulate: as :class:`Discriminative`.
         detach_classifier: keep the margin from training prototypes and bias. Default True.
+        options: those of every :class:`Loss`.
 
     Departures: all of the above from LMD (4.3), on purpose; :class:`Discriminative` is exact.
     Props. 4.1 and 4.2 hold in units of sigma.
@@ -200,6 +172,35 @@ class StableDiscriminative(Discriminative):
         centers = batch.of_samples(batch.centroids.compact)
         hinge = hinge_to_center(batch.kept(features), centers, self.radius, 1)
         return linear_tail(hinge, self.tail)
+
+
+def feature_scale(features: Tensor, *, sync: bool = False) -> Tensor:
+    r"""Root mean square of the features' norms, :math:`\sigma = \sqrt{\frac1N\sum_n\|q_n\|^2}`.
+
+    With ``sync`` over the joined batch of all ranks. Subgradient 0 where all features are 0.
+
+    Example:
+        >>> feature_scale(torch.tensor([[3.0, 4.0], [5.0, 0.0]]))
+        tensor(5.)
+    """
+    return _scale_of(features, torch.ones_like(features[:, 0]), sync)
+
+
+def linear_tail(hinge: Tensor, tail: float) -> Tensor:
+    """The square up to ``tail``, from there the tangent: slope at most 2 ``tail``."""
+    capped = hinge.clamp_max(tail)
+    return capped * (2 * hinge - capped)
+
+
+def _scale_of(features: Tensor, weights: Tensor, sync: bool) -> Tensor:
+    """The scale of the rows with weight 1; the others are zero already."""
+    # One zero more: the norm of an empty batch is 0 too.
+    size, count = safe_norm(F.pad(safe_norm(features), (0, 1))), promote(weights).sum()
+    if sync and world_size() > 1:
+        # Not the sum of squares, which may leave the range of float32.
+        sizes = F.pad(size[None], (dist.get_rank(), world_size() - dist.get_rank() - 1))
+        size, count = safe_norm(all_reduce_sum(sizes)), all_reduce_sum(count)
+    return size / count.clamp_min(1).sqrt()
 
 
 def _typical_distance(matrix: Tensor) -> Tensor:

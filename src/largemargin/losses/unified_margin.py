@@ -28,17 +28,7 @@ from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
-def unified_margin(
-    features: Features,
-    prototypes: Prototypes,
-    labels: Labels,
-    *,
-    m1: float = 1.0,
-    m2: float | Tensor = 0.0,
-    m3: float | Tensor = 0.0,
-    scale: Scale = 64.0,
-    **how: Unpack[ComputeOptions],
-) -> PerSample:
+class UnifiedMargin(Loss):
     r"""Unified margin (ZHO-UNI): multiplicative, angular and cosine margin in one formula.
 
     .. math:: z_y' = s\,\bigl(T(m_1\theta_y + m_2) - m_3\bigr),\qquad
@@ -48,41 +38,21 @@ def unified_margin(
     continuation past pi - m, (m, 0, 0) A-Softmax with normalised features, for any real m.
 
     Args:
-        features: (N, D).
-        prototypes: (C, D).
-        labels: (N,) or soft targets (N, C).
         m1: factor > 0 of the angle; default 1. Below 1 it widens the class, for use with a larger
             m2 or m3: (0.9, 0.4, 0.15) is a combined margin of the ArcFace paper.
         m2: angular margin in radians >= 0, a number or one per class; default 0.
         m3: cosine margin >= 0, a number or one per class; default 0.
         scale: s > 0; LTLM uses 10, 20 and 64; default 64. "auto": :func:`auto_scale`.
+        options: those of every :class:`Loss`.
 
     Departures: erratum Z3 (s multiplies m3 too); the monotone continuation replaces the plain
     cosine beyond pi, where the printed inequality fails (Z4).
 
     Example:
         >>> W = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
-        >>> unified_margin(W[:1], W, torch.tensor([0]), m3=2.0, scale=4.0)
-        tensor([0.6931])
+        >>> UnifiedMargin(m3=2.0, scale=4.0)(W[:1], W, torch.tensor([0]))
+        tensor(0.6931)
     """
-    check_setting("m1", m1, above=0)
-    hint = "m2 is in radians; convert degrees with math.radians."
-    check_margin("m2", m2, at_least=0, below=math.pi, hint=hint)
-    check_setting("m3", m3, at_least=0)
-    s = resolve_scale(scale, prototypes, turned_and_lowered, m2, m3)
-    target, rest = target_and_rest(
-        features, prototypes, labels, similarity="cosine", scale=s, **how
-    )
-    num_classes = prototypes.shape[0]
-    cosine = clipped(target / s)
-    sine = sine_of_target(cosine, features, prototypes, labels, how.get("precision"))
-    phi = m1 * torch.atan2(sine, cosine) + at_target(m2, labels, num_classes, "m2")
-    penalised = s * (continued_cosine(phi) - at_target(m3, labels, num_classes, "m3"))
-    return over_targets(F.softplus(rest - penalised), labels)
-
-
-class UnifiedMargin(Loss):
-    """Module form of :func:`unified_margin`, with the options of :class:`Loss`."""
 
     head_similarity: ClassVar[str | None] = "cosine"
 
@@ -118,3 +88,34 @@ class UnifiedMargin(Loss):
             scale=current(self, "scale"),
             **self.how,
         )
+
+
+def unified_margin(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels,
+    *,
+    m1: float = 1.0,
+    m2: float | Tensor = 0.0,
+    m3: float | Tensor = 0.0,
+    scale: Scale = 64.0,
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    """Unified margin per sample; :class:`UnifiedMargin` has equation, arguments and an example.
+
+    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
+    """
+    check_setting("m1", m1, above=0)
+    hint = "m2 is in radians; convert degrees with math.radians."
+    check_margin("m2", m2, at_least=0, below=math.pi, hint=hint)
+    check_setting("m3", m3, at_least=0)
+    s = resolve_scale(scale, prototypes, turned_and_lowered, m2, m3)
+    target, rest = target_and_rest(
+        features, prototypes, labels, similarity="cosine", scale=s, **how
+    )
+    num_classes = prototypes.shape[0]
+    cosine = clipped(target / s)
+    sine = sine_of_target(cosine, features, prototypes, labels, how.get("precision"))
+    phi = m1 * torch.atan2(sine, cosine) + at_target(m2, labels, num_classes, "m2")
+    penalised = s * (continued_cosine(phi) - at_target(m3, labels, num_classes, "m3"))
+    return over_targets(F.softplus(rest - penalised), labels)

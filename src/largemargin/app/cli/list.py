@@ -19,7 +19,6 @@ from typing import Any
 
 import jsonargparse
 
-import largemargin.functional as functional
 from largemargin.errors import LargeMarginError
 from largemargin.integrations.objective_text import PENALTIES
 from largemargin.losses import LOSSES
@@ -202,30 +201,21 @@ class LossEntry:
 def describe(name: str) -> LossEntry:
     """A loss from its signature (settings and defaults) and docstring (everything else)."""
     kind = LOSSES[name]
-    parents = kind.__mro__[1 : kind.__mro__.index(Loss)]
-    texts = [inspect.getdoc(each) or "" for each in (kind, *_functions(name, kind))]
-    above = [each.__doc__ or "" for each in parents]
-    refers = ":func:" in texts[0].split("\n\n")[0] and len(texts) > 1
-    first = texts[1] if refers else texts[0]
-    helps = [*texts, *map(inspect.cleandoc, above)]
-    what = _plain(first.split("\n\n")[0])
+    text = inspect.getdoc(kind) or ""
+    first, settings = text.split("\n\n")[0], _settings(kind)
+    helps: dict[str, str] = {}
+    for each in reversed(kind.__mro__[: kind.__mro__.index(Loss)]):
+        helps |= _arguments(inspect.cleandoc(each.__doc__ or ""))
     return LossEntry(
         name=name,
         module=kind.__name__,
-        what=what,
-        paper=_paper(" ".join(text.split("\n\n")[0] for text in texts)),
-        equations=next(filter(None, map(_equations, texts)), ()),
-        settings=_settings(kind),
-        helps={key: text for each in reversed(helps) for key, text in _arguments(each).items()},
+        what=_plain(first),
+        paper=_paper(first),
+        equations=_equations(text),
+        settings=settings,
+        helps={setting: help for setting, help in helps.items() if setting in settings},
         kind=_kind(name, kind),
     )
-
-
-def _functions(name: str, kind: type[Loss]) -> list[Any]:
-    """The pure function a module is made of: the one it names first, or the one called alike."""
-    named = re.search(r":func:`(\w+)`", inspect.getdoc(kind) or "")
-    names = [named[1] if named else "", name, f"{name}_loss"]
-    return [getattr(functional, each) for each in names if hasattr(functional, each)][:1]
 
 
 def _kind(name: str, kind: type[Loss]) -> str:
