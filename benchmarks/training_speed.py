@@ -115,7 +115,7 @@ class Engines:
 
     def gradient_norm(self) -> float:
         """Of the first run, its mean over the epoch so far."""
-        return float(self.trainers[0].sums.read().row()["gradient_norm"])
+        return float(self.trainers[0].totals.read().row()["gradient_norm"])
 
     def __call__(self, count: int) -> None:
         for _ in range(count):

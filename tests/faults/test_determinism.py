@@ -17,7 +17,7 @@ from faults.small_runs import config, digits, timeless
 from largemargin.app.data import Augment, Batches, DataConfig, Samples
 from largemargin.app.models import ModelConfig
 from largemargin.app.training import NoiseConfig, ObjectiveConfig, Run, train
-from largemargin.app.training.engine import Place, explained
+from largemargin.app.training.engine import RunPlace, failure_messages
 from largemargin.errors import LargeMarginError
 from largemargin.measuring import embed
 
@@ -64,11 +64,11 @@ def test_it_says_what_it_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_what_cannot_be_deterministic_is_refused_in_words(tmp_path: Path) -> None:
-    place = Place()
+    place = RunPlace()
     place.folder = tmp_path
     with (
         pytest.raises(LargeMarginError, match=r"deterministic is true, but .*Use another network"),
-        explained(place, timeout=1.0),
+        failure_messages(place, timeout=1.0),
     ):
         raise RuntimeError("max_pool3d does not have a deterministic implementation")
 

@@ -18,7 +18,7 @@ import largemargin as lm
 from largemargin.app.data import Samples
 from largemargin.app.predict import predict
 from largemargin.app.training import NoiseConfig, ObjectiveConfig
-from largemargin.app.training.epoch_totals import Sums
+from largemargin.app.training.epoch_totals import EpochTotals
 from largemargin.app.training.objective import objective_of
 from largemargin.app.training.step import Step
 from largemargin.integrations.scikit_learn import LargeMarginClassifier
@@ -49,8 +49,8 @@ def trained_step(objective: str) -> Callable[[], None]:
     criterion = lm.attach(model, objective_of(ObjectiveConfig(objective), [10] * CLASSES))
     parameters = [*model.parameters(), *criterion.parameters()]
     optimizer = torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
-    sums = Sums(torch.device("cpu"))
-    step = Step(model, criterion, optimizer, noise=NoiseConfig(), clip_norm=1.0, sums=sums)
+    sums = EpochTotals(torch.device("cpu"))
+    step = Step(model, criterion, optimizer, noise=NoiseConfig(), clip_norm=1.0, totals=sums)
 
     def once() -> None:
         labels = torch.randint(CLASSES, (16,))

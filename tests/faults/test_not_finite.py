@@ -14,7 +14,7 @@ import largemargin as lm
 from largemargin.app.data import Data
 from largemargin.app.models import ModelConfig
 from largemargin.app.training import NoiseConfig, ObjectiveConfig, OptimizerConfig, Run, train
-from largemargin.app.training.epoch_totals import Sums
+from largemargin.app.training.epoch_totals import EpochTotals
 from largemargin.errors import LargeMarginError
 from largemargin.losses import LOSSES
 
@@ -116,7 +116,7 @@ def test_skipped_steps_within_the_limit_do_not_stop_the_run(tmp_path: Path, faul
 @pytest.mark.parametrize("on_host", [True, False], ids=["numbers", "tensors"])
 def test_sums_remember_the_last_bad_step(on_host: bool) -> None:
     """As Python numbers on the CPU, in one tensor on an accelerator; also after a pause."""
-    sums = Sums(torch.device("cpu"))
+    sums = EpochTotals(torch.device("cpu"))
     sums.on_host = on_host
     outcomes = [True, False, False, True, True]
 
@@ -141,7 +141,7 @@ def test_sums_remember_the_last_bad_step(on_host: bool) -> None:
 @pytest.mark.parametrize("on_host", [True, False], ids=["numbers", "tensors"])
 def test_bad_steps_in_a_row_are_counted_across_epochs(on_host: bool) -> None:
     """The row goes on; how long one was in the epoch before is no matter of the next."""
-    sums = Sums(torch.device("cpu"))
+    sums = EpochTotals(torch.device("cpu"))
     sums.on_host = on_host
 
     def add(*outcomes: bool) -> tuple[int, int]:

@@ -7,19 +7,19 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from largemargin.app.training.epoch_totals import StepRecord, Sums
+from largemargin.app.training.epoch_totals import EpochTotals, Totals
 
 BOTH = pytest.mark.parametrize("on_host", [True, False], ids=["numbers", "tensors"])
 GOOD, BAD = True, False
 
 
-def new(on_host: bool) -> Sums:
-    sums = Sums(torch.device("cpu"))
+def new(on_host: bool) -> EpochTotals:
+    sums = EpochTotals(torch.device("cpu"))
     sums.on_host = on_host
     return sums
 
 
-def add(sums: Sums, *outcomes: bool, loss: float = 1.0) -> Sums:
+def add(sums: EpochTotals, *outcomes: bool, loss: float = 1.0) -> EpochTotals:
     """Steps of four images; in a bad one the loss and the term b are not finite."""
     for good in outcomes:
         total = torch.tensor(loss if good else math.nan)
@@ -90,8 +90,8 @@ def test_long_epochs_are_added_up_in_double_precision(on_host: bool) -> None:
 
 
 def test_before_the_first_step_there_is_nothing() -> None:
-    sums = Sums(torch.device("cpu"))
+    sums = EpochTotals(torch.device("cpu"))
     assert sums.on_host
-    assert sums.read() == StepRecord()
-    assert not Sums(torch.device("meta")).on_host
-    assert Sums(torch.device("meta")).state() == {**asdict(StepRecord()), "row": 0}
+    assert sums.read() == Totals()
+    assert not EpochTotals(torch.device("meta")).on_host
+    assert EpochTotals(torch.device("meta")).state() == {**asdict(Totals()), "row": 0}

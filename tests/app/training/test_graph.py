@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from largemargin.app.training.step import _nothing_collected
+from largemargin.app.training.step import _no_garbage_collection
 
 
 class Ring:
@@ -20,7 +20,7 @@ def test_garbage_goes_before_and_none_goes_inside() -> None:
     threshold = gc.get_threshold()
     gc.set_threshold(1)  # collect whenever something is made
     try:
-        with _nothing_collected():
+        with _no_garbage_collection():
             assert before() is None
             inside = weakref.ref(Ring())
             kept = [Ring() for _ in range(100)]
@@ -36,7 +36,7 @@ def test_garbage_goes_before_and_none_goes_inside() -> None:
 def test_a_collector_that_was_off_stays_off() -> None:
     gc.disable()
     try:
-        with _nothing_collected():
+        with _no_garbage_collection():
             assert not gc.isenabled()
         assert not gc.isenabled()
     finally:
@@ -44,6 +44,6 @@ def test_a_collector_that_was_off_stays_off() -> None:
 
 
 def test_an_error_inside_turns_it_on_again() -> None:
-    with pytest.raises(RuntimeError, match="capture"), _nothing_collected():
+    with pytest.raises(RuntimeError, match="capture"), _no_garbage_collection():
         raise RuntimeError("capture")
     assert gc.isenabled()

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import largemargin as lm
 from largemargin.app.training import NoiseConfig
-from largemargin.app.training.epoch_totals import Sums
-from largemargin.app.training.step import Average, Snapshot, Step, noisy_version
+from largemargin.app.training.epoch_totals import EpochTotals
+from largemargin.app.training.step import AveragedModel, BufferSnapshot, Step, noisy_images
 from largemargin.errors import LargeMarginError
 
 RATE = 0.1
@@ -29,11 +29,11 @@ class Made:
         use = noise or NoiseConfig()
         criterion = lm.attach(self.network, lm.CrossEntropy(), accumulate=use.losses_per_step)
         self.optimizer = torch.optim.SGD(self.network.parameters(), lr=RATE, momentum=0.9)
-        self.average = None if ema is None else Average(self.network, ema)
-        self.sums = Sums(torch.device("cpu"))
+        self.average = None if ema is None else AveragedModel(self.network, ema)
+        self.totals = EpochTotals(torch.device("cpu"))
         settings = {"clip_norm": None, "average": self.average, **how}
         self.step = Step(
-            self.network, criterion, self.optimizer, noise=use, sums=self.sums, **settings
+            self.network, criterion, self.optimizer, noise=use, totals=self.totals, **settings
         )
         self.images, self.labels = torch.rand(6, 1, 2, 2), torch.arange(6) % 3
 
@@ -62,8 +62,8 @@ def test_steps_go_down_the_gradient_of_their_own_images() -> None:
     second = made.gradient()  # nothing of the first is left in it
     torch.testing.assert_close(made.moved(), -RATE * (0.9 * first + second))
     norms = float(first.norm() + second.norm())
-    assert made.sums.read().gradient_norm == pytest.approx(norms, rel=1e-5)
-    assert made.sums.read().steps == 2
+    assert made.totals.read().gradient_norm == pytest.approx(norms, rel=1e-5)
+    assert made.totals.read().steps == 2
 
 
 @pytest.mark.parametrize("share", [0.1, 10.0])
@@ -75,7 +75,7 @@ def test_a_gradient_is_clipped_where_it_is_too_long(share: float) -> None:
     torch.testing.assert_close(
         made.moved(), -RATE * min(share, 1.0) * gradient, rtol=1e-4, atol=1e-7
     )
-    assert made.sums.read().gradient_norm == pytest.approx(norm, rel=1e-5)
+    assert made.totals.read().gradient_norm == pytest.approx(norm, rel=1e-5)
 
 
 def test_a_step_that_is_not_finite_moves_nothing() -> None:
@@ -84,7 +84,7 @@ def test_a_step_that_is_not_finite_moves_nothing() -> None:
     made.moved(), calm.moved()
     assert made.moved(torch.full_like(made.images, math.nan)).count_nonzero() == 0
     assert torch.equal(made.moved(), calm.moved())
-    assert (made.sums.read().steps, made.sums.read().bad) == (2, 1)
+    assert (made.totals.read().steps, made.totals.read().bad) == (2, 1)
 
 
 @pytest.mark.parametrize("how", [{}, {"alone": False}], ids=["alone", "of several"])
@@ -100,7 +100,7 @@ def test_processes_agree_by_the_gradient(
         monkeypatch.setattr(made.step, "plain_losses", lambda *_, total=total: (total, {}))
         moved[what] = bool(made.moved().count_nonzero())
     assert moved == {"loss": bool(how), "gradient": False}
-    assert made.sums.read().bad == 2 - bool(how)
+    assert made.totals.read().bad == 2 - bool(how)
 
 
 class OnDevice:
@@ -120,14 +120,16 @@ def test_fused_optimizers_clip_and_skip_by_themselves(clip: float | None) -> Non
     """As on an accelerator, where nobody looks at the numbers in between."""
     weight = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([weight], lr=RATE, fused=True)
-    sums = Sums(torch.device("cpu"))
+    sums = EpochTotals(torch.device("cpu"))
     criterion: Any = None
-    step = Step(nn.Identity(), criterion, optimizer, noise=NoiseConfig(), clip_norm=clip, sums=sums)
+    step = Step(
+        nn.Identity(), criterion, optimizer, noise=NoiseConfig(), clip_norm=clip, totals=sums
+    )
     weight.grad = torch.tensor([3.0, 4.0])
-    step._move(torch.tensor(5.0), OnDevice(False))  # type: ignore[arg-type]
+    step._update(torch.tensor(5.0), OnDevice(False))  # type: ignore[arg-type]
     assert weight.tolist() == [0.0, 0.0]
     weight.grad = torch.tensor([3.0, 4.0])
-    step._move(torch.tensor(5.0), OnDevice(True))  # type: ignore[arg-type]
+    step._update(torch.tensor(5.0), OnDevice(True))  # type: ignore[arg-type]
     share = RATE * min(1.0, (clip or math.inf) / 5)
     torch.testing.assert_close(weight.detach(), torch.tensor([-3 * share, -4 * share]))
 
@@ -146,7 +148,7 @@ def test_only_full_batches_are_given_to_the_compiled_function() -> None:
     made.step(made.images[:4], made.labels[:4])
     made.step(made.images, made.labels, plain=True)
     assert compiled == [6]
-    assert made.sums.read().steps == 3
+    assert made.totals.read().steps == 3
 
 
 def test_the_network_runs_in_the_precision_of_the_run() -> None:
@@ -167,7 +169,7 @@ def test_a_scaled_loss_gives_the_same_step() -> None:
         clip_norm=norm / 2, scaler=scaler, backward=lambda loss: scaler.scale(loss).backward()
     )
     torch.testing.assert_close(made.moved(), -RATE * gradient / 2, rtol=1e-4, atol=1e-7)
-    assert made.sums.read().gradient_norm == pytest.approx(norm, rel=1e-5)
+    assert made.totals.read().gradient_norm == pytest.approx(norm, rel=1e-5)
     assert made.moved(torch.full_like(made.images, math.inf)).count_nonzero() == 0
     assert scaler.get_scale() == 512.0
     assert made.moved().count_nonzero() > 0
@@ -187,7 +189,7 @@ def test_the_average_follows_every_step() -> None:
 @pytest.mark.parametrize("decay", [-0.1, 1.0])
 def test_an_average_has_to_move_and_to_stay(decay: float) -> None:
     with pytest.raises(LargeMarginError, match="ema must be"):
-        Average(nn.Linear(1, 1), decay)
+        AveragedModel(nn.Linear(1, 1), decay)
 
 
 @pytest.mark.parametrize("use", ["none", "noisy", "clean_and_noisy"])
@@ -200,21 +202,21 @@ def test_the_network_sees_the_images_that_were_asked_for(use: Any) -> None:
 
 def test_noise_is_of_the_kind_and_level_that_was_asked_for() -> None:
     images = torch.full((4, 1, 50, 50), 0.5)
-    gaussian = noisy_version(images, NoiseConfig("noisy", "gaussian", level=0.4)) - images
+    gaussian = noisy_images(images, NoiseConfig("noisy", "gaussian", level=0.4)) - images
     assert gaussian.std().item() == pytest.approx(0.4, rel=0.05)
     assert gaussian.mean().item() == pytest.approx(0.0, abs=0.03)
     assert gaussian.abs().max() > 1.0
-    uniform = noisy_version(images, NoiseConfig("noisy", "uniform", level=0.4)) - images
+    uniform = noisy_images(images, NoiseConfig("noisy", "uniform", level=0.4)) - images
     assert [uniform.min().item(), uniform.max().item()] == pytest.approx([-0.4, 0.4], abs=1e-3)
     assert uniform.mean().item() == pytest.approx(0.0, abs=0.03)
-    clipped = noisy_version(images, NoiseConfig("noisy", "gaussian", level=0.4, clip=True))
+    clipped = noisy_images(images, NoiseConfig("noisy", "gaussian", level=0.4, clip=True))
     assert [clipped.min().item(), clipped.max().item()] == [0.0, 1.0]
 
 
 def test_buffers_go_back_to_where_they_were_kept() -> None:
     model = nn.BatchNorm1d(2)
-    average = Average(model, 0.5)
-    snapshot = Snapshot(model, None, average=average)
+    average = AveragedModel(model, 0.5)
+    snapshot = BufferSnapshot(model, None, average=average)
     model(torch.randn(4, 2) + 1)
     snapshot.keep()
     kept = {name: each.clone() for name, each in model.named_buffers()}
@@ -226,7 +228,7 @@ def test_buffers_go_back_to_where_they_were_kept() -> None:
     for module in (model, average.model):
         for name, each in module.named_buffers():
             assert torch.equal(each, kept[name]), name
-    later = Snapshot(nn.BatchNorm1d(2))
-    later.put_back(states)
+    later = BufferSnapshot(nn.BatchNorm1d(2))
+    later.load(states)
     later.restore()
     assert [each.tolist() for each in later.buffers] == [each.tolist() for each in kept.values()]

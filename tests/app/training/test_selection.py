@@ -10,7 +10,7 @@ from torch import nn
 from largemargin.app.data import DataConfig, load_data
 from largemargin.app.models import ModelConfig
 from largemargin.app.training import OptimizerConfig, Run, RunConfig, train
-from largemargin.app.training.step import Average
+from largemargin.app.training.step import AveragedModel
 from largemargin.measuring import accuracy_of
 
 # A rate this high makes the validation results go up and down.
@@ -58,7 +58,7 @@ def test_the_best_model_is_the_one_of_that_epoch(tmp_path: Path) -> None:
 def test_an_average_follows_slowly() -> None:
     model = nn.Linear(1, 1)
     nn.init.constant_(model.weight, 1.0)
-    average = Average(model, 0.75)
+    average = AveragedModel(model, 0.75)
     nn.init.constant_(model.weight, 5.0)
     average.update()
     assert average.model.weight.item() == 2.0  # a quarter of the way

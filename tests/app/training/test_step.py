@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import largemargin as lm
 from largemargin.app.training import NoiseConfig, ObjectiveConfig
-from largemargin.app.training.epoch_totals import Sums
+from largemargin.app.training.epoch_totals import EpochTotals
 from largemargin.app.training.objective import objective_of
 from largemargin.app.training.step import Step
 
@@ -41,8 +41,8 @@ def losses(
     noisy = images + 2 + torch.randn(12, 5, dtype=torch.float64, generator=generator)
     labels = torch.arange(12) % 3
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    sums = Sums(torch.device("cpu"))
-    step = Step(network, criterion, optimizer, noise=noise, clip_norm=None, sums=sums)
+    sums = EpochTotals(torch.device("cpu"))
+    step = Step(network, criterion, optimizer, noise=noise, clip_norm=None, totals=sums)
     total, terms = step.plain_losses(images, noisy, labels)
     total.backward()  # type: ignore[no-untyped-call]
     return network, total, terms

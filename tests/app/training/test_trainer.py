@@ -11,7 +11,7 @@ import torch
 from faults.small_runs import STEPS, config, digits
 
 from largemargin.app.training import NoiseConfig, ObjectiveConfig, OptimizerConfig, RunConfig
-from largemargin.app.training.epoch_totals import StepRecord
+from largemargin.app.training.epoch_totals import Totals
 from largemargin.app.training.journal import Journal
 from largemargin.app.training.processes import Processes
 from largemargin.app.training.runs import whole_rows
@@ -51,7 +51,7 @@ def test_layers_are_those_of_the_objective(tmp_path: Path) -> None:
     objective = ObjectiveConfig("layer_margin", layers=("backbone.1",))
     made = trainer(tmp_path, objective=objective, noise=NoiseConfig())
     next(made.steps())
-    assert made.sums.read().steps == 1
+    assert made.totals.read().steps == 1
 
 
 def test_all_weights_of_the_model_are_trained(tmp_path: Path) -> None:
@@ -228,8 +228,8 @@ def test_counters_come_back_with_a_checkpoint(tmp_path: Path) -> None:
     assert again.resume()
     assert (again.epoch, again.done) == (1, STEPS + 4)
     assert (again.best, again.waited, again.seconds) == (first.best, 2, 12.5)
-    assert again.paused is not None
-    assert again.paused.steps == 4
+    assert again.mid_epoch is not None
+    assert again.mid_epoch.steps == 4
 
 
 def test_checkpoints_come_after_so_many_epochs_and_at_the_end(tmp_path: Path) -> None:
@@ -249,13 +249,13 @@ def test_buffers_are_kept_while_steps_are_finite_and_put_back_after_a_bad_one(
     monkeypatch.setattr(made.snapshot, "keep", lambda: done.append("keep"))
     monkeypatch.setattr(made.snapshot, "restore", lambda: done.append("restore"))
     for seen in (
-        StepRecord(steps=5),
-        StepRecord(steps=8, bad=1, bad_in_a_row=1, last_bad=3),
-        StepRecord(steps=10, bad=1, bad_in_a_row=1, last_bad=3),  # reported already
-        StepRecord(steps=10, bad=3, bad_in_a_row=3, last_bad=4),
+        Totals(steps=5),
+        Totals(steps=8, bad=1, bad_in_a_row=1, last_bad=3),
+        Totals(steps=10, bad=1, bad_in_a_row=1, last_bad=3),  # reported already
+        Totals(steps=10, bad=3, bad_in_a_row=3, last_bad=4),
     ):
-        monkeypatch.setattr(made.sums, "read", lambda seen=seen: seen)
-        made._look()
+        monkeypatch.setattr(made.totals, "read", lambda seen=seen: seen)
+        made._read_totals()
     assert done == ["keep", "restore", "restore"]
     rows = [row["skipped"] for row in whole_rows(made.journal.path)[0]]
     assert rows == [1, 3]

@@ -31,7 +31,7 @@ from largemargin.app.training.files import (
     stamp,
     write_json,
 )
-from largemargin.app.training.step import Average
+from largemargin.app.training.step import AveragedModel
 from largemargin.dropin.criterion import Criterion
 from largemargin.errors import LargeMarginError
 from largemargin.export.saved_model import load, save
@@ -40,7 +40,7 @@ from largemargin.export.tensor_files import read_tensors, write_tensors
 FOLDER, MODEL, REST, STATE = "checkpoints", "model", "rest.safetensors", "state.json"
 KINDS = ("epoch", "step", "best")
 NAME = re.compile(rf"({'|'.join(KINDS)})-\d+")
-PAUSED = "paused."
+MID_EPOCH = "paused."
 
 
 class Checkpoints:
@@ -57,10 +57,10 @@ class Checkpoints:
         model: nn.Module,
         criterion: Criterion,
         optimizer: torch.optim.Optimizer,
-        average: Average | None,
+        average: AveragedModel | None,
         config: dict[str, Any],
         classes: Sequence[str],
-        paused: dict[str, Tensor] | None = None,
+        mid_epoch: dict[str, Tensor] | None = None,
         best: str | None = None,
     ) -> None:
         """Write everything needed to go on, and make it the last checkpoint.
@@ -74,14 +74,14 @@ class Checkpoints:
             average: averaged weights, or None.
             config: of the run.
             classes: names of the classes.
-            paused: what else a run in the middle of an epoch needs: states of generators.
+            mid_epoch: what else a run needs in the middle of an epoch: generators, buffers.
             best: name of the checkpoint :meth:`write_best` wrote that goes with it; default the
                 one that is pointed at already.
         """
 
         def fill(draft: Path) -> None:
             save(draft / MODEL, model, criterion, config=config, class_names=classes)
-            write_tensors(draft / REST, _rest(optimizer, average) | _prefixed(paused or {}))
+            write_tensors(draft / REST, _rest(optimizer, average) | _prefixed(mid_epoch or {}))
 
         best = best or self._named("best")
         self._write(name, {**state, "best_checkpoint": best}, fill)
@@ -178,7 +178,7 @@ class Checkpoints:
         model: nn.Module,
         criterion: Criterion,
         optimizer: torch.optim.Optimizer,
-        average: Average | None,
+        average: AveragedModel | None,
     ) -> dict[str, Any]:
         """Put everything back as it was; returns the state, with ``tensors`` of a pause in it."""
         state: dict[str, Any] = read_json(folder / STATE)
@@ -188,7 +188,7 @@ class Checkpoints:
         _restore_optimizer(optimizer, rest)
         if average is not None:
             average.model.load_state_dict(_averaged(rest), strict=False)
-        mark = PAUSED
+        mark = MID_EPOCH
         tensors = {name[len(mark) :]: each for name, each in rest.items() if name.startswith(mark)}
         return {**state, "tensors": tensors}
 
@@ -208,11 +208,11 @@ def _averaged(rest: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name[len(mark) :]: tensor for name, tensor in rest.items() if name.startswith(mark)}
 
 
-def _prefixed(paused: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{PAUSED}{name}": each for name, each in paused.items()}
+def _prefixed(mid_epoch: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{MID_EPOCH}{name}": each for name, each in mid_epoch.items()}
 
 
-def _rest(optimizer: torch.optim.Optimizer, average: Average | None) -> dict[str, Tensor]:
+def _rest(optimizer: torch.optim.Optimizer, average: AveragedModel | None) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for index, values in optimizer.state_dict()["state"].items():
         for name, value in values.items():

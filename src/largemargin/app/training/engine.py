@@ -1,6 +1,7 @@
-"""``train``: a configuration in, a finished run out; ``train_many`` several side by side.
+"""``train``: a configuration in, a finished run out.
 
-Failures from outside a run, in words that say what to do: disks, folders, processes, devices.
+Below it: how a run begins and ends, messages about failures from outside (disks, folders,
+processes, devices), and the checks of a configuration.
 """
 
 import math
@@ -51,73 +52,8 @@ from largemargin.errors import LargeMarginError, check_number
 from largemargin.measuring.geometry_result import Geometry
 from largemargin.measuring.robust.epsilon_ball import LEVELS
 
-
-@contextmanager
-def explained(place: "Place", *, timeout: float) -> Iterator[None]:
-    """Turn what the system and libraries raise into errors that name the folder of the run.
-
-    Args:
-        place: where the run is, as soon as it is known.
-        timeout: seconds for which processes wait for each other.
-    """
-    try:
-        yield
-    except LargeMarginError:
-        raise
-    except OSError as error:
-        why = error.strerror or str(error) or type(error).__name__
-        file = "" if error.filename is None else f" ({error.filename})"
-        raise LargeMarginError(f"the run stopped: {why}{file}. {place.hint()}") from error
-    except Exception as error:
-        said = _explanation(error, int(os.environ.get("WORLD_SIZE", "1")), timeout)
-        if said is None:
-            raise
-        raise LargeMarginError(f"the run stopped: {said}. {place.hint()}") from error
-
-
-class Place:
-    """The folder of a run, which is known only after it was made."""
-
-    def __init__(self) -> None:
-        self.folder: Path | None = None
-
-    def hint(self) -> str:
-        """What is still there, and how to go on."""
-        if self.folder is None or not self.folder.is_dir():
-            return "Nothing was trained yet."
-        return (
-            "Checkpoints written before are whole. When the cause is gone, continue: "
-            f"{resume_command(self.folder)}"
-        )
-
-
-def _explanation(error: Exception, processes: int, timeout: float) -> str | None:
-    text = " ".join(str(error).split())
-    if type(error).__name__ == "SafetensorError":
-        return f"a checkpoint could not be written: {text}"
-    if not isinstance(error, RuntimeError):
-        return None
-    if "deterministic implementation" in text or "CUBLAS_WORKSPACE_CONFIG" in text:
-        return (
-            f"deterministic is true, but a part of this model cannot be computed so here: {text} "
-            "Use another network, or deterministic: false"
-        )
-    if processes > 1 and _is_about_processes(error, text):
-        return (
-            f"another of the {processes} processes ended, or did not answer for {timeout:g} s "
-            f"(timeout): {text}"
-        )
-    return None
-
-
-def _is_about_processes(error: Exception, text: str) -> bool:
-    named = type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError")
-    marks = ("gloo", "nccl", "timed out", "timeout", "connection", "socket", "peer")
-    return named or any(mark in text.lower() for mark in marks)
-
-
-ASKED_ONCE = 1.0
-"""Seconds within which signals are one request."""
+ONE_REQUEST_S = 1.0
+"""Signals within this time are one request to stop."""
 
 
 class Interrupted(LargeMarginError):
@@ -158,13 +94,22 @@ def train(
         ['accuracy', 'balanced_accuracy', 'ece', 'loss']
     """
     check_config(config)
-    place = Place()
-    with explained(place, timeout=config.timeout), ExitStack() as stack:
+    place = RunPlace()
+    with failure_messages(place, timeout=config.timeout), ExitStack() as stack:
         stack.enter_context(own_stream(pick_device(config.device)))
-        session = begin(config, folder, resume, data, progress, on_epoch, stack, place)
+        session = begin(
+            config,
+            folder,
+            resume,
+            data,
+            stack=stack,
+            progress=progress,
+            on_epoch=on_epoch,
+            place=place,
+        )
         if isinstance(session, Run):
             return warn_diverged(session)
-        with _asked_to_stop(session):
+        with _stop_signals(session):
             for _ in session.trainer.steps():
                 session.pause_if_asked()
             done = session.finish()
@@ -250,55 +195,71 @@ def begin(
     folder: str | Path | None,
     resume: bool,
     data: Data | None,
-    progress: bool,
-    on_epoch: Callable[[dict[str, Any]], None] | None,
+    *,
     stack: ExitStack,
-    place: Place | None = None,
+    progress: bool,
+    on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    place: "RunPlace | None" = None,
 ) -> "Session | Run":
+    """Build a run, or find the finished one in ``folder``; ``stack`` closes what was opened."""
     processes = Processes(config)
     first = processes.rank == 0
-    place = place or Place()
-    given = Path(folder) if folder is not None else None
-    if resume and given is None:
-        raise LargeMarginError("resume needs the folder of the run to continue.")
-    if resume and given is not None and Run(given).finished:
-        return Run(given)
+    given = None if folder is None else Path(folder)
+    if resume:
+        if given is None:
+            raise LargeMarginError("resume needs the folder of the run to continue.")
+        if Run(given).finished:
+            return Run(given)
     if first:
-        given = _prepared(config, given, resume, stack)
+        given = _prepared_folder(config, given, resume, stack)
     home = processes.agree_on(given)
     assert home is not None
-    place.folder = home
+    if place is not None:
+        place.folder = home
     make_deterministic(config, stack)
-    try:
-        if first and not resume:
-            write_config(config, home / CONFIG)
-        load = partial(load_again, home) if resume else load_data
-        loaded = data or processes.first_alone(lambda: load(config.data))
-        track = processes.start_trackers(home, config.name, to_dict(config)) if first else None
-        journal = Journal(home, writes=first, track=track)
-        trainer = Trainer(config, loaded, journal, processes=processes, on_epoch=on_epoch)
-    except BaseException:
-        if first and not resume:
-            shutil.rmtree(home, ignore_errors=True)  # nothing was trained in it
-        raise
+    trainer = _make_trainer(config, home, resume, data, processes, on_epoch)
     if resume:
         if (home / DATA).is_file():
-            check_same_data(home, Run(home).facts, loaded, instead="start a new run")
+            check_same_data(home, Run(home).facts, trainer.data, instead="start a new run")
         trainer.resume()
     if first and not (home / ENVIRONMENT).is_file():
-        _write_facts(home, loaded, processes)
+        _write_facts(home, trainer.data, processes)
+    shown = progress and first
     total = config.epochs * len(trainer.batches)
-    trainer.progress = Progress(
-        total, done=trainer.done, name=config.name, shown=progress and first
-    )
+    trainer.progress = Progress(total, done=trainer.done, name=config.name, shown=shown)
     stack.callback(trainer.progress.close)
-    if progress and first:
-        for note in _notes(config, trainer):
-            print(f"{config.name}: {note}", file=sys.stderr)
+    for note in _notes(config, trainer) if shown else ():
+        print(f"{config.name}: {note}", file=sys.stderr)
     return Session(config, trainer, processes)
 
 
-def _prepared(config: RunConfig, folder: Path | None, resume: bool, stack: ExitStack) -> Path:
+def _make_trainer(
+    config: RunConfig,
+    folder: Path,
+    resume: bool,
+    data: Data | None,
+    processes: Processes,
+    on_epoch: Callable[[dict[str, Any]], None] | None,
+) -> Trainer:
+    """The trainer with its data; where it cannot be made, a new folder is removed again."""
+    first = processes.rank == 0
+    try:
+        if first and not resume:
+            write_config(config, folder / CONFIG)
+        load = partial(load_again, folder) if resume else load_data
+        loaded = data or processes.first_alone(lambda: load(config.data))
+        track = processes.start_trackers(folder, config.name, to_dict(config)) if first else None
+        journal = Journal(folder, writes=first, track=track)
+        return Trainer(config, loaded, journal, processes=processes, on_epoch=on_epoch)
+    except BaseException:
+        if first and not resume:
+            shutil.rmtree(folder, ignore_errors=True)  # nothing was trained in it
+        raise
+
+
+def _prepared_folder(
+    config: RunConfig, folder: Path | None, resume: bool, stack: ExitStack
+) -> Path:
     """The folder of the run, made or found, and locked before anything is written into it."""
     if resume and folder is not None:
         Run.open(folder)
@@ -368,6 +329,104 @@ def _summary(geometry: Geometry) -> dict[str, float]:
     }
 
 
+def own_stream(device: torch.device) -> AbstractContextManager[None]:
+    """A stream for all work of a run: graphs cannot be captured on the default one."""
+    if device.type != "cuda" or several_processes():
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _stop_signals(session: Session) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the run after the step that is under way."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    trainer, asked = session.trainer, [math.inf]
+
+    def stop(number: int, frame: object) -> None:
+        if not session.training:
+            raise Interrupted(
+                f"training is done, its result is not written yet. Continue: {session.command}"
+            )
+        # Asked twice: now. Launchers pass on what the terminal has sent to everybody already.
+        if number == signal.SIGINT and time.monotonic() - asked[0] > ONE_REQUEST_S:
+            raise KeyboardInterrupt(session.command)
+        asked[0] = min(asked[0], time.monotonic())
+        trainer.stop_requested = True
+
+    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+@contextmanager
+def failure_messages(place: "RunPlace", *, timeout: float) -> Iterator[None]:
+    """Turn errors of the system and of libraries into errors that name the folder of the run.
+
+    Args:
+        place: where the run is, as soon as it is known.
+        timeout: seconds for which processes wait for each other.
+    """
+    try:
+        yield
+    except LargeMarginError:
+        raise
+    except OSError as error:
+        why = error.strerror or str(error) or type(error).__name__
+        file = "" if error.filename is None else f" ({error.filename})"
+        raise LargeMarginError(f"the run stopped: {why}{file}. {place.hint()}") from error
+    except Exception as error:
+        said = _explanation(error, int(os.environ.get("WORLD_SIZE", "1")), timeout)
+        if said is None:
+            raise
+        raise LargeMarginError(f"the run stopped: {said}. {place.hint()}") from error
+
+
+class RunPlace:
+    """The folder of a run, which is known only after it was made."""
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+
+    def hint(self) -> str:
+        """What is still there, and how to go on."""
+        if self.folder is None or not self.folder.is_dir():
+            return "Nothing was trained yet."
+        return (
+            "Checkpoints written before are whole. When the cause is gone, continue: "
+            f"{resume_command(self.folder)}"
+        )
+
+
+def _explanation(error: Exception, processes: int, timeout: float) -> str | None:
+    text = " ".join(str(error).split())
+    if type(error).__name__ == "SafetensorError":
+        return f"a checkpoint could not be written: {text}"
+    if not isinstance(error, RuntimeError):
+        return None
+    if "deterministic implementation" in text or "CUBLAS_WORKSPACE_CONFIG" in text:
+        return (
+            f"deterministic is true, but a part of this model cannot be computed so here: {text} "
+            "Use another network, or deterministic: false"
+        )
+    if processes > 1 and _is_about_processes(error, text):
+        return (
+            f"another of the {processes} processes ended, or did not answer for {timeout:g} s "
+            f"(timeout): {text}"
+        )
+    return None
+
+
+def _is_about_processes(error: Exception, text: str) -> bool:
+    named = type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError")
+    marks = ("gloo", "nccl", "timed out", "timeout", "connection", "socket", "peer")
+    return named or any(mark in text.lower() for mark in marks)
+
+
 def check_config(config: RunConfig) -> None:
     _check_groups(config)
     check_number("epochs", config.epochs, at_least=1)
@@ -407,37 +466,3 @@ def _check_groups(config: RunConfig) -> None:
                 f"{each.name} must be a group of settings, but {value!r} was given. Pass "
                 f"{each.name}={kind.__name__}({inside}), of {kind.__module__.rpartition('.')[0]}."
             )
-
-
-def own_stream(device: torch.device) -> AbstractContextManager[None]:
-    """A stream for all work of a run: graphs cannot be captured on the default one."""
-    if device.type != "cuda" or several_processes():
-        return nullcontext()
-    return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def _asked_to_stop(session: Session) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the run after the step that is under way."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    trainer, asked = session.trainer, [math.inf]
-
-    def stop(number: int, frame: object) -> None:
-        if not session.training:
-            raise Interrupted(
-                f"training is done, its result is not written yet. Continue: {session.command}"
-            )
-        # Asked twice: now. Launchers pass on what the terminal has sent to everybody already.
-        if number == signal.SIGINT and time.monotonic() - asked[0] > ASKED_ONCE:
-            raise KeyboardInterrupt(session.command)
-        asked[0] = min(asked[0], time.monotonic())
-        trainer.stop_requested = True
-
-    before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)

@@ -1,4 +1,4 @@
-"""What the steps of an epoch add up to, without asking the device after every step."""
+"""Totals over the steps of an epoch, added up on the device and read now and then."""
 
 import math
 from dataclasses import asdict, dataclass, field
@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 @dataclass
-class StepRecord:
-    """Sums read back: over how many finite steps, how many were not, how many in a row."""
+class Totals:
+    """What was added up over the finite steps, and how many were not finite."""
 
     steps: int = 0
     images: int = 0
@@ -38,7 +38,7 @@ class StepRecord:
         return row
 
 
-class Sums:
+class EpochTotals:
     """Running sums of loss, terms and gradient norm; non-finite steps are counted, not added.
 
     On the CPU they are Python numbers. Elsewhere they are one float64 tensor, so that a step adds
@@ -50,8 +50,8 @@ class Sums:
         self._add = torch.compile(_add_to, dynamic=False) if compiled else _add_to
         self.on_host = device.type == "cpu"
         self.names: list[str] = []
-        self.seen = StepRecord()
-        self._row = 0
+        self.totals = Totals()
+        self._in_a_row = 0
         self._sums = torch.zeros(0, device=device)
         self._bad = torch.zeros(0, device=device)
         self._images = 0
@@ -67,7 +67,7 @@ class Sums:
 
     def _begin(self, names: list[str]) -> None:
         self.names = names
-        self.seen.terms = dict.fromkeys(names, 0.0)
+        self.totals.terms = dict.fromkeys(names, 0.0)
         # finite steps, bad ones in a row now, loss, norm, terms
         self._sums = torch.zeros(4 + len(names), dtype=torch.float64, device=self.device)
         # most in a row, bad, the last bad one, bad by term
@@ -76,30 +76,30 @@ class Sums:
     def _add_here(
         self, total: Tensor, terms: dict[str, Tensor], norm: Tensor, finite: bool
     ) -> None:
-        seen = self.seen
+        totals = self.totals
         if not finite:
-            seen.last_bad = seen.steps + seen.bad
-            seen.bad += 1
-            self._row += 1
-            seen.bad_in_a_row = max(seen.bad_in_a_row, self._row)
+            totals.last_bad = totals.steps + totals.bad
+            totals.bad += 1
+            self._in_a_row += 1
+            totals.bad_in_a_row = max(totals.bad_in_a_row, self._in_a_row)
             for name, term in terms.items():
                 if not math.isfinite(term):
-                    seen.bad_terms[name] = seen.bad_terms.get(name, 0) + 1
+                    totals.bad_terms[name] = totals.bad_terms.get(name, 0) + 1
             return
-        self._row = 0
-        seen.steps += 1
-        seen.loss += total.item()
-        seen.gradient_norm += norm.item()
+        self._in_a_row = 0
+        totals.steps += 1
+        totals.loss += total.item()
+        totals.gradient_norm += norm.item()
         for name, term in terms.items():
-            seen.terms[name] += term.item()
+            totals.terms[name] += term.item()
 
-    def read(self) -> StepRecord:
+    def read(self) -> Totals:
         """The sums since :meth:`clear`; waits for the device."""
-        self.seen.images = self._images
+        self.totals.images = self._images
         if self.on_host or not self.names:
-            return self.seen
+            return self.totals
         sums, bad = self._sums.tolist(), self._bad.tolist()
-        self.seen = StepRecord(
+        self.totals = Totals(
             steps=int(sums[0]),
             images=self._images,
             loss=sums[2],
@@ -110,7 +110,7 @@ class Sums:
             bad_terms={name: int(n) for name, n in zip(self.names, bad[3:], strict=True) if n},
             last_bad=int(bad[2]) if bad[1] else -1,
         )
-        return self.seen
+        return self.totals
 
     def count(self, images: int) -> None:
         self._images += images
@@ -119,7 +119,7 @@ class Sums:
         """Begin an epoch; bad steps in a row go on being counted."""
         self._images = 0
         if self.on_host:
-            self.seen = StepRecord(terms=dict.fromkeys(self.names, 0.0))
+            self.totals = Totals(terms=dict.fromkeys(self.names, 0.0))
             return
         if self.names:
             row = self._sums[1].clone()
@@ -129,29 +129,35 @@ class Sums:
 
     def state(self) -> dict[str, Any]:
         """The sums as plain values, to go on with in the middle of an epoch."""
-        seen = asdict(self.read())
-        row = self._row if self.on_host else int(self._sums[1]) if self.names else 0
-        return {**seen, "row": row}
+        totals = asdict(self.read())
+        row = self._in_a_row if self.on_host else int(self._sums[1]) if self.names else 0
+        return {**totals, "row": row}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state` gave."""
         names = list(state["terms"])
-        self._images, self._row = state["images"], state["row"]
+        self._images, self._in_a_row = state["images"], state["row"]
         if names:
             self._begin(names)
-        self.seen = StepRecord(**{key: value for key, value in state.items() if key != "row"})
+        self.totals = Totals(**{key: value for key, value in state.items() if key != "row"})
         if self.on_host or not names:
             return
-        seen = self.seen
-        counts = [seen.bad_terms.get(name, 0) for name in names]
-        sums = [seen.steps, self._row, seen.loss, seen.gradient_norm, *seen.terms.values()]
+        totals = self.totals
+        counts = [totals.bad_terms.get(name, 0) for name in names]
+        sums = [
+            totals.steps,
+            self._in_a_row,
+            totals.loss,
+            totals.gradient_norm,
+            *totals.terms.values(),
+        ]
         self._sums.copy_(torch.tensor(sums, dtype=torch.float64))
-        bad = [seen.bad_in_a_row, seen.bad, seen.last_bad, *counts]
+        bad = [totals.bad_in_a_row, totals.bad, totals.last_bad, *counts]
         self._bad.copy_(torch.tensor(bad, dtype=torch.float64))
 
 
 def _add_to(sums: Tensor, bad: Tensor, values: list[Tensor], finite: Tensor) -> None:
-    """One step on the device; the layout is that of :meth:`Sums._begin`."""
+    """One step on the device; the layout is that of :meth:`EpochTotals._begin`."""
     stacked = torch.stack(values).double()
     wrong = ~finite
     in_a_row = (sums[1] + 1) * wrong

@@ -1,7 +1,4 @@
-"""What a run writes while it trains: metrics as JSON lines, and trackers beside them.
-
-The progress bar of a run: loss terms, images per second, time left.
-"""
+"""What a run says while it trains: rows of metrics.jsonl, trackers, and the progress bar."""
 
 import json
 import math
@@ -10,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from largemargin.app.training.epoch_totals import StepRecord
+from largemargin.app.training.epoch_totals import Totals
 from largemargin.app.training.files import write_text
 from largemargin.app.training.runs import METRICS, whole_rows
 from largemargin.dropin.criterion import Criterion
@@ -58,17 +55,17 @@ class Journal:
             }
         )
 
-    def report_bad(self, epoch: int, step: int, seen: StepRecord, samples: list[str]) -> None:
+    def report_bad(self, epoch: int, step: int, totals: Totals, samples: list[str]) -> None:
         """Steps that were skipped because something was not finite; samples of the last one."""
-        self.bad_steps = seen.bad
+        self.bad_steps = totals.bad
         self.write(
             {
                 "kind": "bad_steps",
                 "epoch": epoch,
                 "step": step,
-                "skipped": seen.bad,
-                "in_a_row": seen.bad_in_a_row,
-                "terms": dict(seen.bad_terms),
+                "skipped": totals.bad,
+                "in_a_row": totals.bad_in_a_row,
+                "terms": dict(totals.bad_terms),
                 "samples": samples,
             }
         )
@@ -125,15 +122,17 @@ class Progress:
             self.images += images
             self.bar.update()
 
-    def show(self, seen: StepRecord) -> None:
-        if self.bar is None or not seen.steps:
+    def show(self, totals: Totals) -> None:
+        if self.bar is None or not totals.steps:
             return
         now = time.perf_counter()
         rate, self.images = self.images / max(1e-9, now - self.since), 0
         self.since = now
-        terms = " ".join(f"{name} {value / seen.steps:.3g}" for name, value in seen.terms.items())
-        if len(seen.terms) > 1:
-            terms = f"loss {seen.loss / seen.steps:.3g} ({terms})"
+        terms = " ".join(
+            f"{name} {value / totals.steps:.3g}" for name, value in totals.terms.items()
+        )
+        if len(totals.terms) > 1:
+            terms = f"loss {totals.loss / totals.steps:.3g} ({terms})"
         self.bar.set_postfix_str(f"{terms}, {rate:,.0f} images/s{self.validation}", refresh=False)
 
     def end_epoch(self, row: dict[str, Any]) -> None:

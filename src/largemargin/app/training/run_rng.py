@@ -1,7 +1,4 @@
-"""Random numbers of a run: seeds made from a run's seed and a place in it.
-
-``deterministic: true``: repetitions that are equal to the last bit.
-"""
+"""Random numbers of a run: generators, their seeds and states, and ``deterministic: true``."""
 
 import os
 import random

@@ -1,8 +1,6 @@
-"""One step of training: noise, forward, loss, backward, clipping, optimizer, average.
+"""One step of training: noise, forward, loss, backward, clipping, optimizer, averaged weights.
 
-An exponential moving average of a model, updated without asking the device anything.
-
-Whole steps as CUDA graphs: augmentation, noise, forward, loss, backward, optimizer.
+:class:`Step` runs it plainly, :class:`GraphStep` replays it as a CUDA graph, with the augmentation.
 """
 
 import gc
@@ -18,38 +16,15 @@ from torch import Tensor, nn
 from largemargin.app.config import NoiseConfig
 from largemargin.app.data.augment import Draws
 from largemargin.app.data.samples import Batches, as_float
-from largemargin.app.training.epoch_totals import Sums
+from largemargin.app.training.epoch_totals import EpochTotals
 from largemargin.dropin.criterion import Criterion
 from largemargin.errors import check_number
-
-
-class Average:
-    """Parameters follow as ``average += (1 - decay) * (model - average)``; buffers are copied."""
-
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        check_number("ema", decay, at_least=0, below=1)
-        self.decay = decay
-        self.model = deepcopy(model).eval().requires_grad_(False)
-        self._mine: list[Tensor] = list(self.model.parameters())
-        self._theirs: list[Tensor] = list(model.parameters())
-        self._copied = list(zip(self.model.buffers(), model.buffers(), strict=True))
-
-    @torch.no_grad()
-    def update(self) -> None:
-        torch._foreach_lerp_(self._mine, self._theirs, 1 - self.decay)
-        self.copy_buffers()
-
-    def copy_buffers(self) -> None:
-        """Those of the model, as they are now."""
-        for mine, theirs in self._copied:
-            mine.copy_(theirs)
-
 
 Backward = Callable[[Tensor], None]
 Losses = tuple[Tensor, dict[str, Tensor]]
 
 
-def noisy_version(images: Tensor, noise: NoiseConfig) -> Tensor:
+def noisy_images(images: Tensor, noise: NoiseConfig) -> Tensor:
     """Images with the configured noise, drawn from torch's generator of their device."""
     if noise.kind == "gaussian":
         changed = images + noise.level * torch.randn_like(images)
@@ -62,8 +37,8 @@ class Step:
     """``step(images, labels)`` changes the model once, unless loss or gradient are not finite.
 
     A step whose loss or gradient is infinite or NaN leaves parameters and optimizer as they were
-    and is counted in ``sums``. Buffers (batch statistics, centroids) have seen it, though: see
-    :class:`Snapshot`.
+    and is counted in ``totals``. Buffers (batch statistics, centroids) have seen it, though: see
+    :class:`BufferSnapshot`.
     """
 
     def __init__(
@@ -74,8 +49,8 @@ class Step:
         *,
         noise: NoiseConfig,
         clip_norm: float | None,
-        sums: Sums,
-        average: Average | None = None,
+        totals: EpochTotals,
+        average: "AveragedModel | None" = None,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
         backward: Backward | None = None,
         scaler: Any = None,
@@ -87,7 +62,7 @@ class Step:
         self.optimizer = optimizer
         self.noise = noise
         self.clip_norm = math.inf if clip_norm is None else clip_norm
-        self.sums = sums
+        self.totals = totals
         self.average = average
         self.autocast = autocast
         self.backward: Backward = backward or (lambda loss: loss.backward())  # type: ignore[no-untyped-call]
@@ -122,21 +97,21 @@ class Step:
         return total, dict(criterion.terms)
 
     def __call__(self, images: Tensor, labels: Tensor, *, plain: bool = False) -> None:
-        noisy = None if self.noise.use == "none" else noisy_version(images, self.noise)
+        noisy = None if self.noise.use == "none" else noisy_images(images, self.noise)
         losses = self.plain_losses
         if self.losses is not None and not plain and len(labels) == self.usual_size:
             losses = self.losses
         self.optimizer.zero_grad(set_to_none=True)
-        total, terms = losses(images, noisy, labels)
-        self.backward(total)
+        loss, terms = losses(images, noisy, labels)
+        self.backward(loss)
         norm = self._gradient_norm()
-        total = total.detach()
+        loss = loss.detach()
         finite = torch.isfinite(norm)
         if self.alone:
             # Losses of several processes differ, their gradient is one: they have to agree.
-            finite = finite & torch.isfinite(total)
-        self._move(norm, finite)
-        self.sums.add(total, terms, norm, finite)
+            finite = finite & torch.isfinite(loss)
+        self._update(norm, finite)
+        self.totals.add(loss, terms, norm, finite)
         if self.average is not None:
             self.average.update()
 
@@ -146,8 +121,8 @@ class Step:
         gradients = [each.grad for each in self.parameters if each.grad is not None]
         return nn.utils.get_total_norm(gradients)
 
-    def _move(self, norm: Tensor, finite: Tensor) -> None:
-        """Clip and step, unless the step is not finite."""
+    def _update(self, norm: Tensor, finite: Tensor) -> None:
+        """Clip and change the parameters, unless the step is not finite."""
         if finite.device.type == "cuda" and self.scaler is None:
             # Fused optimizers divide gradients by one number, and leave everything as it was where
             # the other is 1: clipping costs no pass over them, skipping no look at the device.
@@ -162,39 +137,6 @@ class Step:
             self.scaler.update()
         elif finite:
             self.optimizer.step()
-
-
-class Snapshot:
-    """Buffers as they were when all was well: batch statistics and centroids.
-
-    Those of ``average`` are copies of the model's, and follow them back.
-    """
-
-    def __init__(self, *modules: nn.Module | None, average: Average | None = None) -> None:
-        self.average = average
-        self.buffers = [
-            buffer for module in modules if module is not None for buffer in module.buffers()
-        ]
-        self.kept = [buffer.clone() for buffer in self.buffers]
-
-    def keep(self) -> None:
-        for mine, theirs in zip(self.kept, self.buffers, strict=True):
-            mine.copy_(theirs)
-
-    def states(self) -> dict[str, Tensor]:
-        """What is kept, by number."""
-        return {str(number): each for number, each in enumerate(self.kept)}
-
-    def put_back(self, states: dict[str, Tensor]) -> None:
-        """Keep what :meth:`states` gave."""
-        for number, mine in enumerate(self.kept):
-            mine.copy_(states[str(number)])
-
-    def restore(self) -> None:
-        for mine, theirs in zip(self.kept, self.buffers, strict=True):
-            theirs.copy_(mine)
-        if self.average is not None:
-            self.average.copy_buffers()
 
 
 WARM_UP = 3
@@ -223,7 +165,7 @@ class GraphStep:
         self.plain_steps: dict[int, int] = {}
         self._within: dict[int, Tensor] = {}
         compiled = step.losses is not None
-        self._compiled = torch.compile(self._taken, dynamic=False) if compiled else self._taken
+        self._compiled = torch.compile(self._gather, dynamic=False) if compiled else self._gather
 
     def begin(self, epoch: int) -> None:
         """Make this epoch's order and draws the ones that steps read."""
@@ -232,7 +174,8 @@ class GraphStep:
         for mine, new in zip(self.draws, plan.draws, strict=True):
             mine.copy_(new)
 
-    def _taken(self, within: Tensor) -> tuple[Tensor, Tensor]:
+    def _gather(self, within: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and labels of the step that begins at ``start``, augmented."""
         pixels = self.batches.pixels
         assert pixels is not None
         rows = self.start + within
@@ -244,19 +187,19 @@ class GraphStep:
     def _batch(self, size: int) -> tuple[Tensor, Tensor]:
         if size not in self._within:
             self._within[size] = torch.arange(size, device=self.device)
-        taken = self._compiled if size == self.step.usual_size else self._taken
-        return taken(self._within[size])
+        gather = self._compiled if size == self.step.usual_size else self._gather
+        return gather(self._within[size])
 
     def batch(self, number: int) -> tuple[Tensor, Tensor]:
         """Images and labels of a step of the epoch, for one that is not replayed."""
-        first, last = self.batches.rows(number)
+        first, end = self.batches.rows(number)
         self.start.fill_(first)
-        return self._batch(last - first)
+        return self._batch(end - first)
 
     def __call__(self, number: int) -> int:
         """Step ``number`` of the epoch; returns its number of images."""
-        first, last = self.batches.rows(number)
-        size = last - first
+        first, end = self.batches.rows(number)
+        size = end - first
         self.start.fill_(first)
         if size in self.graphs:
             self.graphs[size].replay()
@@ -273,13 +216,13 @@ class GraphStep:
         self.step.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(self.device)
-        with _nothing_collected(), torch.cuda.graph(graph, stream=stream):
+        with _no_garbage_collection(), torch.cuda.graph(graph, stream=stream):
             self.step(*self._batch(size))
         self.graphs[size] = graph
 
 
 @contextmanager
-def _nothing_collected() -> Iterator[None]:
+def _no_garbage_collection() -> Iterator[None]:
     """Garbage goes before, none goes inside: freeing another run's graph ends a capture."""
     gc.collect()
     enabled = gc.isenabled()
@@ -289,3 +232,61 @@ def _nothing_collected() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+class AveragedModel:
+    """An exponential moving average of a model, updated without asking the device anything.
+
+    Parameters follow as ``average += (1 - decay) * (model - average)``; buffers are copied.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        check_number("ema", decay, at_least=0, below=1)
+        self.decay = decay
+        self.model = deepcopy(model).eval().requires_grad_(False)
+        self._mine: list[Tensor] = list(self.model.parameters())
+        self._theirs: list[Tensor] = list(model.parameters())
+        self._copied = list(zip(self.model.buffers(), model.buffers(), strict=True))
+
+    @torch.no_grad()
+    def update(self) -> None:
+        torch._foreach_lerp_(self._mine, self._theirs, 1 - self.decay)
+        self.copy_buffers()
+
+    def copy_buffers(self) -> None:
+        """Those of the model, as they are now."""
+        for mine, theirs in self._copied:
+            mine.copy_(theirs)
+
+
+class BufferSnapshot:
+    """Buffers (batch statistics, centroids) as they were after the last good step.
+
+    Those of ``average`` are copies of the model's, and follow them back.
+    """
+
+    def __init__(self, *modules: nn.Module | None, average: AveragedModel | None = None) -> None:
+        self.average = average
+        self.buffers = [
+            buffer for module in modules if module is not None for buffer in module.buffers()
+        ]
+        self.kept = [buffer.clone() for buffer in self.buffers]
+
+    def keep(self) -> None:
+        for mine, theirs in zip(self.kept, self.buffers, strict=True):
+            mine.copy_(theirs)
+
+    def states(self) -> dict[str, Tensor]:
+        """The buffers that are kept, by number."""
+        return {str(number): each for number, each in enumerate(self.kept)}
+
+    def load(self, states: dict[str, Tensor]) -> None:
+        """Keep the buffers that :meth:`states` gave."""
+        for number, mine in enumerate(self.kept):
+            mine.copy_(states[str(number)])
+
+    def restore(self) -> None:
+        for mine, theirs in zip(self.kept, self.buffers, strict=True):
+            theirs.copy_(mine)
+        if self.average is not None:
+            self.average.copy_buffers()

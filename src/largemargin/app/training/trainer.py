@@ -1,10 +1,7 @@
 """``Trainer``: one run from its configuration to its result, a step at a time.
 
-The batches a run trains on.
-
-What is wrong with steps that are not finite, or that do not teach the network anything.
-
-A place in the middle of an epoch: where a run that was asked to stop goes on.
+Below it: the batches of a run, what is wrong with bad steps, and the state of a run that was asked
+to stop in the middle of an epoch.
 """
 
 import math
@@ -26,147 +23,24 @@ from largemargin.app.models.build import build_model
 from largemargin.app.training.checkpoints import Checkpoints
 from largemargin.app.training.config_file import to_dict
 from largemargin.app.training.epoch_geometry import EpochGeometry
-from largemargin.app.training.epoch_totals import Sums
+from largemargin.app.training.epoch_totals import EpochTotals
 from largemargin.app.training.journal import Journal, Progress
 from largemargin.app.training.objective import needs_of, objective_of
 from largemargin.app.training.optimizer import LearningRate, make_optimizer
 from largemargin.app.training.processes import Processes
 from largemargin.app.training.run_rng import RunRng, seed_all
 from largemargin.app.training.run_scores import Diverged, Scores, autocast
-from largemargin.app.training.step import Average, GraphStep, Snapshot, Step
+from largemargin.app.training.step import AveragedModel, BufferSnapshot, GraphStep, Step
 from largemargin.dropin.attach import attach
 from largemargin.dropin.criterion import Criterion
 from largemargin.dropin.training_warnings import MarginWarning
 from largemargin.errors import LargeMarginError
 
+READ_EVERY = 50
+"""Steps between readings of what the device has added up."""
 
-def training_batches(config: RunConfig, data: Data, processes: Processes) -> Batches:
-    """This process's part of the training images, at least two of them in every step."""
-    images, world = len(data.train), processes.world
-    least = 2 * world  # batch normalisation cannot train on a single image
-    if images < least:
-        raise LargeMarginError(
-            f"training needs at least two images for each process, {least} in all, but got "
-            f"{images} (processes: {world}). Give more images, a smaller data.validation, or use "
-            "fewer processes."
-        )
-    if config.batch_size < least:
-        raise LargeMarginError(
-            f"batch_size is that of all processes together and must leave each of them two images, "
-            f"but {config.batch_size} was given for {world} processes. Give {least} or more."
-        )
-    return Batches(
-        data.train,
-        config.batch_size,
-        device=processes.device,
-        seed=config.seed,
-        augment=data.augment,
-        rank=processes.rank,
-        world=world,
-        workers=config.data.workers,
-        drop_last=0 < images % config.batch_size < least,
-    )
-
-
-MOST = 64
-"""Names that are written down."""
-
-
-def suspects(batches: Batches, epoch: int, step: int) -> list[str]:
-    """Names of samples whose images are not finite; where all are, those of the whole step.
-
-    A step of several processes is that of all of them.
-    """
-    samples, first = batches.samples, step * batches.batch_size
-    index = batches.order(epoch)[first : first + batches.batch_size]
-    if samples.pixels is not None and samples.pixels.is_floating_point():
-        broken = ~torch.isfinite(samples.pixels[index]).flatten(1).all(1)
-        index = index[broken] if bool(broken.any()) else index
-    return [str(samples.ids[number]) for number in index[:MOST].tolist()]
-
-
-def warn_untouched(criterion: Criterion) -> None:
-    """Say so where the last step had no gradient for the network below its head, to the last bit.
-
-    A hinge that is satisfied everywhere can do this, a network whose units all died of a learning
-    rate that is too high, and a compiler that loses a gradient.
-    """
-    head = {id(parameter) for parameter in criterion.layer.parameters()}
-    below = [
-        parameter
-        for parameter in criterion.model.parameters()
-        if parameter.requires_grad and id(parameter) not in head
-    ]
-    sizes = [parameter.grad.norm() for parameter in below if parameter.grad is not None]
-    if below and not (sizes and bool(torch.stack(sizes).any())):
-        warnings.warn(
-            f"the loss has no gradient for any of the {len(below)} parameters below the head: only "
-            "the head is trained. Every unit of a layer may be dead: lower optimizer.lr, or clip. "
-            "If the run is compiled and compile: false helps, tell us.",
-            MarginWarning,
-            stacklevel=2,
-        )
-
-
-Place = dict[str, Any]
-KEPT = "kept."
-
-
-@dataclass(frozen=True)
-class Paused:
-    """What a step needs of those before it, beside weights: sums of the epoch, random numbers."""
-
-    steps: int
-    """Done in the epoch."""
-    seconds: float
-    sums: dict[str, Any]
-    reported: int
-    """Bad steps that the journal knows of."""
-    kept: dict[str, Tensor]
-    """Buffers to go back to after a bad step."""
-    random: dict[str, Tensor]
-    """States of this process's generators; empty where another number of processes wrote them."""
-
-    def put_back(self, stream: RunRng, sums: Sums, snapshot: Snapshot, journal: Journal) -> None:
-        """Go on with these sums, and with the random numbers that would have come next."""
-        sums.restore(self.sums)
-        snapshot.put_back(self.kept)
-        journal.bad_steps = self.reported
-        if self.random:
-            stream.restore(self.random)
-
-
-def place_of(steps: int, seconds: float, sums: Sums, journal: Journal, world: int) -> Place:
-    """What a checkpoint says about the epoch that is under way."""
-    place = {"steps": steps, "seconds": seconds, "sums": sums.state()}
-    return {**place, "reported": journal.bad_steps, "processes": world}
-
-
-def tensors_of(snapshot: Snapshot, stream: RunRng, processes: Processes) -> dict[str, Tensor]:
-    """What it keeps as tensors: buffers to go back to, generators of all processes."""
-    kept = {f"{KEPT}{name}": each for name, each in snapshot.states().items()}
-    return {**kept, **processes.of_all(stream.states())}
-
-
-def paused_in(state: dict[str, Any], processes: Processes) -> Paused | None:
-    """The place that a checkpoint was written at; None at the end of an epoch."""
-    place = state.get("paused")
-    if place is None:
-        return None
-    # Other processes have other parts of the batches, so their numbers would fit nobody.
-    same = place["processes"] == processes.world
-    random = _named(state["tensors"], f"{processes.rank}.") if same else {}
-    kept = _named(state["tensors"], KEPT)
-    steps, seconds, sums = place["steps"], place["seconds"], place["sums"]
-    return Paused(steps, seconds, sums, place["reported"], kept, random)
-
-
-def _named(tensors: dict[str, Tensor], mark: str) -> dict[str, Tensor]:
-    return {name[len(mark) :]: each for name, each in tensors.items() if name.startswith(mark)}
-
-
-LOOK_EVERY = 50
-"""Steps between looks at what the device has added up."""
+NAMED = 64
+"""Samples of a bad step that are named in the journal."""
 
 
 class Trainer:
@@ -196,9 +70,9 @@ class Trainer:
         self.progress = Progress(shown=False)
         self.on_epoch = on_epoch
         self.device = processes.device
-        self.random = RunRng(self.device)
+        self.rng = RunRng(self.device)
         self.stop_requested = False
-        with self.random():
+        with self.rng():
             self._build()
 
     def _build(self) -> None:
@@ -233,8 +107,8 @@ class Trainer:
         self.rate = LearningRate(
             config.optimizer, epochs=config.epochs, steps_per_epoch=len(self.batches)
         )
-        self.average = None if config.ema is None else Average(self.bare, config.ema)
-        self.sums = Sums(self.device, compiled=config.compile)
+        self.average = None if config.ema is None else AveragedModel(self.bare, config.ema)
+        self.totals = EpochTotals(self.device, compiled=config.compile)
         self.model, optimizer = self.processes.prepare(self.bare, self.optimizer)
         self.step = Step(
             self.model,
@@ -242,7 +116,7 @@ class Trainer:
             optimizer,
             noise=config.noise,
             clip_norm=config.optimizer.clip_norm,
-            sums=self.sums,
+            totals=self.totals,
             average=self.average,
             autocast=partial(autocast, config.precision, self.device),
             backward=self.processes.backward,
@@ -252,12 +126,12 @@ class Trainer:
         )
         self.step.usual_size = config.batch_size // self.processes.world
         self.graph = GraphStep(self.step, self.batches) if self.graphs else None
-        self.snapshot = Snapshot(self.bare, self.criterion, average=self.average)
+        self.snapshot = BufferSnapshot(self.bare, self.criterion, average=self.average)
         self.scores = Scores(config, data, self.processes)
         self.geometry = EpochGeometry(config, data, self.processes)
         self.checkpoints = Checkpoints(self.journal.folder)
         self.epoch, self.done = 0, 0
-        self.paused: Paused | None = None
+        self.mid_epoch: MidEpoch | None = None
         self.in_epoch, self.epoch_started, self.epoch_seconds = 0, 0.0, 0.0
         self.best: dict[str, Any] | None = None
         self.best_model = deepcopy(self.bare) if self.data.validation else self.bare
@@ -316,7 +190,7 @@ class Trainer:
         self.seconds = state["seconds"]
         if self.processes.scaler is not None and state.get("scaler"):
             self.processes.scaler.load_state_dict(state["scaler"])
-        self.paused = paused_in(state, self.processes)
+        self.mid_epoch = mid_epoch_of(state, self.processes)
         self.snapshot.keep()
         self.journal.cut(self.done)
         return True
@@ -333,23 +207,23 @@ class Trainer:
     def _train_epoch(self) -> Iterator[None]:
         started = time.perf_counter()
         self.bare.train()
-        with self.random():
+        with self.rng():
             # Random numbers depend on the epoch alone, so a resumed run draws the same.
             seed_all(self.config.seed, self.epoch, self.processes.rank)
-        self.sums.clear()
+        self.totals.clear()
         first = 0
-        if self.paused is not None:
-            first, started = self.paused.steps, started - self.paused.seconds
-            self.paused.put_back(self.random, self.sums, self.snapshot, self.journal)
-            self.paused = None
+        if self.mid_epoch is not None:
+            first, started = self.mid_epoch.steps, started - self.mid_epoch.seconds
+            self.mid_epoch.restore(self.rng, self.totals, self.snapshot, self.journal)
+            self.mid_epoch = None
         self.epoch_started = started
         work = partial(self._graph_steps, self.graph) if self.graph else self._plain_steps
         for number, images in enumerate(work(first), first):
             self.criterion.step()
-            self.sums.count(images * self._world)
+            self.totals.count(images * self._world)
             self.done, self.in_epoch = self.done + 1, number + 1
-            if (number + 1) % LOOK_EVERY == 0 or number + 1 == len(self.batches):
-                self._look()
+            if (number + 1) % READ_EVERY == 0 or number + 1 == len(self.batches):
+                self._read_totals()
             self.progress.step(images * self._world)
             yield
         self.seconds += time.perf_counter() - started
@@ -358,18 +232,18 @@ class Trainer:
     def _plain_steps(self, first: int) -> Iterator[int]:
         for batch in self.batches.epoch(self.epoch, first):
             self.rate.set(self.optimizer, self.done)
-            with self.random():
-                self._one(batch.images, batch.labels)
+            with self.rng():
+                self._plain_step(batch.images, batch.labels)
             yield len(batch.labels)
 
     def _graph_steps(self, graph: GraphStep, first: int) -> Iterator[int]:
         graph.begin(self.epoch)
         for number in range(first, len(self.batches)):
             self.rate.set(self.optimizer, self.done)
-            with self.random():
+            with self.rng():
                 if self._measures_gradients():
                     images, labels = graph.batch(number)
-                    self._one(images, labels)
+                    self._plain_step(images, labels)
                     size = len(labels)
                 else:
                     size = graph(number)
@@ -379,8 +253,8 @@ class Trainer:
         every = self.config.gradients_every
         return every > 0 and self.done % every == 0
 
-    def _one(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        """A plain step; from time to time with a look at what the terms pull at."""
+    def _plain_step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        """A step without a graph; from time to time it measures the gradients of the terms."""
         if not self._measures_gradients():
             self.step(images, labels)
             return
@@ -391,23 +265,23 @@ class Trainer:
             self.criterion.measures_gradients = False
         self.journal.gradients(self.epoch, self.done, self.criterion)
 
-    def _look(self) -> None:
-        """Read the sums; after bad steps put back the buffers, after too many stop."""
-        seen = self.sums.read()
-        self.progress.show(seen)
-        if self.done == min(LOOK_EVERY, len(self.batches)) and not seen.bad:
-            warn_untouched(self.criterion)
-        if seen.bad > self.journal.bad_steps:
+    def _read_totals(self) -> None:
+        """Show the totals; after bad steps put back the buffers, after too many stop."""
+        totals = self.totals.read()
+        self.progress.show(totals)
+        if self.done == min(READ_EVERY, len(self.batches)) and not totals.bad:
+            warn_no_gradient(self.criterion)
+        if totals.bad > self.journal.bad_steps:
             self.snapshot.restore()
-            samples = suspects(self.batches, self.epoch, seen.last_bad)
-            self.journal.report_bad(self.epoch, self.done, seen, samples)
-        elif seen.bad_in_a_row == 0:
+            samples = suspicious_samples(self.batches, self.epoch, totals.last_bad)
+            self.journal.report_bad(self.epoch, self.done, totals, samples)
+        elif totals.bad_in_a_row == 0:
             self.snapshot.keep()
-        if seen.bad_in_a_row > self.config.max_bad_steps:
-            named = ", ".join(seen.bad_terms) or "the gradient"
+        if totals.bad_in_a_row > self.config.max_bad_steps:
+            named = ", ".join(totals.bad_terms) or "the gradient"
             saved = self.checkpoints.where() or "not there: no epoch was finished"
             raise Diverged(
-                f"{seen.bad_in_a_row} steps in a row were not finite ({named}), at step "
+                f"{totals.bad_in_a_row} steps in a row were not finite ({named}), at step "
                 f"{self.done} with learning rate {self.rate.at(self.done):.3g}. Lower "
                 "optimizer.lr or optimizer.clip_norm, and look at the samples that metrics.jsonl "
                 f"names under bad_steps. The last good checkpoint is {saved}."
@@ -419,11 +293,11 @@ class Trainer:
             "epoch": self.epoch,
             "step": self.done,
             "lr": self.rate.at(self.done - 1),
-            **self.sums.read().row(),
+            **self.totals.read().row(),
             "validation": self._validate(),
             "geometry": self.geometry.measured(self.evaluated()),
             "seconds": self.epoch_seconds,
-            "images_per_s": self.sums.read().images / max(1e-9, self.epoch_seconds),
+            "images_per_s": self.totals.read().images / max(1e-9, self.epoch_seconds),
         }
         self.epoch += 1
         self._compare(row)
@@ -467,11 +341,16 @@ class Trainer:
 
     def pause(self) -> None:
         """Write a checkpoint in the middle of an epoch, from which the run goes on as it would."""
-        seconds = time.perf_counter() - self.epoch_started
-        place = place_of(self.in_epoch, seconds, self.sums, self.journal, self._world)
-        tensors = tensors_of(self.snapshot, self.random, self.processes)
+        mid_epoch = {
+            "steps": self.in_epoch,
+            "seconds": time.perf_counter() - self.epoch_started,
+            "sums": self.totals.state(),
+            "reported": self.journal.bad_steps,
+            "processes": self._world,
+        }
+        tensors = mid_epoch_tensors(self.snapshot, self.rng, self.processes)
         if self.processes.rank == 0:
-            self._write_checkpoint(f"step-{self.done:08d}", place, tensors)
+            self._write_checkpoint(f"step-{self.done:08d}", mid_epoch, tensors)
         self.processes.wait()
 
     def _checkpoint(self, last: bool) -> None:
@@ -483,8 +362,8 @@ class Trainer:
     def _write_checkpoint(
         self,
         name: str,
-        place: dict[str, Any] | None = None,
-        paused: dict[str, torch.Tensor] | None = None,
+        mid_epoch: dict[str, Any] | None = None,
+        tensors: dict[str, Tensor] | None = None,
         last: bool = False,
     ) -> None:
         facts: dict[str, Any] = {"config": to_dict(self.config), "classes": self.data.classes}
@@ -496,7 +375,7 @@ class Trainer:
             "waited": self.waited,
             "seconds": self.seconds,
             "scaler": None if scaler is None else scaler.state_dict(),
-            "paused": place,
+            "paused": mid_epoch,
         }
         best = None
         if self.best_is_new or (last and self.best is None):
@@ -512,7 +391,130 @@ class Trainer:
             criterion=self.criterion,
             optimizer=self.optimizer,
             average=self.average,
-            paused=paused,
+            mid_epoch=tensors,
             best=best,
             **facts,
         )
+
+
+def training_batches(config: RunConfig, data: Data, processes: Processes) -> Batches:
+    """This process's part of the training images, at least two of them in every step."""
+    images, world = len(data.train), processes.world
+    least = 2 * world  # batch normalisation cannot train on a single image
+    if images < least:
+        raise LargeMarginError(
+            f"training needs at least two images for each process, {least} in all, but got "
+            f"{images} (processes: {world}). Give more images, a smaller data.validation, or use "
+            "fewer processes."
+        )
+    if config.batch_size < least:
+        raise LargeMarginError(
+            f"batch_size is that of all processes together and must leave each of them two images, "
+            f"but {config.batch_size} was given for {world} processes. Give {least} or more."
+        )
+    return Batches(
+        data.train,
+        config.batch_size,
+        device=processes.device,
+        seed=config.seed,
+        augment=data.augment,
+        rank=processes.rank,
+        world=world,
+        workers=config.data.workers,
+        drop_last=0 < images % config.batch_size < least,
+    )
+
+
+def suspicious_samples(batches: Batches, epoch: int, step: int) -> list[str]:
+    """Names of samples whose images are not finite; where all are, those of the whole step.
+
+    A step of several processes is that of all of them.
+    """
+    samples, first = batches.samples, step * batches.batch_size
+    index = batches.order(epoch)[first : first + batches.batch_size]
+    if samples.pixels is not None and samples.pixels.is_floating_point():
+        broken = ~torch.isfinite(samples.pixels[index]).flatten(1).all(1)
+        index = index[broken] if bool(broken.any()) else index
+    return [str(samples.ids[number]) for number in index[:NAMED].tolist()]
+
+
+def warn_no_gradient(criterion: Criterion) -> None:
+    """Say so where the last step had no gradient for the network below its head, to the last bit.
+
+    A hinge that is satisfied everywhere can do this, a network whose units all died of a learning
+    rate that is too high, and a compiler that loses a gradient.
+    """
+    head = {id(parameter) for parameter in criterion.layer.parameters()}
+    below = [
+        parameter
+        for parameter in criterion.model.parameters()
+        if parameter.requires_grad and id(parameter) not in head
+    ]
+    sizes = [parameter.grad.norm() for parameter in below if parameter.grad is not None]
+    if below and not (sizes and bool(torch.stack(sizes).any())):
+        warnings.warn(
+            f"the loss has no gradient for any of the {len(below)} parameters below the head: only "
+            "the head is trained. Every unit of a layer may be dead: lower optimizer.lr, or clip. "
+            "If the run is compiled and compile: false helps, tell us.",
+            MarginWarning,
+            stacklevel=2,
+        )
+
+
+SNAPSHOT = "kept."
+"""How tensors of the snapshot are named in a checkpoint."""
+
+
+@dataclass(frozen=True)
+class MidEpoch:
+    """What the next step needs of those before it, beside weights: totals and random numbers."""
+
+    steps: int
+    """Done in the epoch."""
+    seconds: float
+    totals: dict[str, Any]
+    reported: int
+    """Bad steps that the journal knows of."""
+    buffers: dict[str, Tensor]
+    """To go back to after a bad step."""
+    generators: dict[str, Tensor]
+    """States of this process's generators; empty where another number of processes wrote them."""
+
+    def restore(
+        self, rng: RunRng, totals: EpochTotals, snapshot: BufferSnapshot, journal: Journal
+    ) -> None:
+        """Go on with these totals, and with the random numbers that would have come next."""
+        totals.restore(self.totals)
+        snapshot.load(self.buffers)
+        journal.bad_steps = self.reported
+        if self.generators:
+            rng.restore(self.generators)
+
+
+def mid_epoch_tensors(
+    snapshot: BufferSnapshot, rng: RunRng, processes: Processes
+) -> dict[str, Tensor]:
+    """Tensors of a checkpoint in the middle of an epoch: buffers, generators of all processes."""
+    kept = {f"{SNAPSHOT}{name}": each for name, each in snapshot.states().items()}
+    return {**kept, **processes.of_all(rng.states())}
+
+
+def mid_epoch_of(state: dict[str, Any], processes: Processes) -> MidEpoch | None:
+    """Where in an epoch a checkpoint was written; None at its end."""
+    written = state.get("paused")
+    if written is None:
+        return None
+    # Other processes have other parts of the batches, so their numbers would fit nobody.
+    same = written["processes"] == processes.world
+    return MidEpoch(
+        steps=written["steps"],
+        seconds=written["seconds"],
+        totals=written["sums"],
+        reported=written["reported"],
+        buffers=_named(state["tensors"], SNAPSHOT),
+        generators=_named(state["tensors"], f"{processes.rank}.") if same else {},
+    )
+
+
+def _named(tensors: dict[str, Tensor], mark: str) -> dict[str, Tensor]:
+    return {name[len(mark) :]: each for name, each in tensors.items() if name.startswith(mark)}
