@@ -8,9 +8,18 @@ import pytest
 from app.report.made import HOSTILE, geometry
 from matplotlib.figure import Figure
 
-from largemargin.app.report.charts import Chart, ClassMarks, Heat, Points, Series
+from largemargin.app.report.charts import (
+    DARK,
+    LIGHT,
+    MARKERS,
+    SYMBOLS,
+    Chart,
+    ClassMarks,
+    Heat,
+    Points,
+    Series,
+)
 from largemargin.app.report.matplotlib_charts import draw, write_pictures
-from largemargin.app.report.palette import DARK, LIGHT, MARKERS, SYMBOLS
 from largemargin.app.report.plotly_charts import figure, said
 from largemargin.app.report.sections.margins import histogram
 from largemargin.app.report.target_curve import target_curve

@@ -1,6 +1,5 @@
 """The geometry of several models in one table, in units that compare."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +8,8 @@ from app.report.made import geometry
 from app.report.reading import Page
 
 import largemargin as lm
-from largemargin.app.report.report_models import Subject
-from largemargin.app.report.sections.geometry import geometry_blocks
+from largemargin.app.report.report_models import ReportModel
+from largemargin.app.report.sections.margins import geometry_blocks
 from largemargin.app.report.write import report
 
 
@@ -34,7 +33,7 @@ def test_collapse_and_rejection_are_on_the_page(tmp_path: Path) -> None:
         ("NC3", found.collapse.duality),
         ("variance between", found.variance.ratio),
         ("largest dispersion", found.compactness.ideal_ratio),
-        ("errors told", found.errors.auroc["lead_raw"]),
+        ("errors detected", found.errors.auroc["lead_raw"]),
     ):
         (text,) = [text for name, text in rows.items() if words in name]
         assert float(text) == pytest.approx(value, rel=1e-3)
@@ -89,7 +88,10 @@ def test_models_of_other_layers_are_not_drawn_together() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
     loader = [(torch.randn(30, 4), torch.arange(30) % 3)]
     one, other = (lm.measure(model, loader, layers=[name]) for name in ("0", "1"))
-    subjects = [Subject(n, g, ("a", "b", "c")) for n, g in (("one", one), ("other", other))]
-    blocks = geometry_blocks([subjects[0], replace(subjects[0], name="again"), subjects[1]])
+    measured = [
+        (ReportModel(name, geometry, ("a", "b", "c")), geometry)
+        for name, geometry in (("one", one), ("again", one), ("other", other))
+    ]
+    blocks = geometry_blocks(measured)
     (chart,) = [block for block in blocks if block.kind == "chart"]
     assert [series.name for series in chart.series] == ["one", "again"]  # type: ignore[union-attr]

@@ -11,7 +11,7 @@ import pytest
 from app.report.made import geometry
 from app.report.reading import Page
 
-import largemargin.app.report
+import largemargin as lm
 from largemargin.app.cli.parser import CommandParser
 from largemargin.app.cli.report import arguments, run
 from largemargin.app.report.write import report
@@ -135,8 +135,8 @@ def test_a_comparison_is_its_runs(softmax: Run, cosface: Run, tmp_path: Path) ->
     ]
 
 
-def test_the_room_can_be_called(tmp_path: Path) -> None:
-    path = largemargin.app.report(geometry(), tmp_path / "report.html")
+def test_report_is_a_function_of_the_package(tmp_path: Path) -> None:
+    path = lm.report(geometry(), tmp_path / "report.html")
     assert path.is_file()
 
 

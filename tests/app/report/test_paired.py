@@ -10,27 +10,27 @@ import torch
 from app.report.reading import Page
 
 from largemargin.app.report.charts import Note
-from largemargin.app.report.report_models import Subject, Subjects, read_subjects
+from largemargin.app.report.judgements import accuracy, difference, paired
+from largemargin.app.report.report_models import ReportModel, ReportModels, read_models
 from largemargin.app.report.sections.verdicts import changes
-from largemargin.app.report.verdict import accuracy, difference, paired
 from largemargin.app.report.write import report
 from largemargin.app.training import Run
 from largemargin.measuring import Correct, paired_interval
 
 BY_IMAGE = "It compares the models image by image (Newcombe 1998, for paired data)"
-APART = "takes the images as drawn for each model by itself (Newcombe 1998)"
+APART = "treats the images of the two models as independent samples (Newcombe 1998)"
 
 
-def right_about(name: str, right: int, **changes: object) -> Subject:
+def right_about(name: str, right: int, **changes: object) -> ReportModel:
     """The first images of a thousand."""
     bits = Correct.of(torch.arange(1000) < right, "abc").to_dict()
     result = {"test": {"accuracy": right / 1000}, "correct": bits}
     data = {"record": {"images": {"test": 1000}, "digests": {"test": "abc"}}}
-    return Subject(name, None, ("a", "b"), result=result, data=data, **changes)  # type: ignore[arg-type]
+    return ReportModel(name, None, ("a", "b"), result=result, data=data, **changes)  # type: ignore[arg-type]
 
 
-def said(*subjects: Subject) -> str:
-    _, note = changes(Subjects(subjects))
+def said(*models: ReportModel) -> str:
+    _, note = changes(ReportModels(models))
     assert isinstance(note, Note)
     return note.text
 
@@ -75,7 +75,7 @@ def test_runs_keep_what_it_takes(softmax: Run, cosface: Run, tmp_path: Path) -> 
     """With an evaluation, and with what is left of a run that has none."""
     page = Page(report([softmax, cosface], tmp_path / "one.html", features="none"))
     assert BY_IMAGE in page.text
-    first, second = read_subjects([softmax, cosface]).each
+    first, second = read_models([softmax, cosface])
     counts = paired(second, first)
     assert counts is not None
     assert sum(counts) == first.samples
@@ -84,7 +84,7 @@ def test_runs_keep_what_it_takes(softmax: Run, cosface: Run, tmp_path: Path) -> 
         folder = Path(shutil.copytree(run.folder, tmp_path / run.folder.parent.name))
         (folder / "evaluation.json").unlink()
         copies.append(folder)
-    again = read_subjects(copies).each
+    again = read_models(copies)
     assert paired(again[1], again[0]) == counts
     for folder in copies:
         path = folder / "result.json"

@@ -11,18 +11,18 @@ from PIL import Image
 
 import largemargin as lm
 from largemargin.app.data import Samples
-from largemargin.app.report.sample_views import Look, Observed, observe, pictures
+from largemargin.app.report.sample_views import SampleViews, ViewOptions, pictures, view_samples
 from largemargin.app.training import Run
 
-LOOK = Look("pca", max_samples=40)
+OPTIONS = ViewOptions("pca", max_samples=40)
 
 
 @pytest.fixture(scope="module")
-def seen(cosface: Run) -> Observed:
-    return observe(cosface, cosface.geometry(), LOOK)
+def seen(cosface: Run) -> SampleViews:
+    return view_samples(cosface, cosface.geometry(), OPTIONS)
 
 
-def test_angles_are_those_of_features_and_class_vectors(seen: Observed, cosface: Run) -> None:
+def test_angles_are_those_of_features_and_class_vectors(seen: SampleViews, cosface: Run) -> None:
     model, data = cosface.model(), cosface.data()
     assert data.test is not None
     images = torch.stack([data.test.image(at) for at in range(len(data.test))])
@@ -45,7 +45,7 @@ def test_angles_are_those_of_features_and_class_vectors(seen: Observed, cosface:
         assert share == pytest.approx(float(right[data.test.labels == label].mean()))
 
 
-def test_worst_samples_have_pictures_and_names(seen: Observed, cosface: Run) -> None:
+def test_worst_samples_have_pictures_and_names(seen: SampleViews, cosface: Run) -> None:
     found = cosface.geometry()
     assert found is not None
     wanted = {each.index for each in found.worst}
@@ -54,14 +54,14 @@ def test_worst_samples_have_pictures_and_names(seen: Observed, cosface: Run) -> 
     assert seen.notes == ()
 
 
-def test_the_loss_surface_starts_at_the_sample(seen: Observed) -> None:
+def test_the_loss_surface_starts_at_the_sample(seen: SampleViews) -> None:
     assert seen.surface is not None
     assert seen.surface.losses[10][10] == pytest.approx(seen.surface.loss)
 
 
-def test_all_models_are_seen_around_the_same_sample(seen: Observed, cosface: Run) -> None:
-    assert seen.surface_of is not None
-    assert seen.ids[seen.surface_of] == f"test/{seen.surface_of}"
+def test_all_models_are_seen_around_the_same_sample(seen: SampleViews, cosface: Run) -> None:
+    assert seen.surface_sample is not None
+    assert seen.ids[seen.surface_sample] == f"test/{seen.surface_sample}"
     model, data = cosface.model(), cosface.data()
     assert data.test is not None
     images = torch.stack([data.test.image(at) for at in range(len(data.test))])
@@ -69,10 +69,10 @@ def test_all_models_are_seen_around_the_same_sample(seen: Observed, cosface: Run
         right = model(images).argmax(1) == data.test.labels
     first, last = right.nonzero()[0, 0].item(), right.nonzero()[-1, 0].item()
     wrong = int((~right).nonzero()[0, 0])
-    assert seen.surface_of == first
-    assert observe(cosface, None, LOOK, around=int(last)).surface_of == last
+    assert seen.surface_sample == first
+    assert view_samples(cosface, None, OPTIONS, around=int(last)).surface_sample == last
     # Where this model is wrong the loss is high already: it shows one of its own.
-    assert observe(cosface, None, LOOK, around=wrong).surface_of == first
+    assert view_samples(cosface, None, OPTIONS, around=wrong).surface_sample == first
 
 
 def test_samples_on_the_sphere_have_names_and_pictures(cosface: Run) -> None:
@@ -82,7 +82,7 @@ def test_samples_on_the_sphere_have_names_and_pictures(cosface: Run) -> None:
     labels = torch.arange(found.samples) % 10
     features, weight = (torch.randn(n, 3, generator=generator) for n in (found.samples, 10))
     sphere = lm.measure_arrays(features, labels, weight, sphere=True).sphere
-    there = observe(cosface, replace(found, sphere=sphere), LOOK)
+    there = view_samples(cosface, replace(found, sphere=sphere), OPTIONS)
     assert len(there.pictures) == found.samples
     assert len(there.ids) == found.samples
 
@@ -117,8 +117,10 @@ def test_large_images_become_small() -> None:
 
 
 @pytest.mark.gpu
-def test_the_same_on_a_gpu(seen: Observed, cosface: Run) -> None:
-    there = observe(cosface, cosface.geometry(), Look("pca", max_samples=40, device="cuda"))
+def test_the_same_on_a_gpu(seen: SampleViews, cosface: Run) -> None:
+    there = view_samples(
+        cosface, cosface.geometry(), ViewOptions("pca", max_samples=40, device="cuda")
+    )
     assert seen.own_angle is not None
     assert there.own_angle is not None
     assert math.isclose(there.own_angle.mean, seen.own_angle.mean, abs_tol=0.01)

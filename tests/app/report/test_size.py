@@ -12,12 +12,12 @@ from app.report.reading import Page
 from largemargin.app.data import Samples
 from largemargin.app.report.class_table import SHOWN
 from largemargin.app.report.page import render
-from largemargin.app.report.report_models import Subject, Subjects
+from largemargin.app.report.report_models import ReportModel, ReportModels
 from largemargin.app.report.sample_views import (
     HOVER_PICTURES,
     HOVER_SIDE,
     WORST_SIDE,
-    Observed,
+    SampleViews,
     pictures,
 )
 from largemargin.app.report.sections import all_sections
@@ -29,7 +29,7 @@ from largemargin.measuring.distributions import describe
 LIMIT = 15_000_000
 
 
-def observed(seed: int) -> Observed:
+def observed(seed: int) -> SampleViews:
     """The largest there can be: every picture is noise, which no PNG makes smaller."""
     generator = torch.Generator().manual_seed(seed)
     count = HOVER_PICTURES
@@ -38,7 +38,7 @@ def observed(seed: int) -> Observed:
     pixels = torch.randint(0, 256, (count, 3, 48, 48), generator=generator, dtype=torch.uint8)
     samples = Samples(labels, [f"test/{at}" for at in range(count)], pixels)
     logits = torch.randn(count, 10, generator=generator)
-    return Observed(
+    return SampleViews(
         embeddings=embed_arrays(
             rows,
             labels,
@@ -50,14 +50,13 @@ def observed(seed: int) -> Observed:
         ),
         own_angle=describe(90 * torch.rand(10_000, generator=generator)),
         rival_angle=describe(90 * torch.rand(10_000, generator=generator)),
-        angle_samples=10_000,
         ids={at: f"test/{at}" for at in range(count)},
         pictures=pictures(samples, range(count), HOVER_SIDE),
         worst_pictures=pictures(samples, range(20), WORST_SIDE),
     )
 
 
-def five_runs() -> Subjects:
+def five_runs() -> ReportModels:
     """Five models on five data sets, each of 10,000 samples, with everything a report shows."""
     found = geometry(classes=10, samples=10_000, dim=64)
     seen = observed(0)
@@ -76,7 +75,7 @@ def five_runs() -> Subjects:
         }
         for epoch in range(300)
     )
-    first = Subject("model 0", found, tuple("abcdefghij"), rows=rows, observed=seen)
+    first = ReportModel("model 0", found, tuple("abcdefghij"), metrics=rows, views=seen)
     each = tuple(
         replace(
             first,
@@ -86,14 +85,14 @@ def five_runs() -> Subjects:
         )
         for at in range(5)
     )
-    return Subjects(each)
+    return ReportModels(each)
 
 
 def test_five_runs_of_ten_thousand_samples() -> None:
-    subjects = five_runs()
-    text = render(subjects, all_sections(subjects), "five")
+    models = five_runs()
+    text = render(models, all_sections(models), "five")
     assert len(text.encode()) < LIMIT
-    assert all(len(each.observed.pictures) == HOVER_PICTURES for each in subjects.each)  # type: ignore[union-attr]
+    assert all(len(each.views.pictures) == HOVER_PICTURES for each in models)  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ import pytest
 from app.report.made import HOSTILE
 from app.report.reading import Page
 
-from largemargin.app.report.downloads import as_csv
 from largemargin.app.report.page import slug
 from largemargin.app.report.plotly_charts import said
+from largemargin.app.report.sections.provenance import as_csv
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,7 @@ import largemargin as lm
 from largemargin.app.report import advice
 from largemargin.app.report.advice import advise, collapsed_tail
 from largemargin.app.report.charts import Chart, Note, Table
-from largemargin.app.report.report_models import Subject, Subjects, is_softmax
-from largemargin.app.report.sections.robustness import robustness_section
-from largemargin.app.report.sections.verdicts import changes
-from largemargin.app.report.verdict import (
+from largemargin.app.report.judgements import (
     accuracy,
     calibration,
     class_margin,
@@ -21,13 +18,15 @@ from largemargin.app.report.verdict import (
     difference,
     graded,
     judge,
-    measure_command,
 )
+from largemargin.app.report.report_models import ReportModel, ReportModels, is_softmax
+from largemargin.app.report.sections.robustness import robustness_section
+from largemargin.app.report.sections.verdicts import changes
 from largemargin.app.training import NoiseConfig, ObjectiveConfig, Run, RunConfig
 from largemargin.measuring import EvaluationConfig, evaluate
 
 
-def subject(**changes: object) -> Subject:
+def measured(**changes: object) -> ReportModel:
     found = geometry()
     parts = {k: changes.pop(k) for k in list(changes) if k in ("accuracy", "samples", "loss")}
     prototypes = changes.pop("prototypes", {})
@@ -36,21 +35,21 @@ def subject(**changes: object) -> Subject:
         **parts,
         prototypes=replace(found.prototypes, **prototypes),  # type: ignore[arg-type]
     )
-    return Subject("model", made, ("a", "b", "c"), **changes)  # type: ignore[arg-type]
+    return ReportModel("model", made, ("a", "b", "c"), **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("share", "level"), [(0.95, "green"), (0.9, "green"), (0.89, "amber"), (0.69, "red")]
 )
 def test_class_margin_is_a_share_of_what_is_possible(share: float, level: str) -> None:
-    given = subject(prototypes={"class_margin": 100 * share, "reachable": 100.0, "ceiling": 120.0})
+    given = measured(prototypes={"class_margin": 100 * share, "reachable": 100.0, "ceiling": 120.0})
     found = class_margin(given)
     assert found.level == level
     assert "of 100.00°" in found.detail
 
 
 def test_the_ceiling_stands_in_for_an_unknown_packing() -> None:
-    given = subject(prototypes={"class_margin": 60.0, "reachable": float("nan"), "ceiling": 120.0})
+    given = measured(prototypes={"class_margin": 60.0, "reachable": float("nan"), "ceiling": 120.0})
     assert class_margin(given).level == "red"
 
 
@@ -58,8 +57,8 @@ def test_the_ceiling_stands_in_for_an_unknown_packing() -> None:
     ("own", "level"), [(0.90, "green"), (0.91, "green"), (0.89, "amber"), (0.80, "red")]
 )
 def test_accuracy_against_the_baseline(own: float, level: str) -> None:
-    base = subject(accuracy=0.90, samples=1000)
-    assert accuracy(subject(accuracy=own, samples=1000), base).level == level
+    base = measured(accuracy=0.90, samples=1000)
+    assert accuracy(measured(accuracy=own, samples=1000), base).level == level
 
 
 @pytest.mark.parametrize(
@@ -68,7 +67,10 @@ def test_accuracy_against_the_baseline(own: float, level: str) -> None:
 )
 def test_a_difference_has_an_interval(own: float, low: float, high: float) -> None:
     """Newcombe's: from Wilson's intervals, 0.8798 to 0.9171 for 900 of 1000."""
-    base, given = subject(accuracy=0.90, samples=1000), subject(accuracy=own, samples=1000)
+    base, given = (
+        measured(accuracy=0.90, samples=1000),
+        measured(accuracy=own, samples=1000),
+    )
     assert difference(given, base) == pytest.approx((low, high), abs=2e-5)
     clear = not low <= 0 <= high
     assert ("no clear difference" in accuracy(given, base).detail) is not clear
@@ -78,10 +80,10 @@ def test_a_model_of_other_images_is_not_held_against_the_baseline() -> None:
     def tested(digest: str) -> dict[str, object]:
         return {"record": {"digests": {"test": digest}}}
 
-    base = subject(accuracy=0.9, samples=1000, data=tested("one"), baseline=True)
-    same = subject(accuracy=0.8, samples=1000, data=tested("one"))
-    other = subject(accuracy=0.8, samples=1000, data=tested("two"))
-    unknown = subject(accuracy=0.8, samples=1000)
+    base = measured(accuracy=0.9, samples=1000, data=tested("one"), baseline=True)
+    same = measured(accuracy=0.8, samples=1000, data=tested("one"))
+    other = measured(accuracy=0.8, samples=1000, data=tested("two"))
+    unknown = measured(accuracy=0.8, samples=1000)
     assert [comparable(each, base) for each in (same, other, unknown, base)] == [
         *(True, False, True, False)
     ]
@@ -90,9 +92,9 @@ def test_a_model_of_other_images_is_not_held_against_the_baseline() -> None:
 
 
 def test_what_changed_is_the_difference_of_the_numbers_above() -> None:
-    base = subject(accuracy=0.90, samples=1000, baseline=True, prototypes={"class_margin": 70.0})
+    base = measured(accuracy=0.90, samples=1000, baseline=True, prototypes={"class_margin": 70.0})
     given = replace(
-        subject(
+        measured(
             accuracy=0.95,
             samples=1000,
             prototypes={"class_margin": 80.5},
@@ -100,35 +102,35 @@ def test_what_changed_is_the_difference_of_the_numbers_above() -> None:
         ),
         name="wide",
     )
-    table, note = changes(Subjects((base, given)))
+    table, note = changes(ReportModels((base, given)))
     assert isinstance(table, Table)
     (row,) = [dict(zip(table.columns, (c.text for c in r), strict=True)) for r in table.rows]
     assert row["accuracy"] == "+5.00"
-    assert row["says"] == "more accurate"
+    assert row["verdict"] == "more accurate"
     assert row["class margin"] == "+10.50°"
     assert row["mean cosine margin"] == "0"
     assert isinstance(note, Note)
     assert "--methods 'cosface + 0.5*sample_margin'" in note.command
-    assert changes(Subjects((given,))) == []
+    assert changes(ReportModels((given,))) == []
     # Another run of softmax is no method, and one without accuracy has nothing to compare.
     again = replace(given, config=RunConfig())
-    *_, note = changes(Subjects((base, again)))
+    *_, note = changes(ReportModels((base, again)))
     assert isinstance(note, Note)
     assert "--methods NAME " in note.command
     unknown = replace(given, geometry=None)
-    assert changes(Subjects((base, unknown))) == []
+    assert changes(ReportModels((base, unknown))) == []
 
 
 def test_a_run_that_was_not_measured_knows_its_test_images() -> None:
     data = {"record": {"images": {"train": 100, "test": 40}}}
-    given = Subject("m", None, ("a", "b"), result={"test": {"accuracy": 0.75}}, data=data)
+    given = ReportModel("m", None, ("a", "b"), result={"test": {"accuracy": 0.75}}, data=data)
     assert given.samples == 40
     assert "95 % interval" in accuracy(given, None).detail
 
 
 @pytest.mark.parametrize(("own", "level"), [(0.95, "green"), (0.7, "amber"), (0.4, "red")])
 def test_accuracy_alone_is_measured_from_guessing(own: float, level: str) -> None:
-    assert accuracy(subject(accuracy=own), None).level == level
+    assert accuracy(measured(accuracy=own), None).level == level
 
 
 def test_graded_at_its_borders() -> None:
@@ -136,14 +138,14 @@ def test_graded_at_its_borders() -> None:
 
 
 def test_what_was_not_measured_is_unknown_and_names_a_command() -> None:
-    bare = Subject("model", None, ("a", "b"))
+    bare = ReportModel("model", None, ("a", "b"))
     for each in judge(bare, None):
         assert each.level == "unknown"
         assert each.command.startswith("largemargin ") or each.name == "Accuracy"
 
 
 def test_calibration_tells_which_way() -> None:
-    given = subject()
+    given = measured()
     assert given.geometry is not None
     bins = replace(
         given.geometry.calibration,
@@ -156,16 +158,16 @@ def test_calibration_tells_which_way() -> None:
     found = calibration(given)
     assert found.level == "red"
     assert "overconfident by 20.00 %" in found.detail
-    options = [each.option for each in advise(given, Subjects((given,)))]
+    options = [each.option for each in advise(given, ReportModels((given,)))]
     assert "--objective label_smoothing" in options
 
 
 def test_a_collapsed_tail_is_found() -> None:
     angles = ((0.0, 80.0, 85.0), (80.0, 0.0, 10.0), (85.0, 10.0, 0.0))
     record = {"counts": {"train": {"a": 100, "b": 50, "c": 5}}}
-    given = subject(prototypes={"angles": angles}, data={"record": record})
+    given = measured(prototypes={"angles": angles}, data={"record": record})
     assert collapsed_tail(given) == (10.0, 80.0)
-    found = advise(given, Subjects((given,)))
+    found = advise(given, ReportModels((given,)))
     assert "tail classes have collapsed" in found[0].seen
     assert "zero_centroid" in found[0].option
     even = {"counts": {"train": {"a": 50, "b": 50, "c": 50}}}
@@ -174,15 +176,15 @@ def test_a_collapsed_tail_is_found() -> None:
 
 def test_advice_does_not_repeat_what_is_there() -> None:
     config = RunConfig(objective=ObjectiveConfig("cross_entropy + 0.5*discriminative"))
-    given = subject(config=config)
+    given = measured(config=config)
     assert given.geometry is not None
     assert given.geometry.compactness is not None
     wide = replace(given.geometry.compactness, ideal_ratio=3.0)
     given = replace(given, geometry=replace(given.geometry, compactness=wide))
-    found = [each for each in advise(given, Subjects((given,))) if "wider" in each.seen]
+    found = [each for each in advise(given, ReportModels((given,))) if "wider" in each.seen]
     assert found[0].option == ""
     plain = replace(given, config=RunConfig())
-    found = [each for each in advise(plain, Subjects((plain,))) if "wider" in each.seen]
+    found = [each for each in advise(plain, ReportModels((plain,))) if "wider" in each.seen]
     assert found[0].option == "--objective 'cross_entropy + discriminative'"
 
 
@@ -205,26 +207,26 @@ def test_plain_softmax_is_the_baseline(config: RunConfig, baseline: bool) -> Non
 
 
 def test_measuring_again_does_not_lose_what_was_measured() -> None:
-    given = subject()
+    given = measured()
     assert given.geometry is not None
-    plain = measure_command(given, "--curvature true")
+    plain = given.measure_command("--curvature true")
     assert plain == "largemargin measure RUN --curvature true --out RUN/geometry.json"
     given = replace(given, geometry=replace(given.geometry, bounds=()))
-    assert "--bounds true --curvature true" in measure_command(given, "--curvature true")
-    assert measure_command(given, "--bounds true").count("--bounds") == 1
+    assert "--bounds true --curvature true" in given.measure_command("--curvature true")
+    assert given.measure_command("--bounds true").count("--bounds") == 1
 
 
 def test_measuring_again_names_the_layers_that_were_measured() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
     data = [(torch.randn(20, 4), torch.arange(20) % 2)]
     found = lm.measure(model, data, layers=["0", "1"], layer_margins=["input"])
-    said = measure_command(replace(subject(), geometry=found), "--bounds true")
+    said = replace(measured(), geometry=found).measure_command("--bounds true")
     assert " --layers 0,1 --layer_margins input --bounds true --out " in said
 
 
 def test_commands_can_be_typed_where_folders_have_spaces() -> None:
-    given = subject(run=Run("my runs/first one"))
-    assert given.where == "'my runs/first one'"
+    given = measured(run=Run("my runs/first one"))
+    assert given.shell_path == "'my runs/first one'"
 
 
 def test_a_temperature_is_told_and_drawn() -> None:
@@ -238,22 +240,22 @@ def test_a_temperature_is_told_and_drawn() -> None:
     found = evaluate(model, [(images, labels)], config=config, temperature=8.0)
     plain = replace(found, temperature=None, calibrated=None)
     assert found.calibrated is not None
-    said = calibration(replace(subject(), evaluation=found)).detail
+    said = calibration(replace(measured(), evaluation=found)).detail
     error = f"{100 * found.calibrated.expected_error:.2f} %"
     assert said.endswith(f"; {error} with temperature 8")
-    assert "temperature" not in calibration(replace(subject(), evaluation=plain)).detail
+    assert "temperature" not in calibration(replace(measured(), evaluation=plain)).detail
     for evaluation, names in (
-        (found, ["honest", "model", "model, temperature 8"]),
-        (plain, ["honest", "model"]),
+        (found, ["calibrated", "model", "model, temperature 8"]),
+        (plain, ["calibrated", "model"]),
     ):
-        section = robustness_section(Subjects((replace(subject(), evaluation=evaluation),)))
+        section = robustness_section(ReportModels((replace(measured(), evaluation=evaluation),)))
         (chart,) = [each for each in section.blocks if getattr(each, "key", "") == "calibration"]
         assert isinstance(chart, Chart)
         assert [each.name for each in chart.series] == names
         assert [each.dash for each in chart.series] == ["dash", "solid", "dot"][: len(names)]
 
 
-def evaluated(wrong: float, **changes: object) -> Subject:
+def evaluated(wrong: float, **changes: object) -> ReportModel:
     """Ten classes, of whose images this share is taken for another class."""
     weight = torch.eye(10)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(10, 10, bias=False))
@@ -266,7 +268,7 @@ def evaluated(wrong: float, **changes: object) -> Subject:
     )
     found = evaluate(model, [(images, labels)], config=config, progress=False)
     names = tuple(map(str, range(10)))
-    return Subject("model", None, names, evaluation=found, **changes)  # type: ignore[arg-type]
+    return ReportModel("model", None, names, evaluation=found, **changes)  # type: ignore[arg-type]
 
 
 def test_guessing_is_never_good() -> None:
@@ -275,7 +277,9 @@ def test_guessing_is_never_good() -> None:
     assert guessing.accuracy == pytest.approx(0.075)
     levels = {each.name: each.level for each in judge(guessing, base)}
     assert (levels["Accuracy"], levels["Worst classes"], levels["Robustness"]) == ("red",) * 3
-    assert not any("perturbations" in each.seen for each in advise(guessing, Subjects((guessing,))))
+    assert not any(
+        "perturbations" in each.seen for each in advise(guessing, ReportModels((guessing,)))
+    )
     good = {each.name: each.level for each in judge(evaluated(0.05), base)}
     assert (good["Accuracy"], good["Worst classes"], good["Robustness"]) == ("green",) * 3
 
@@ -291,11 +295,11 @@ def test_a_temperature_is_not_promised() -> None:
         given = evaluated(0.4, **changes)
         assert given.evaluation is not None
         given = replace(given, evaluation=replace(given.evaluation, temperature=fitted))
-        (found,) = [e for e in advise(given, Subjects((given,))) if "confident" in e.seen]
+        (found,) = [e for e in advise(given, ReportModels((given,))) if "confident" in e.seen]
         return found.attempt
 
     fitted: float | None = 2.0
-    assert "have already" in attempt()
+    assert "already use" in attempt()
     fitted = None
     assert "where the validation images allow it" in attempt()
     without = {"record": {"images": {"train": 10, "test": 5}}}

@@ -1,17 +1,17 @@
 """What a section is made of: charts, tables and sentences, before they become a page or a picture.
 
 A chart is data in words of its own, so that one description gives both the interactive figure of
-the page and the static picture for a paper.
-
-Where the numbers of an axis stand: few, readable, and never none.
+the page and the static picture for a paper. Colours and axes are the same in both.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Number = float | int | None
+Form = Literal["line", "points", "bars", "steps", "box"]
+Dash = Literal["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]
 
 
 @dataclass(frozen=True)
@@ -68,10 +68,10 @@ class Series:
     x: Sequence[Number]
     y: Sequence[Number]
     z: Sequence[Number] = ()
-    form: Literal["line", "points", "bars", "steps", "box"] = "line"
+    form: Form = "line"
     color: int | None = 0
     """Place in the palette; None is the neutral colour of the baseline."""
-    dash: Literal["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"] = "solid"
+    dash: Dash = "solid"
     low: Sequence[Number] = ()
     high: Sequence[Number] = ()
     """Ends of the error bars, absolute."""
@@ -147,20 +147,20 @@ class Chart:
     @property
     def legend(self) -> list[tuple[int, Series]]:
         """The first series of every group, with its place; none where there is nothing to tell."""
-        found: dict[str, tuple[int, Series]] = {}
-        for at, each in enumerate(self.series):
-            if not each.faint:
-                found.setdefault(each.family, (at, each))
-        needed = len(found) > 1 or bool(self.styles)
-        return list(found.values()) if needed and not self.solid else []
+        first: dict[str, tuple[int, Series]] = {}
+        for place, series in enumerate(self.series):
+            if not series.faint:
+                first.setdefault(series.family, (place, series))
+        needed = len(first) > 1 or bool(self.styles)
+        return list(first.values()) if needed and not self.solid else []
 
     @property
     def styles(self) -> dict[str, str]:
         """Kinds of lines by what they stand for; none where all lines are of one kind."""
-        found: dict[str, str] = {
-            each.style: each.dash for each in self.series if each.style and not each.faint
+        styles: dict[str, str] = {
+            series.style: series.dash for series in self.series if series.style and not series.faint
         }
-        return found if len(found) > 1 else {}
+        return styles if len(styles) > 1 else {}
 
 
 @dataclass(frozen=True)
@@ -219,6 +219,48 @@ def _rank(block: Block) -> int:
     return 0 if block.kind == "chooser" else 3
 
 
+# Colours that stay apart for colour-blind readers, on white and on dark paper: those of Okabe and
+# Ito (2008), each darkened until it has a contrast of 3 : 1 on white, or lightened for dark paper.
+# Where there are more classes than colours, symbols tell them apart: class c has colour c mod 8 and
+# symbol c div 8, in every figure of every run.
+LIGHT = (
+    "#0072b2",
+    "#d55e00",
+    "#00805e",
+    "#b0478a",
+    "#8a6d00",
+    "#3b2f8f",
+    "#2b86b5",
+    "#7a4b2a",
+)
+DARK = (
+    "#4fb0eb",
+    "#f5793a",
+    "#2fc79a",
+    "#e58fc2",
+    "#e6c229",
+    "#a59bf5",
+    "#9adcf7",
+    "#d2a679",
+)
+NEUTRAL_LIGHT, NEUTRAL_DARK = "#5b6470", "#aab3bf"
+
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
+MARKERS = ("o", "s", "D", "^", "P", "X", "*", "v")
+"""The same for matplotlib."""
+
+DASHES: tuple[Dash, ...] = get_args(Dash)
+"""Kinds of lines, in the order in which charts use them."""
+
+SCALE = "Viridis"
+"""Of heat maps: even in lightness, so it also works in grey."""
+
+
+def light(place: int | None) -> str:
+    """A place in the palette as a colour on white paper."""
+    return NEUTRAL_LIGHT if place is None else LIGHT[place % len(LIGHT)]
+
+
 FEW = 12
 """Points of a line that are marked: one alone would not be seen."""
 
@@ -226,11 +268,39 @@ NARROW = 1000.0
 """Largest over smallest number up to which powers of ten alone would be too few marks."""
 
 
+def y_axis(chart: Chart) -> dict[str, Any]:
+    """What plotly should know about the y axis beside its title."""
+    values = _heights(chart)
+    positive = [y for y in values if y > 0]
+    # A logarithmic axis needs a power of ten to show.
+    if chart.log_y and positive and max(positive) >= 10 * min(positive):
+        return _powers(positive)
+    axis: dict[str, Any] = {}
+    spread = max(values) - min(values) if values else math.inf
+    if chart.percent_y:
+        axis["tickformat"] = ".1%" if spread < 0.05 else ".0%"
+    lines = all(series.form in ("line", "points") for series in chart.series)
+    if spread == 0 and lines and not chart.equal:
+        axis["range"] = _around(values[0], share=chart.percent_y)
+    return axis
+
+
+def x_axis(chart: Chart) -> dict[str, Any]:
+    """The same of the x axis, for epochs and steps: whole numbers."""
+    values = finite(x for series in chart.series for x in series.x)
+    counts = chart.x in ("epoch", "step") and chart.heat is None and not chart.names
+    if not values or not counts or max(values) - min(values) >= 10:
+        return {}
+    if min(values) == max(values):
+        return {"dtick": 1, "range": [values[0] - 0.5, values[0] + 0.5]}
+    return {"dtick": 1}
+
+
 def finite(values: Iterable[Number]) -> list[float]:
-    return [float(each) for each in values if each is not None and math.isfinite(each)]
+    return [float(value) for value in values if value is not None and math.isfinite(value)]
 
 
-def heights(chart: Chart) -> list[float]:
+def _heights(chart: Chart) -> list[float]:
     """Every number along the y axis, ends of error bars too."""
     return finite(
         y
@@ -238,40 +308,6 @@ def heights(chart: Chart) -> list[float]:
         for column in (series.y, series.low, series.high)
         for y in column
     )
-
-
-def logarithmic(chart: Chart) -> bool:
-    """Whether a logarithmic axis is asked for and has a power of ten to show."""
-    found = [y for y in heights(chart) if y > 0]
-    return chart.log_y and bool(found) and max(found) >= 10 * min(found)
-
-
-def y_axis(chart: Chart) -> dict[str, Any]:
-    """What plotly should know about the y axis beside its title."""
-    found = heights(chart)
-    if logarithmic(chart):
-        return _powers([y for y in found if y > 0])
-    made: dict[str, Any] = {}
-    if chart.percent_y:
-        close = bool(found) and max(found) - min(found) < 0.05
-        made["tickformat"] = ".1%" if close else ".0%"
-    drawn = all(series.form in ("line", "points") for series in chart.series)
-    if found and drawn and not chart.equal and min(found) == max(found):
-        made["range"] = _around(found[0], share=chart.percent_y)
-    return made
-
-
-def x_axis(chart: Chart) -> dict[str, Any]:
-    """The same of the x axis."""
-    if chart.heat is not None or chart.solid or chart.equal or chart.names:
-        return {}
-    found = finite(x for series in chart.series for x in series.x)
-    made: dict[str, Any] = {}
-    if chart.x in ("epoch", "step") and found and max(found) - min(found) < 10:
-        made |= {"dtick": 1}
-        if min(found) == max(found):
-            made["range"] = [found[0] - 0.5, found[0] + 0.5]
-    return made
 
 
 def _around(value: float, *, share: bool) -> list[float]:

@@ -1,8 +1,8 @@
 """The table of classes: margin, dispersion, accuracy and nearest rival of each."""
 
-from largemargin.app.report.advice import train_counts
 from largemargin.app.report.charts import Cell, Table
 from largemargin.app.report.number_format import (
+    NOTHING,
     count_cell,
     degrees_cell,
     known,
@@ -10,7 +10,8 @@ from largemargin.app.report.number_format import (
     percent_cell,
     text_cell,
 )
-from largemargin.app.report.report_models import Subject
+from largemargin.app.report.report_models import Measured, ReportModel
+from largemargin.measuring.geometry_result import Geometry
 
 SHOWN = 1000
 """Rows of all models together; of more classes those of the smallest margins are shown."""
@@ -21,53 +22,47 @@ COLUMNS = (
 )
 
 
-def class_rows(subject: Subject) -> list[tuple[Cell, ...]]:
-    """One row for each class that has samples."""
-    geometry = subject.geometry
-    assert geometry is not None
-    found = geometry.margins["cosine"].classes
-    accuracy, trained = subject.class_accuracy, train_counts(subject)
-    rivals = subject.rivals
+def class_rows(model: ReportModel, geometry: Geometry) -> list[tuple[Cell, ...]]:
+    """One row for each class."""
+    margins, compact = geometry.margins["cosine"].classes, geometry.compactness
+    accuracy, trained, rivals = model.class_accuracy, model.train_counts, model.rivals
     rows: list[tuple[Cell, ...]] = []
     for label in range(geometry.classes):
-        rival = None if rivals is None else rivals.nearest[label]
-        compact = geometry.compactness
         rows.append(
             (
-                text_cell(subject.title),
-                text_cell(subject.class_name(label)),
-                count_cell(found.counts[label]),
+                text_cell(model.title),
+                text_cell(model.class_name(label)),
+                count_cell(margins.counts[label]),
                 count_cell(trained[label] if trained else None),
                 percent_cell(accuracy[label] if label < len(accuracy) else None),
-                number_cell(found.mean[label]),
-                number_cell(found.q05[label]),
+                number_cell(margins.mean[label]),
+                number_cell(margins.q05[label]),
                 number_cell(None if compact is None else compact.dispersion[label]),
-                text_cell("–" if rival is None else subject.class_name(rival)),
+                text_cell(NOTHING if rivals is None else model.class_name(rivals.nearest[label])),
                 degrees_cell(None if rivals is None else rivals.angle[label]),
             )
         )
     return rows
 
 
-def class_table(measured: list[Subject]) -> Table:
+def class_table(measured: list[Measured]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     labels: list[int] = []
     cut, most = False, max(100, SHOWN // len(measured))
-    for each in measured:
-        own = list(enumerate(class_rows(each)))
-        if len(own) > most:
+    for model, geometry in measured:
+        numbered = list(enumerate(class_rows(model, geometry)))
+        if len(numbered) > most:
             cut = True
-            own = sorted(own, key=lambda found: _margin(found[1]))[:most]
-        rows += [row for _, row in own]
-        labels += [label for label, _ in own]
-    words = "Classes; cosine margins. Headings sort, the box searches, a class marks itself in all "
-    words += "figures"
+            numbered = sorted(numbered, key=lambda pair: _margin(pair[1]))[:most]
+        rows += [row for _, row in numbered]
+        labels += [label for label, _ in numbered]
+    caption = "Classes, with cosine margins: click a heading to sort, a class to mark it everywhere"
     if cut:
-        words += f". The {most:,} classes of smallest margin of each model; all are in the download"
+        caption += f". The {most:,} classes of smallest margin of each model; the download has all"
     return Table(
         COLUMNS,
         tuple(rows),
-        caption=words,
+        caption=caption,
         key="classes",
         numeric=(2, 3, 4, 5, 6, 7, 9),
         searchable=True,

@@ -1,12 +1,23 @@
 """Charts as static pictures for papers, drawn by matplotlib: nothing to download."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from largemargin.app.report.charts import FEW, Chart, Heat, Series, x_axis, y_axis
-from largemargin.app.report.palette import LIGHT, MARKERS, light
+from largemargin.app.report.charts import (
+    FEW,
+    LIGHT,
+    MARKERS,
+    Chart,
+    Heat,
+    Number,
+    Points,
+    Series,
+    light,
+    x_axis,
+    y_axis,
+)
 from largemargin.errors import LargeMarginError, MissingPackage
 
 DPI = 200
@@ -54,118 +65,67 @@ def draw(chart: Chart, picture: Any) -> None:
     axes = picture.add_subplot(projection="3d" if chart.solid else None)
     if chart.heat is not None:
         _heat(chart.heat, axes, picture)
-    elif any(series.form == "bars" for series in chart.series):
-        _bars(chart, axes)
-    elif any(series.form == "box" for series in chart.series):
-        _boxes(chart, axes)
+    bars = [series for series in chart.series if series.form == "bars"]
+    if bars:
+        _bars(bars, axes)
+    boxes = [series for series in chart.series if series.form == "box"]
+    if boxes:
+        _boxes(boxes, axes)
     for series in chart.series:
         if series.form in ("line", "points", "steps"):
             _curve(chart, series, axes)
-    # Dollar signs would start mathematics.
-    axes.set_title(_text(chart.title), fontsize=10)
-    axes.set_xlabel(_text(chart.x))
-    axes.set_ylabel(_text(chart.y))
-    _numbers(chart, axes)
-    if chart.equal:
-        axes.set_aspect("equal")
-        axes.set_xticks([])
-        axes.set_yticks([])
-    elif chart.heat is None and not chart.solid:
-        axes.grid(alpha=0.25)
-    if chart.names:
-        _names(axes.xaxis, chart.names)
-    if chart.zero:
-        axes.axvline(0, color="0.4", linewidth=0.8)
-    named = axes.get_legend_handles_labels()[1]
-    if len(named) > 1:
-        ncols = 10 if chart.equal else 2 if len(named) > 2 else 3
-        size = 2.5 if chart.equal else 1  # points of a map are small
-        picture.legend(loc="outside lower center", ncols=ncols, fontsize=8, markerscale=size)
-
-
-def _numbers(chart: Chart, axes: Any) -> None:
-    """Numbers along the axes, as on the page."""
-    from matplotlib.ticker import MaxNLocator, NullFormatter, PercentFormatter
-
-    found = y_axis(chart)
-    if "type" in found:
-        axes.set_yscale("log")
-    if "tickvals" in found:
-        low, high = axes.get_ylim()
-        kept = [at for at, mark in enumerate(found["tickvals"]) if low <= mark <= high]
-        axes.set_yticks(
-            [found["tickvals"][at] for at in kept], [found["ticktext"][at] for at in kept]
-        )
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    if "range" in found:
-        axes.set_ylim(*found["range"])
-    if chart.percent_y:
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    if chart.x in ("epoch", "step"):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if "range" in (along := x_axis(chart)):
-            axes.set_xlim(*along["range"])
-
-
-def _text(text: str) -> str:
-    return str(text).replace("$", r"\$")
-
-
-def _short(name: str) -> str:
-    return _text(name if len(name) <= 18 else f"{name[:17]}…")
-
-
-def _names(axis: Any, names: tuple[str, ...]) -> None:
-    step = max(1, -(-len(names) // 40))
-    at = range(0, len(names), step)
-    shown = [_short(names[i]) for i in at]
-    axis.set_ticks(list(at), shown, fontsize=7)
-    if axis.axis_name == "x" and sum(map(len, shown)) > CROWDED:
-        axis.set_tick_params(rotation=60)
-
-
-def _finite(values: Iterable[Any]) -> list[float]:
-    return [math.nan if value is None else float(value) for value in values]
+    _titles(chart, axes)
+    _ticks(chart, axes)
+    _legend(chart, axes, picture)
 
 
 def _curve(chart: Chart, series: Series, axes: Any) -> None:
-    x, y, color = _finite(series.x), _finite(series.y), light(series.color)
     label = "_nolegend_" if series.faint or chart.equal else _text(series.name)
+    columns = (series.x, series.y, series.z) if chart.solid else (series.x, series.y)
+    place = [_numbers(column) for column in columns]
     if series.points is not None:
-        _samples(chart, series, axes)
+        _samples(series.points, columns, axes)
     elif series.form == "points":
-        place = (x, y, _finite(series.z)) if chart.solid else (x, y)
-        axes.scatter(*place, s=14, color=color, label=label)
+        axes.scatter(*place, s=14, color=light(series.color), label=label)
         _error_bars(series, axes)
-        for at, text in enumerate(series.texts if chart.solid else ()):
-            axes.text(*(each[at] for each in place), _text(text), fontsize=7)
+        if chart.solid:
+            for *at, text in zip(*place, series.texts, strict=False):
+                axes.text(*at, _text(text), fontsize=7)
     elif series.form == "steps":
-        axes.step(x, y, where="mid", color=color, label=label)
-        axes.fill_between(x, y, step="mid", color=color, alpha=0.12)
+        style: dict[str, Any] = {"color": light(series.color)}
+        axes.step(*place, where="mid", label=label, **style)
+        axes.fill_between(*place, step="mid", alpha=0.12, **style)
     else:
-        style = {"linestyle": LINES[series.dash], "linewidth": 0.8 if series.faint else 1.6}
-        if len(x) <= FEW and not series.faint and not chart.solid:
-            style |= {"marker": "o", "markersize": 3.5}
-        place = (x, y, _finite(series.z)) if chart.solid else (x, y)
-        axes.plot(*place, color=color, alpha=0.45 if series.faint else 1, label=label, **style)
+        axes.plot(*place, label=label, **_line(series, marked=not chart.solid))
         _error_bars(series, axes)
+
+
+def _line(series: Series, *, marked: bool) -> dict[str, Any]:
+    style = {"color": light(series.color), "linestyle": LINES[series.dash]}
+    if series.faint:
+        return style | {"linewidth": 0.8, "alpha": 0.45}
+    if marked and len(series.x) <= FEW:
+        style |= {"marker": "o", "markersize": 3.5}
+    return style | {"linewidth": 1.6}
 
 
 def _error_bars(series: Series, axes: Any) -> None:
     if series.high:
-        y, low, high = _finite(series.y), _finite(series.low), _finite(series.high)
-        down = [max(0.0, a - b) for a, b in zip(y, low, strict=True)]
-        up = [max(0.0, b - a) for a, b in zip(y, high, strict=True)]
+        x, y = _numbers(series.x), _numbers(series.y)
         style = {"fmt": "none", "ecolor": light(series.color), "capsize": 2}
-        axes.errorbar(_finite(series.x), y, yerr=(down, up), **style)
+        axes.errorbar(x, y, yerr=_lengths(series), **style)
 
 
-def _samples(chart: Chart, series: Series, axes: Any) -> None:
-    assert series.points is not None
-    labels, names = series.points.labels, series.points.classes
+def _lengths(series: Series) -> tuple[list[float], list[float]]:
+    """Of the error bars, down and up."""
+    ends = list(zip(*map(_numbers, (series.low, series.y, series.high)), strict=True))
+    return [max(0.0, y - low) for low, y, _ in ends], [max(0.0, high - y) for _, y, high in ends]
+
+
+def _samples(points: Points, columns: Sequence[Sequence[Number]], axes: Any) -> None:
+    labels, names = points.labels, points.classes
     for label in sorted(set(labels)):
-        own = [at for at, each in enumerate(labels) if each == label]
-        columns = (series.x, series.y, series.z) if chart.solid else (series.x, series.y)
+        own = [at for at, other in enumerate(labels) if other == label]
         axes.scatter(
             *([column[at] for at in own] for column in columns),
             s=6,
@@ -176,38 +136,33 @@ def _samples(chart: Chart, series: Series, axes: Any) -> None:
         )
 
 
-def _bars(chart: Chart, axes: Any) -> None:
-    bars = [series for series in chart.series if series.form == "bars"]
+def _bars(bars: Sequence[Series], axes: Any) -> None:
     width = 0.8 / len(bars)
-    for at, series in enumerate(bars):
-        y = _finite(series.y)
-        x = [each - 0.4 + width * (at + 0.5) for each in _finite(series.x)]
-        error = None
-        if series.high:
-            ends = zip(y, _finite(series.low), _finite(series.high), strict=True)
-            spans = [(max(0.0, b - a), max(0.0, c - b)) for b, a, c in ends]
-            error = ([down for down, _ in spans], [up for _, up in spans])
-        color = light(series.color)
-        axes.bar(x, y, width, yerr=error, color=color, label=_text(series.name), capsize=1.5)
+    for place, series in enumerate(bars):
+        axes.bar(
+            [x - 0.4 + width * (place + 0.5) for x in _numbers(series.x)],
+            _numbers(series.y),
+            width,
+            yerr=_lengths(series) if series.high else None,
+            color=light(series.color),
+            label=_text(series.name),
+            capsize=1.5,
+        )
 
 
-def _boxes(chart: Chart, axes: Any) -> None:
+def _boxes(boxes: Sequence[Series], axes: Any) -> None:
     names = ("whislo", "q1", "med", "q3", "whishi")
     stats = [
-        dict(zip(names, _finite(series.y), strict=True)) | {"label": _text(series.name)}
-        for series in chart.series
+        dict(zip(names, _numbers(series.y), strict=True)) | {"label": _text(series.name)}
+        for series in boxes
     ]
     drawn = axes.bxp(stats, showfliers=False, patch_artist=True, medianprops={"color": "black"})
-    for series, box in zip(chart.series, drawn["boxes"], strict=True):
+    for series, box in zip(boxes, drawn["boxes"], strict=True):
         box.set_facecolor((*_rgb(light(series.color)), 0.35))
 
 
-def _rgb(color: str) -> tuple[float, ...]:
-    return tuple(int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
-
-
 def _heat(heat: Heat, axes: Any, picture: Any) -> None:
-    values = [_finite(row) for row in heat.values]
+    values = [_numbers(row) for row in heat.values]
     extent = None
     if not heat.rows:
         extent = (heat.x[0], heat.x[-1], heat.y[0], heat.y[-1])
@@ -224,3 +179,81 @@ def _heat(heat: Heat, axes: Any, picture: Any) -> None:
     if heat.rows:
         _names(axes.xaxis, heat.columns)
         _names(axes.yaxis, heat.rows)
+
+
+def _titles(chart: Chart, axes: Any) -> None:
+    axes.set_title(_text(chart.title), fontsize=10)
+    axes.set_xlabel(_text(chart.x))
+    axes.set_ylabel(_text(chart.y))
+
+
+def _ticks(chart: Chart, axes: Any) -> None:
+    """Numbers, names and lines along the axes, as on the page."""
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    x, y = x_axis(chart), y_axis(chart)
+    if "type" in y:
+        _logarithmic(axes, y)
+    if "range" in y:
+        axes.set_ylim(*y["range"])
+    if chart.percent_y:
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    if chart.x in ("epoch", "step"):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if "range" in x:
+        axes.set_xlim(*x["range"])
+    if chart.names:
+        _names(axes.xaxis, chart.names)
+    if chart.zero:
+        axes.axvline(0, color="0.4", linewidth=0.8)
+    if chart.equal:
+        axes.set_aspect("equal")
+        axes.set_xticks([])
+        axes.set_yticks([])
+    elif chart.heat is None and not chart.solid:
+        axes.grid(alpha=0.25)
+
+
+def _logarithmic(axes: Any, y: dict[str, Any]) -> None:
+    from matplotlib.ticker import NullFormatter
+
+    axes.set_yscale("log")
+    if "tickvals" in y:
+        low, high = axes.get_ylim()
+        marks = zip(y["tickvals"], y["ticktext"], strict=True)
+        kept = [(value, text) for value, text in marks if low <= value <= high]
+        axes.set_yticks([value for value, _ in kept], [text for _, text in kept])
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _legend(chart: Chart, axes: Any, picture: Any) -> None:
+    named = axes.get_legend_handles_labels()[1]
+    if len(named) > 1:
+        ncols = 10 if chart.equal else 2 if len(named) > 2 else 3
+        size = 2.5 if chart.equal else 1  # points of a map are small
+        picture.legend(loc="outside lower center", ncols=ncols, fontsize=8, markerscale=size)
+
+
+def _names(axis: Any, names: tuple[str, ...]) -> None:
+    places = range(0, len(names), max(1, -(-len(names) // 40)))
+    shown = [_short(names[place]) for place in places]
+    axis.set_ticks(list(places), shown, fontsize=7)
+    if axis.axis_name == "x" and sum(map(len, shown)) > CROWDED:
+        axis.set_tick_params(rotation=60)
+
+
+def _text(text: str) -> str:
+    """Dollar signs would start mathematics."""
+    return str(text).replace("$", r"\$")
+
+
+def _short(name: str) -> str:
+    return _text(name if len(name) <= 18 else f"{name[:17]}…")
+
+
+def _numbers(values: Iterable[Number]) -> list[float]:
+    return [math.nan if value is None else float(value) for value in values]
+
+
+def _rgb(color: str) -> tuple[float, ...]:
+    return tuple(int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))

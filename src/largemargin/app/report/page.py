@@ -2,9 +2,8 @@
 
 Jinja2 escapes every text. Scripts are allowed by their hash alone and nothing may be fetched (a
 Content-Security-Policy says so to the browser), so that a class name that looks like HTML can do no
-harm even if it got through.
-
-Figures as tables: what a reader without JavaScript, or without eyes for curves, gets of them.
+harm even if it got through. Figures are written as tables too, for readers without JavaScript or
+without eyes for curves.
 """
 
 import base64
@@ -16,99 +15,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from largemargin.app.report.charts import Cell, Chart, Heat, Number, Section, Table
+from largemargin.app.report.charts import (
+    DARK,
+    LIGHT,
+    NEUTRAL_DARK,
+    NEUTRAL_LIGHT,
+    SYMBOLS,
+    Cell,
+    Chart,
+    Heat,
+    Number,
+    Section,
+    Series,
+    Table,
+)
 from largemargin.app.report.number_format import number_cell, percent_cell, text_cell
-from largemargin.app.report.palette import DARK, LIGHT, NEUTRAL_DARK, NEUTRAL_LIGHT, SYMBOLS
 from largemargin.app.report.plotly_charts import figure
-from largemargin.app.report.report_models import Subjects
+from largemargin.app.report.report_models import ReportModels
 from largemargin.errors import MissingPackage
 from largemargin.version import __version__
-
-ROWS = 16
-"""Of a table of a curve; of more points every k-th is written."""
-
-MATRIX = 12
-"""Classes of a matrix that is written out whole."""
-
-GRID = 5
-"""Rows and columns of a surface."""
-
-Item = TypeVar("Item")
-
-
-def with_numbers(section: Section) -> Section:
-    """The section with a table for every figure that has numbers to read."""
-    blocks = tuple(
-        replace(block, table=numbers(block))
-        if isinstance(block, Chart) and block.table is None
-        else block
-        for block in section.blocks
-    )
-    return replace(section, blocks=blocks)
-
-
-def numbers(chart: Chart) -> Table | None:
-    """A chart as a table; None where places of points say nothing as numbers."""
-    if chart.heat is not None:
-        return _matrix(chart, chart.heat)
-    named = [each for each in chart.series if not each.faint]
-    if chart.equal or chart.solid or not named:
-        return None
-    columns = [_by_place(chart, each.x, each.y) for each in named]
-    places = thinned(sorted({place for column in columns for place in column}), ROWS)
-    show = percent_cell if chart.percent_y else number_cell
-    rows = [
-        (_place(chart, place), *(show(column.get(place)) for column in columns)) for place in places
-    ]
-    heads = (chart.x or "", *(each.name for each in named))
-    return Table(
-        heads, tuple(rows), key=f"numbers-{chart.key}", numeric=tuple(range(1, len(heads)))
-    )
-
-
-def thinned(items: Sequence[Item], most: int) -> list[Item]:
-    """At most so many, evenly spread, with the first and the last."""
-    if len(items) <= most:
-        return list(items)
-    return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
-
-
-def _by_place(
-    chart: Chart, xs: Sequence[Number], ys: Sequence[Number]
-) -> dict[float, float | None]:
-    # Points beside a name stand a little to its left or right.
-    digits = 0 if chart.names else 6
-    return {round(x, digits): y for x, y in zip(xs, ys, strict=True) if x is not None}
-
-
-def _place(chart: Chart, place: float) -> Cell:
-    if chart.names:
-        return text_cell(chart.names[int(place)])
-    return number_cell(place)
-
-
-def _matrix(chart: Chart, heat: Heat) -> Table | None:
-    if heat.rows and len(heat.rows) > MATRIX:
-        return None
-    if heat.rows:
-        rows, columns = list(range(len(heat.rows))), list(range(len(heat.columns)))
-        names, heads = list(heat.rows), ("", *heat.columns)
-    else:
-        rows, columns = (thinned(range(len(side)), GRID) for side in (heat.y, heat.x))
-        names = [f"{heat.y[at]:.3g}" for at in rows]
-        heads = (f"{chart.y} \\ {chart.x}", *(f"{heat.x[at]:.3g}" for at in columns))
-    cells = tuple(
-        (text_cell(name), *(number_cell(heat.values[row][at]) for at in columns))
-        for name, row in zip(names, rows, strict=True)
-    )
-    return Table(heads, cells, key=f"numbers-{chart.key}", numeric=tuple(range(1, len(heads))))
-
 
 TEMPLATES = Path(__file__).with_name("templates")
 NEEDED = "a report needs {name}. Install it: pip install 'largemargin[report]'"
 
 
-def render(subjects: Subjects, sections: Sequence[Section], title: str) -> str:
+def render(models: ReportModels, sections: Sequence[Section], title: str) -> str:
     """The whole page as text."""
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -130,12 +61,12 @@ def render(subjects: Subjects, sections: Sequence[Section], title: str) -> str:
         title=title,
         version=__version__,
         sections=sections,
-        subjects=subjects,
+        models=models,
         style=Markup(_style()),
         plotly=Markup(plotly),
         script=Markup(script),
         policy=_policy(plotly, script),
-        payload=_payload(subjects, sections),
+        payload=_payload(models, sections),
         symbols="●■◆▲✚✖★▼",
     )
 
@@ -187,19 +118,19 @@ def strict(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _payload(subjects: Subjects, sections: Sequence[Section]) -> dict[str, Any]:
+def _payload(models: ReportModels, sections: Sequence[Section]) -> dict[str, Any]:
     """What the script draws from. Written by ``tojson``, which escapes < > & and quotes."""
     pictures: dict[str, dict[str, str]] = {}
     names: dict[str, dict[str, str]] = {}
     classes: dict[str, list[str]] = {}
-    for each in subjects.each:
-        key = each.data_key
-        classes.setdefault(key, list(each.classes))
-        if each.observed is not None:
-            own = {str(at): uri for at, uri in each.observed.pictures.items()}
+    for model in models:
+        key = model.data_key
+        classes.setdefault(key, list(model.classes))
+        if model.views is not None:
+            own = {str(at): uri for at, uri in model.views.pictures.items()}
             pictures[key] = {**own, **pictures.get(key, {})}
             names[key] = {
-                **{str(at): name for at, name in each.observed.ids.items()},
+                **{str(at): name for at, name in model.views.ids.items()},
                 **names.get(key, {}),
             }
     return {
@@ -209,5 +140,80 @@ def _payload(subjects: Subjects, sections: Sequence[Section]) -> dict[str, Any]:
         "classes": classes,
         "symbols": list(SYMBOLS),
         # A class of one model is another's only where all have the same.
-        "linked": bool(subjects.classes),
+        "linked": bool(models.classes),
     }
+
+
+ROWS = 16
+"""Of a table of a curve; of more points every k-th is written."""
+
+MATRIX = 12
+"""Classes of a matrix that is written out whole."""
+
+GRID = 5
+"""Rows and columns of a surface."""
+
+
+def with_numbers(section: Section) -> Section:
+    """The section with a table for every figure that has numbers to read."""
+    blocks = tuple(
+        replace(block, table=numbers(block))
+        if isinstance(block, Chart) and block.table is None
+        else block
+        for block in section.blocks
+    )
+    return replace(section, blocks=blocks)
+
+
+def numbers(chart: Chart) -> Table | None:
+    """A chart as a table; None where places of points say nothing as numbers."""
+    if chart.heat is not None:
+        return _matrix(chart, chart.heat)
+    curves = [series for series in chart.series if not series.faint]
+    if chart.equal or chart.solid or not curves:
+        return None
+    columns = [_by_place(chart, series) for series in curves]
+    places = thinned(sorted(set().union(*columns)), ROWS)
+    heads = (chart.x, *(series.name for series in curves))
+    rows = tuple(_row(chart, place, [column.get(place) for column in columns]) for place in places)
+    return Table(heads, rows, key=f"numbers-{chart.key}", numeric=tuple(range(1, len(heads))))
+
+
+def _row(chart: Chart, place: float, values: Sequence[Number]) -> tuple[Cell, ...]:
+    first = text_cell(chart.names[int(place)]) if chart.names else number_cell(place)
+    show = percent_cell if chart.percent_y else number_cell
+    return first, *map(show, values)
+
+
+def _by_place(chart: Chart, series: Series) -> dict[float, Number]:
+    # Points beside a name stand a little to its left or right.
+    digits = 0 if chart.names else 6
+    pairs = zip(series.x, series.y, strict=True)
+    return {round(x, digits): y for x, y in pairs if x is not None}
+
+
+Item = TypeVar("Item")
+
+
+def thinned(items: Sequence[Item], most: int) -> list[Item]:
+    """At most so many, evenly spread, with the first and the last."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]
+
+
+def _matrix(chart: Chart, heat: Heat) -> Table | None:
+    if heat.rows and len(heat.rows) > MATRIX:
+        return None
+    if heat.rows:
+        rows, columns = list(range(len(heat.rows))), list(range(len(heat.columns)))
+        names, heads = list(heat.rows), ("", *heat.columns)
+    else:
+        rows, columns = (thinned(range(len(side)), GRID) for side in (heat.y, heat.x))
+        names = [f"{heat.y[at]:.3g}" for at in rows]
+        heads = (f"{chart.y} \\ {chart.x}", *(f"{heat.x[at]:.3g}" for at in columns))
+    cells = tuple(
+        (text_cell(name), *(number_cell(heat.values[row][at]) for at in columns))
+        for name, row in zip(names, rows, strict=True)
+    )
+    return Table(heads, cells, key=f"numbers-{chart.key}", numeric=tuple(range(1, len(heads))))

@@ -1,15 +1,23 @@
 """Charts as figures of plotly.js, in plain dicts.
 
-Every text is untrusted, and plotly reads texts as a small HTML: :func:`said` takes that from it.
+Every text is untrusted, and plotly reads texts as a subset of HTML: :func:`said` escapes it.
 Colours are places in the palette (``c3``, ``neutral``), which the page turns into colours of the
 light or the dark theme.
 """
 
 from typing import Any
 
-from largemargin.app.report.charts import FEW, Chart, Heat, Number, Series, x_axis, y_axis
+from largemargin.app.report.charts import (
+    FEW,
+    SCALE,
+    Chart,
+    Heat,
+    Number,
+    Series,
+    x_axis,
+    y_axis,
+)
 from largemargin.app.report.number_format import rounded
-from largemargin.app.report.palette import SCALE
 
 LONGEST = 40
 """Letters of a name in a figure."""
@@ -33,100 +41,66 @@ def figure(chart: Chart) -> dict[str, Any]:
     made: dict[str, Any] = {"data": traces, "layout": _layout(chart)}
     if chart.marks:
         made["marks"] = [
-            {"name": said(each.name), "color": _color(each.color), "x": _numbers(each.x)}
-            for each in chart.marks
+            {"name": said(marks.name), "color": _color(marks.color), "x": _numbers(marks.x)}
+            for marks in chart.marks
         ]
     return made
 
 
-def _numbers(values: Any) -> list[Number]:
-    return [rounded(value) for value in values]
-
-
-def _color(place: int | None) -> str:
-    return "neutral" if place is None else f"c{place % 8}"
-
-
 def _trace(chart: Chart, series: Series) -> dict[str, Any]:
-    made: dict[str, Any] = {"name": said(series.name), "x": _numbers(series.x)}
-    made["legendgroup"] = said(series.family)
+    named: dict[str, Any] = {"name": said(series.name), "legendgroup": said(series.family)}
     if series.form == "box":
-        return _box(series)
-    made["y"] = _numbers(series.y)
-    color = _color(series.color)
-    if series.form == "bars":
-        made |= {"type": "bar", "marker": {"color": color}}
-    else:
-        made["type"] = "scatter3d" if chart.solid else "scatter"
-        made["mode"] = "markers" if series.form == "points" else "lines"
-        if series.form == "line" and 0 < len(series.x) <= FEW and not series.faint:
-            made["mode"] = "lines+markers"
-        made["line"] = {"color": color, "dash": series.dash, "width": 1 if series.faint else 2}
-        if series.form == "steps":
-            made["line"]["shape"] = "hvh"
-            made["fill"] = "tozeroy"
-        made["marker"] = {"color": color, "size": 3 if chart.solid else 6}
-    if series.faint:
-        made |= {"opacity": 0.45, "showlegend": False, "hoverinfo": "skip"}
+        return named | _box(series)
+    trace = named | {"x": _numbers(series.x), "y": _numbers(series.y)}
     if chart.solid:
-        made["z"] = _numbers(series.z)
+        trace["z"] = _numbers(series.z)
+    if series.form == "bars":
+        trace |= {"type": "bar", "marker": {"color": _color(series.color)}}
+    else:
+        trace |= _scatter(chart, series)
     if series.high:
-        made["error_y"] = _errors(series, color)
+        trace["error_y"] = _errors(series)
     if series.texts:
-        made["text"] = [said(text) for text in series.texts]
-        if chart.solid:
-            made |= {"mode": "markers+text", "textposition": "top center"}
-    if series.points is not None:
-        p = series.points
-        made["meta"] = {
-            "labels": list(p.labels),
-            "index": list(p.index),
-            "predicted": list(p.predicted),
-            "margins": _numbers(p.margins),
-            "data": p.data,
-            "margin": p.margin,
-        }
-        made["hoverinfo"] = "none"
-    elif series.classes:
-        made["meta"] = {"classes": list(series.classes)}
-        made["hovertemplate"] = f"%{{text}}: %{{y:.4g}}<extra>{_literal(series.name)}</extra>"
-    elif "hoverinfo" not in made:
-        made["hovertemplate"] = _template(chart, series.name)
-    return made
-
-
-def _template(chart: Chart, name: str) -> str:
-    y = "%{y:.2%}" if chart.percent_y else "%{y:.4g}"
-    return f"%{{x}}: {y}<extra>{_literal(name)}</extra>"
-
-
-def _literal(name: str) -> str:
-    """The name is data, not a template: what looks like a field must not be filled in."""
-    return said(name).replace("{", "&#123;")
+        trace["text"] = [said(text) for text in series.texts]
+    if series.faint:
+        trace |= {"opacity": 0.45, "showlegend": False}
+    return trace | _hover(chart, series)
 
 
 def _box(series: Series) -> dict[str, Any]:
     """A box of five numbers: whiskers at the 5 % and 95 % quantiles."""
-    low, first, middle, third, high = _numbers(series.y)
+    names = ("lowerfence", "q1", "median", "q3", "upperfence")
     return {
         "type": "box",
-        "name": said(series.name),
-        "legendgroup": said(series.family),
-        "lowerfence": [low],
-        "q1": [first],
-        "median": [middle],
-        "q3": [third],
-        "upperfence": [high],
+        **{name: [value] for name, value in zip(names, _numbers(series.y), strict=True)},
         "x": [said(series.name)],
         "marker": {"color": _color(series.color)},
         "line": {"color": _color(series.color)},
     }
 
 
-def _errors(series: Series, color: str) -> dict[str, Any]:
-    pairs = zip(series.y, series.low, series.high, strict=True)
+def _scatter(chart: Chart, series: Series) -> dict[str, Any]:
+    """How a line, steps or points are drawn."""
+    color = _color(series.color)
+    line = {"color": color, "dash": series.dash, "width": 1 if series.faint else 2}
+    marked = series.form == "line" and 0 < len(series.x) <= FEW and not series.faint
+    mode = "markers" if series.form == "points" else "lines+markers" if marked else "lines"
+    made: dict[str, Any] = {
+        "type": "scatter3d" if chart.solid else "scatter",
+        "mode": mode,
+        "line": line,
+        "marker": {"color": color, "size": 3 if chart.solid else 6},
+    }
+    if chart.solid and series.texts:
+        made |= {"mode": "markers+text", "textposition": "top center"}
+    if series.form == "steps":
+        made |= {"line": line | {"shape": "hvh"}, "fill": "tozeroy"}
+    return made
+
+
+def _errors(series: Series) -> dict[str, Any]:
     up, down = [], []
-    for y, low, high in pairs:
+    for y, low, high in zip(series.y, series.low, series.high, strict=True):
         known = y is not None and low is not None and high is not None
         up.append(rounded(high - y) if known else None)  # type: ignore[operator]
         down.append(rounded(y - low) if known else None)  # type: ignore[operator]
@@ -135,10 +109,38 @@ def _errors(series: Series, color: str) -> dict[str, Any]:
         "symmetric": False,
         "array": up,
         "arrayminus": down,
-        "color": color,
+        "color": _color(series.color),
         "thickness": 1,
         "width": 3,
     }
+
+
+def _hover(chart: Chart, series: Series) -> dict[str, Any]:
+    """What is shown at a point; ``meta`` is what the script of the page reads."""
+    if series.points is not None:
+        points = series.points
+        meta = {
+            "labels": list(points.labels),
+            "index": list(points.index),
+            "predicted": list(points.predicted),
+            "margins": _numbers(points.margins),
+            "data": points.data,
+            "margin": points.margin,
+        }
+        return {"meta": meta, "hoverinfo": "none"}
+    extra = f"<extra>{_literal(series.name)}</extra>"
+    if series.classes:
+        template = f"%{{text}}: %{{y:.4g}}{extra}"
+        return {"meta": {"classes": list(series.classes)}, "hovertemplate": template}
+    if series.faint:
+        return {"hoverinfo": "skip"}
+    y = "%{y:.2%}" if chart.percent_y else "%{y:.4g}"
+    return {"hovertemplate": f"%{{x}}: {y}{extra}"}
+
+
+def _literal(name: str) -> str:
+    """The name is data, not a template: what looks like a field must not be filled in."""
+    return said(name).replace("{", "&#123;")
 
 
 def _heat(heat: Heat) -> dict[str, Any]:
@@ -165,35 +167,38 @@ def _heat(heat: Heat) -> dict[str, Any]:
 
 
 def _layout(chart: Chart) -> dict[str, Any]:
-    x: dict[str, Any] = {"title": {"text": said(chart.x, 80)}}
-    y: dict[str, Any] = {"title": {"text": said(chart.y, 80)}}
-    layout: dict[str, Any] = {"xaxis": x, "yaxis": y}
-    x |= x_axis(chart)
-    y |= y_axis(chart)
+    x: dict[str, Any] = {"title": {"text": said(chart.x, 80)}} | x_axis(chart)
+    y: dict[str, Any] = {"title": {"text": said(chart.y, 80)}} | y_axis(chart)
+    # The page has legends of its own, which wrap and can be reached by keyboard.
+    layout: dict[str, Any] = {"xaxis": x, "yaxis": y, "showlegend": False}
+    forms = {series.form for series in chart.series}
     if chart.names:
         # Names that lean to the left end at their place: the last one has room too.
         x |= _places(chart.names) | ({"tickangle": -30} if _long(chart.names) else {})
-    if any(series.form == "box" for series in chart.series):
+    if "box" in forms:
         x["showticklabels"] = False
-    if chart.heat is not None and chart.heat.rows:
-        x |= _places(chart.heat.columns, MATRIX_NAMES)
-        y |= _places(chart.heat.rows, MATRIX_NAMES) | {"autorange": "reversed"}
+    if "bars" in forms:
+        layout["barmode"] = "group"
+    if chart.zero:
+        x["zeroline"] = True
     if chart.heat is not None:
-        y["scaleanchor"], y["constrain"], x["constrain"] = "x", "domain", "domain"
-        x["showgrid"] = y["showgrid"] = False
+        _lay_out_heat(chart.heat, x, y)
     if chart.equal:
         for axis in (x, y):
             axis |= {"showticklabels": False, "ticks": "", "showgrid": False, "showline": False}
-        y |= {"scaleanchor": "x"}
-    if chart.zero:
-        x["zeroline"] = True
-    if any(series.form == "bars" for series in chart.series):
-        layout |= {"barmode": "group"}
+        y["scaleanchor"] = "x"
     if chart.solid:
         layout["scene"] = {"aspectmode": "data"}
-    # The page has legends of its own, which wrap and can be reached by keyboard.
-    layout["showlegend"] = False
     return layout
+
+
+def _lay_out_heat(heat: Heat, x: dict[str, Any], y: dict[str, Any]) -> None:
+    if heat.rows:
+        x |= _places(heat.columns, MATRIX_NAMES)
+        y |= _places(heat.rows, MATRIX_NAMES) | {"autorange": "reversed"}
+    y["scaleanchor"] = "x"
+    x["constrain"] = y["constrain"] = "domain"
+    x["showgrid"] = y["showgrid"] = False
 
 
 def _long(names: tuple[str, ...]) -> bool:
@@ -206,3 +211,11 @@ def _places(names: tuple[str, ...], most: int = 40) -> dict[str, Any]:
     step = max(1, -(-len(shown) // most))
     at = list(range(0, len(shown), step))
     return {"tickvals": at, "ticktext": [shown[i] for i in at], "automargin": True}
+
+
+def _numbers(values: Any) -> list[Number]:
+    return [rounded(value) for value in values]
+
+
+def _color(place: int | None) -> str:
+    return "neutral" if place is None else f"c{place % 8}"

@@ -2,14 +2,13 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from largemargin.app.config import RunConfig
-from largemargin.app.report.class_rivals import Rivals, rivals_in
-from largemargin.app.report.sample_views import Observed
+from largemargin.app.report.sample_views import Rivals, SampleViews, rivals_in
 from largemargin.app.training.comparison import RESULT as COMPARISON
 from largemargin.app.training.comparison import RUNS, Comparison
 from largemargin.app.training.config_file import to_dict
@@ -18,18 +17,19 @@ from largemargin.app.training.objective import parse_objective
 from largemargin.app.training.runs import DATA, ENVIRONMENT, METRICS, Run
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.accuracy import Correct
+from largemargin.measuring.calibration import Calibration
 from largemargin.measuring.evaluate import Evaluation
 from largemargin.measuring.geometry_result import Geometry
 
 EVALUATION = "evaluation.json"
 
-Given: TypeAlias = Geometry | Run | str | Path
-Reportable: TypeAlias = Given | Sequence[Given] | Mapping[str, Given]
+ReportSource: TypeAlias = Geometry | Run | str | Path
+ReportSources: TypeAlias = ReportSource | Sequence[ReportSource] | Mapping[str, ReportSource]
 """A geometry, a run, a folder of either kind, several of them, or several by name."""
 
 
 @dataclass(frozen=True)
-class Subject:
+class ReportModel:
     """One model of the report; what is not known of it is None or empty."""
 
     name: str
@@ -38,30 +38,42 @@ class Subject:
     run: Run | None = None
     config: RunConfig | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    rows: tuple[dict[str, Any], ...] = ()
+    metrics: tuple[dict[str, Any], ...] = ()
+    """Rows of metrics.jsonl."""
     result: dict[str, Any] = field(default_factory=dict)
     evaluation: Evaluation | None = None
     data: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     baseline: bool = False
     color: int | None = 0
-    observed: Observed | None = None
+    views: SampleViews | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         return f"{self.name} (baseline)" if self.baseline else self.name
 
-    @property
-    def where(self) -> str:
-        """What to type for the run in a command."""
-        return "RUN" if self.run is None else shlex.quote(str(self.run.folder))
-
     def class_name(self, label: int) -> str:
         return self.classes[label] if 0 <= label < len(self.classes) else f"class {label}"
 
+    @property
+    def shell_path(self) -> str:
+        """What to type for the run in a command."""
+        return "RUN" if self.run is None else shlex.quote(str(self.run.folder))
+
+    @property
+    def evaluate_command(self) -> str:
+        return f"largemargin evaluate {self.shell_path}"
+
+    def measure_command(self, *options: str) -> str:
+        """Measure with ``options`` and what was measured before: the file is written anew."""
+        words = ["largemargin measure", self.shell_path]
+        if self.geometry is not None:
+            words += [word for word in _measured_options(self.geometry) if word not in options]
+        return " ".join([*words, *options, f"--out {self.shell_path}/geometry.json"])
+
     def epochs(self) -> list[dict[str, Any]]:
-        return [row for row in self.rows if row.get("kind") == "epoch"]
+        return [row for row in self.metrics if row.get("kind") == "epoch"]
 
     @property
     def skipped_steps(self) -> tuple[int, int]:
@@ -69,6 +81,25 @@ class Subject:
         rows = self.epochs()
         steps = max((int(row.get("step") or 0) for row in rows), default=0)
         return sum(int(row.get("bad_steps") or 0) for row in rows), steps
+
+    @property
+    def train_counts(self) -> list[int]:
+        """Training images of each class, by class; empty where they are not known."""
+        counts = self.data.get("record", {}).get("counts", {}).get("train", {})
+        found = [counts.get(name) for name in self.classes]
+        return [int(count) for count in found] if found and None not in found else []
+
+    @property
+    def tested_on(self) -> str | None:
+        """Digest of the test images of a run, or else of its validation images."""
+        digests = self.data.get("record", {}).get("digests", {})
+        digest = digests.get("test") or digests.get("validation")
+        return None if digest is None else str(digest)
+
+    @property
+    def data_key(self) -> str:
+        """The same for runs on the same test images."""
+        return (self.tested_on or self.name)[:16]
 
     @property
     def accuracy(self) -> float | None:
@@ -110,7 +141,14 @@ class Subject:
     def class_accuracy(self) -> tuple[float, ...]:
         if self.evaluation is not None:
             return self.evaluation.clean.per_class
-        return () if self.observed is None else self.observed.class_accuracy
+        return () if self.views is None else self.views.class_accuracy
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The calibration that was evaluated, or else measured."""
+        if self.evaluation is not None:
+            return self.evaluation.clean.calibration
+        return None if self.geometry is None else self.geometry.calibration
 
     @property
     def rivals(self) -> Rivals | None:
@@ -118,129 +156,153 @@ class Subject:
         angles = None if self.geometry is None else self.geometry.prototypes.angles
         if angles is not None and len(angles) > 1:
             return rivals_in(angles)
-        return None if self.observed is None else self.observed.rivals
+        return None if self.views is None else self.views.rivals
 
-    @property
-    def data_key(self) -> str:
-        """The same for runs on the same test images."""
-        return (self.tested_on or self.name)[:16]
 
-    @property
-    def tested_on(self) -> str | None:
-        """Digest of the test images of a run, or else of its validation images."""
-        digests = self.data.get("record", {}).get("digests", {})
-        found = digests.get("test") or digests.get("validation")
-        return None if found is None else str(found)
+def _measured_options(geometry: Geometry) -> Iterator[str]:
+    """Options of ``largemargin measure`` that give the optional parts of a geometry."""
+    for option, part in (
+        ("--curvature true", geometry.curvature),
+        ("--bounds true", geometry.bounds),
+        ("--input_margins true", geometry.input_margins),
+        ("--sphere true", geometry.sphere),
+    ):
+        if part is not None:
+            yield option
+    for option, names in (
+        ("--layers", [layer.name for layer in geometry.layers or ()]),
+        ("--layer_margins", list(geometry.layer_margins or ())),
+    ):
+        if names:
+            yield f"{option} {shlex.quote(','.join(names))}"
+
+
+Measured: TypeAlias = tuple[ReportModel, Geometry]
 
 
 @dataclass(frozen=True)
-class Subjects:
+class ReportModels:
     """All models of a report, and the comparison they are of, if any."""
 
-    each: tuple[Subject, ...]
+    models: tuple[ReportModel, ...]
     comparison: Comparison | None = None
 
+    def __iter__(self) -> Iterator[ReportModel]:
+        return iter(self.models)
+
+    def __len__(self) -> int:
+        return len(self.models)
+
+    def __getitem__(self, index: int) -> ReportModel:
+        return self.models[index]
+
     @property
-    def baseline(self) -> Subject | None:
-        return next((each for each in self.each if each.baseline), None)
+    def measured(self) -> list[Measured]:
+        """Models that have a geometry, with it."""
+        return [(model, model.geometry) for model in self if model.geometry is not None]
+
+    @property
+    def title(self) -> str:
+        names = [model.name for model in self]
+        shown = ", ".join(names[:4])
+        return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"
+
+    @property
+    def baseline(self) -> ReportModel | None:
+        return next((model for model in self if model.baseline), None)
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes where all models have the same, else none."""
-        first = self.each[0].classes
-        return first if all(each.classes == first for each in self.each) else ()
+        first = self[0].classes
+        return first if all(model.classes == first for model in self) else ()
 
 
-def read_subjects(given: Reportable) -> Subjects:
+def read_models(source: ReportSources) -> ReportModels:
     """Everything the report is about, in the order given, with names that differ."""
-    named = _named(given)
+    named = _named(source)
     if not named:
         raise LargeMarginError("a report needs at least one run or geometry, but none was given.")
     comparison: Comparison | None = None
-    found: list[Subject] = []
+    models: list[ReportModel] = []
     for name, each in named:
         if isinstance(each, str | Path) and (Path(each) / COMPARISON).is_file():
             comparison = Comparison.load(Path(each) / COMPARISON)
-            found += [_run(run, method) for method, run in _runs(comparison, Path(each))]
+            models += [_from_run(run, method) for method, run in _runs(comparison, Path(each))]
         else:
-            found.append(_subject(each, name))
-    return Subjects(tuple(_marked(found)), comparison)
+            models.append(_read(each, name))
+    return ReportModels(tuple(_told_apart(models)), comparison)
 
 
-def _named(given: Reportable) -> list[tuple[str | None, Given]]:
-    if isinstance(given, Mapping):
-        return [(str(name), each) for name, each in given.items()]
-    if isinstance(given, Geometry | Run | str | Path):
-        return [(None, given)]
-    if isinstance(given, Sequence):
-        return [(None, each) for each in given]
+def _named(source: ReportSources) -> list[tuple[str | None, ReportSource]]:
+    if isinstance(source, Mapping):
+        return [(str(name), each) for name, each in source.items()]
+    if isinstance(source, Geometry | Run | str | Path):
+        return [(None, source)]
+    if isinstance(source, Sequence):
+        return [(None, each) for each in source]
     raise LargeMarginError(
         "a report is about a Geometry, a Run, the folder of one, or several of them, but "
-        f"{type(given).__name__} was given."
+        f"{type(source).__name__} was given."
     )
 
 
 def _runs(comparison: Comparison, place: Path) -> list[tuple[str, Run]]:
     """The run of the first seed of every method, also where the comparison was moved."""
-    found = []
-    for each in comparison.methods:
-        for folder in each.folders[:1]:
+    runs = []
+    for result in comparison.methods:
+        for folder in result.folders[:1]:
             moved = place / RUNS / Path(folder).name
-            found.append((each.method, Run.open(folder if Path(folder).is_dir() else moved)))
-    return found
+            runs.append((result.method, Run.open(folder if Path(folder).is_dir() else moved)))
+    return runs
 
 
-def _subject(given: Given, name: str | None) -> Subject:
-    if isinstance(given, Geometry):
-        return Subject(name or "model", given, _classes_of(given))
-    if isinstance(given, Run):
-        return _run(given, name)
-    if not isinstance(given, str | Path):
+def _read(source: ReportSource, name: str | None) -> ReportModel:
+    if isinstance(source, Geometry):
+        return ReportModel(name or "model", source, _classes_of(source))
+    if isinstance(source, Run):
+        return _from_run(source, name)
+    if not isinstance(source, str | Path):
         raise LargeMarginError(
             "a report is about geometries and runs, but "
-            f"{type(given).__name__} was given among them."
+            f"{type(source).__name__} was given among them."
         )
-    path = Path(given)
+    path = Path(source)
     if path.is_file():
-        return _subject(Geometry.load(path), name or path.stem)
+        return _read(Geometry.load(path), name or path.stem)
     if not path.exists():
         raise LargeMarginError(
-            f"there is no {given}. Pass the folder of a run, as runs/20250101-120000-name, that of "
-            "a comparison, or a geometry.json."
+            f"there is no {source}. Pass the folder of a run, as runs/20250101-120000-name, that "
+            "of a comparison, or a geometry.json."
         )
-    return _run(Run.open(path), name)
+    return _from_run(Run.open(path), name)
 
 
-def _run(run: Run, name: str | None = None) -> Subject:
+def _from_run(run: Run, name: str | None = None) -> ReportModel:
     notes: list[str] = []
     config = run.config
     facts = _json(run.folder / DATA, notes) or {}
     geometry: Geometry | None = None
-    evaluation: Evaluation | None = None
     try:
         geometry = run.geometry()
     except LargeMarginError as error:
         notes.append(str(error))
-    if (run.folder / EVALUATION).is_file():
-        try:
-            evaluation = _result(Evaluation.load(run.folder / EVALUATION), facts, notes)
-        except LargeMarginError as error:
-            notes.append(str(error))
-    classes = tuple(str(each) for each in facts.get("classes", ()))
+    evaluation = _evaluation(run, facts, notes)
+    classes = tuple(str(label) for label in facts.get("classes", ()))
     if not classes and geometry is not None:
         classes = _classes_of(geometry)
     if not run.finished:
         notes.append("training is not finished: the report shows it as far as it came")
     if run.failure is not None:
         notes.append(f"the run diverged: {run.failure}")
-    return Subject(
+    return ReportModel(
         name=name or config.name,
         geometry=geometry,
         classes=classes,
         run=run,
         config=config,
         settings=to_dict(config),
-        rows=tuple(_metrics(run, notes)),
+        metrics=tuple(_metrics(run, notes)),
         result=run.result if run.finished else {},
         evaluation=evaluation,
         data=facts,
@@ -255,23 +317,31 @@ def _classes_of(geometry: Geometry) -> tuple[str, ...]:
     return geometry.class_names or tuple(str(label) for label in range(geometry.classes))
 
 
-def _result(found: Evaluation, facts: dict[str, Any], notes: list[str]) -> Evaluation | None:
+def _evaluation(run: Run, facts: dict[str, Any], notes: list[str]) -> Evaluation | None:
     """The evaluation, unless it is of other images than the result of the run."""
+    path = run.folder / EVALUATION
+    if not path.is_file():
+        return None
+    try:
+        evaluation = Evaluation.load(path)
+    except LargeMarginError as error:
+        notes.append(str(error))
+        return None
     again = "it is left out. Run largemargin evaluate on the run for its own"
-    if found.origin is not None:
-        if found.origin.usual:
-            return found
-        notes.append(f"{EVALUATION} is of {found.origin}: {again}")
+    if evaluation.origin is not None:
+        if evaluation.origin.usual:
+            return evaluation
+        notes.append(f"{EVALUATION} is of {evaluation.origin}: {again}")
         return None
     # Files of earlier versions do not say what they are of, but how much of it there was.
     images = facts.get("record", {}).get("images", {})
     order = ("test", "validation", *(("train",) if "query" in images else ()))
     split = next((name for name in order if images.get(name)), None)
-    seen = found.clean.samples + found.clean.skipped
-    if split is None or images[split] == seen:
-        return found
+    samples = evaluation.clean.samples + evaluation.clean.skipped
+    if split is None or images[split] == samples:
+        return evaluation
     notes.append(
-        f"{EVALUATION} is of {seen:,} images, but the run has {images[split]:,} {split} images: "
+        f"{EVALUATION} is of {samples:,} images, but the run has {images[split]:,} {split} images: "
         f"{again}"
     )
     return None
@@ -305,20 +375,14 @@ def _metrics(run: Run, notes: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _marked(found: list[Subject]) -> list[Subject]:
+def _told_apart(models: list[ReportModel]) -> list[ReportModel]:
     """Different names and colours; one baseline at most, the first."""
-    from dataclasses import replace
-
-    names: dict[str, int] = {}
-    marked, place, has_baseline = [], 0, False
-    several = len(found) > 1
-    for each in found:
-        seen = names.get(each.name, 0) + 1
-        names[each.name] = seen
-        name = each.name if seen == 1 else f"{each.name} #{seen}"
-        baseline = each.baseline and several and not has_baseline
-        has_baseline = has_baseline or baseline
-        color = None if baseline else place
-        place += not baseline
-        marked.append(replace(each, name=name, baseline=baseline, color=color))
-    return marked
+    baseline = next((model for model in models if model.baseline and len(models) > 1), None)
+    seen: dict[str, int] = {}
+    made: list[ReportModel] = []
+    for model in models:
+        seen[model.name] = seen.get(model.name, 0) + 1
+        name = model.name if seen[model.name] == 1 else f"{model.name} #{seen[model.name]}"
+        color = None if model is baseline else len(made) - any(each.baseline for each in made)
+        made.append(replace(model, name=name, baseline=model is baseline, color=color))
+    return made

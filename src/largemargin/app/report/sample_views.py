@@ -1,18 +1,19 @@
-"""What a report looks at itself: samples in the plane, angles, small pictures of samples."""
+"""What a report measures by itself, with the model and the images of a run.
+
+Samples in the plane, angles to class vectors, the loss around a sample, small pictures.
+"""
 
 import base64
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from largemargin.app.data.epoch_batches import Batches
-from largemargin.app.data.samples import Samples
-from largemargin.app.report.class_rivals import Rivals, rivals_of
+from largemargin.app.data.samples import Batches, Samples
 from largemargin.app.training.runs import Run
 from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.measuring.batches import call
@@ -20,7 +21,7 @@ from largemargin.measuring.distributions import Distribution, describe
 from largemargin.measuring.embed import Embeddings, embed
 from largemargin.measuring.geometry_result import Geometry
 from largemargin.measuring.loss_surface import LossSurface, measure_surface
-from largemargin.measuring.probe import Capture
+from largemargin.measuring.probe import Probe
 from largemargin.measuring.sphere import Sphere
 
 METHODS = ("tsne", "pca", "none")
@@ -33,14 +34,18 @@ JPEG_QUALITY = 85
 WORST = 20
 SPHERE_POINTS = 1500
 """Of one sphere; more would only hide each other."""
+MATRIX_CLASSES = 64
+"""Classes of a matrix of angles that can still be read."""
+ROWS = 1024
+"""Class vectors compared with all others at a time."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """How much a report looks at by itself.
+class ViewOptions:
+    """What a report measures by itself.
 
     Args:
-        features: how samples are placed in the plane: tsne, pca or none (no such section).
+        features: how samples are placed in the plane: tsne, pca or none (no model is run).
         layers: names of modules to show, "penultimate" for what enters the head.
         max_samples: how many samples to place.
         noise: standard deviation of the noise of the noisy picture, in units of [0, 1] pixels; 0
@@ -61,86 +66,101 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Observed:
-    """Of one run, on the images it was measured on."""
+class Rivals:
+    """Angles in degrees between class vectors."""
+
+    nearest: tuple[int, ...]
+    """By class: the class whose vector is closest."""
+    angle: tuple[float, ...]
+    """By class: the angle to it."""
+    classes: tuple[int, ...]
+    """Those with the closest rivals, at most 64, in their order."""
+    matrix: tuple[tuple[float, ...], ...]
+    """Angles between these."""
+
+
+@dataclass(frozen=True)
+class SampleViews:
+    """A model on the images it was measured on."""
 
     embeddings: Embeddings | None = None
     own_angle: Distribution | None = None
     """Of features to the vector of their class, degrees."""
     rival_angle: Distribution | None = None
     """To the nearest vector of another class."""
-    angle_samples: int = 0
     class_accuracy: tuple[float, ...] = ()
     rivals: Rivals | None = None
     surface: LossSurface | None = None
-    surface_of: int | None = None
-    """The sample it is around."""
+    surface_sample: int | None = None
+    """The sample at the centre of the surface."""
     ids: dict[int, str] = field(default_factory=dict)
     pictures: dict[int, str] = field(default_factory=dict)
     worst_pictures: dict[int, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-
-def drawn_points(found: Sphere) -> range:
-    """Places of the points of a sphere that are drawn."""
-    return range(0, len(found.points), -(-len(found.points) // SPHERE_POINTS) or 1)
+    def sample_id(self, index: int) -> str:
+        return self.ids.get(index, f"sample {index}")
 
 
-def observe(
-    run: Run, geometry: Geometry | None, look: Look, *, around: int | None = None
-) -> Observed:
-    """Look at a run's model with its own images; what fails is said in ``notes``.
+def view_samples(
+    run: Run, geometry: Geometry | None, options: ViewOptions, *, around: int | None = None
+) -> SampleViews:
+    """Run a run's model on its own images; what fails is said in ``notes``.
 
     Args:
-        around: the sample whose loss surface to draw if it is classified right; default the first
-            that is.
+        around: the sample whose loss surface to draw if it is classified correctly; default the
+            first that is.
     """
-    look.check()
+    options.check()
     try:
         data = run.data()
-        model = run.model().to(look.device)
+        model = run.model().to(options.device)
     except (LargeMarginError, OSError, ImportError, RuntimeError) as error:
-        return Observed(notes=(f"the model or its images could not be loaded: {error}",))
+        return SampleViews(notes=(f"the model or its images could not be loaded: {error}",))
     samples = data.test or data.validation
     if not samples:
-        return Observed(notes=("the data has no test or validation images to look at",))
+        return SampleViews(notes=("the data has no test or validation images to look at",))
     notes: list[str] = []
-    batches = Batches(samples, 256, device=look.device, shuffle=False)
-    embeddings: Embeddings | None = None
-    if look.features != "none":
-        try:
-            embeddings = embed(
-                model,
-                batches,
-                layers=look.layers,
-                method=look.features,
-                noise=look.noise or None,
-                max_samples=look.max_samples,
-                device=look.device,
-            )
-        except (LargeMarginError, ImportError) as error:
-            notes.append(f"features were not placed in the plane: {error}")
-    own, rival, seen, right, rivals = _angles(model, samples, look.device)
-    index = () if embeddings is None else embeddings.index
+    embeddings = _embeddings(model, samples, options, notes)
+    own, rival, class_accuracy, rivals = _angles(model, samples, options.device)
     worst = _worst(geometry, samples, notes)
-    pointed = sorted({*index, *_on_sphere(geometry, samples)})
-    hover = pointed[:: -(-len(pointed) // HOVER_PICTURES) or 1]
-    surface, at = _surface(model, samples, look.device, around, notes)
-    shown = {*pointed, *worst, *(() if at is None else (at,))}
-    return Observed(
+    drawn = sorted({*(embeddings.index if embeddings else ()), *_sphere_samples(geometry, samples)})
+    hover = drawn[:: -(-len(drawn) // HOVER_PICTURES) or 1]
+    surface, surface_sample = _surface(model, samples, options.device, around, notes)
+    named = {*drawn, *worst, *(() if surface_sample is None else (surface_sample,))}
+    return SampleViews(
         embeddings=embeddings,
         own_angle=own,
         rival_angle=rival,
-        angle_samples=seen,
-        class_accuracy=right,
+        class_accuracy=class_accuracy,
         rivals=rivals,
         surface=surface,
-        surface_of=at,
-        ids={index: str(samples.ids[index]) for index in sorted(shown)},
+        surface_sample=surface_sample,
+        ids={index: str(samples.ids[index]) for index in sorted(named)},
         pictures=pictures(samples, hover, HOVER_SIDE),
         worst_pictures=pictures(samples, worst, WORST_SIDE),
         notes=tuple(notes),
     )
+
+
+def _embeddings(
+    model: nn.Module, samples: Samples, options: ViewOptions, notes: list[str]
+) -> Embeddings | None:
+    if options.features == "none":
+        return None
+    try:
+        return embed(
+            model,
+            Batches(samples, 256, device=options.device, shuffle=False),
+            layers=options.layers,
+            method=options.features,
+            noise=options.noise or None,
+            max_samples=options.max_samples,
+            device=options.device,
+        )
+    except (LargeMarginError, ImportError) as error:
+        notes.append(f"features were not placed in the plane: {error}")
+        return None
 
 
 def _worst(geometry: Geometry | None, samples: Samples, notes: list[str]) -> list[int]:
@@ -152,50 +172,96 @@ def _worst(geometry: Geometry | None, samples: Samples, notes: list[str]) -> lis
             f"{len(samples):,}: worst samples are shown without pictures"
         )
         return []
-    return [each.index for each in geometry.worst[:WORST]]
+    return [sample.index for sample in geometry.worst[:WORST]]
 
 
-def _on_sphere(geometry: Geometry | None, samples: Samples) -> list[int]:
+def _sphere_samples(geometry: Geometry | None, samples: Samples) -> list[int]:
     if geometry is None or geometry.sphere is None or geometry.samples != len(samples):
         return []
     return [geometry.sphere.index[at] for at in drawn_points(geometry.sphere)]
 
 
+def drawn_points(sphere: Sphere) -> range:
+    """Positions of the points of a sphere that are drawn."""
+    return range(0, len(sphere.points), -(-len(sphere.points) // SPHERE_POINTS) or 1)
+
+
 def _angles(
-    model: torch.nn.Module, samples: Samples, device: str
-) -> tuple[Distribution, Distribution, int, tuple[float, ...], Rivals]:
+    model: nn.Module, samples: Samples, device: str
+) -> tuple[Distribution, Distribution, tuple[float, ...], Rivals]:
     """Angles of at most 10,000 features to class vectors; accuracy and rivals by class."""
     stride = -(-len(samples) // ANGLE_SAMPLES)
     chosen = samples if stride == 1 else samples.subset(range(0, len(samples), stride))
-    capture = Capture(model, layer=None, features=None)
+    probe = Probe(model)
     own, rival, labels, right = [], [], [], []
-    with capture.running(), torch.no_grad():
-        weight = torch.nn.functional.normalize(capture.view().weight.double().cpu(), dim=1)
+    with probe.evaluating():
+        weight = torch.nn.functional.normalize(probe.view().weight.double().cpu(), dim=1)
         for images, label in Batches(chosen, 256, device=device, shuffle=False):
-            features, logits = capture.read(images)
+            features, logits, _ = probe.read(images)
             unit = torch.nn.functional.normalize(features.double().cpu(), dim=1)
-            angles = torch.rad2deg(torch.arccos((unit @ weight.T).clamp(-1, 1)))
-            at = label.cpu()[:, None]
-            own.append(angles.gather(1, at)[:, 0])
-            rival.append(angles.scatter(1, at, torch.inf).amin(1))
-            labels.append(at[:, 0])
-            right.append(logits.argmax(1).cpu() == at[:, 0])
+            angles = _degrees(unit @ weight.T)
+            column = label.cpu()[:, None]
+            own.append(angles.gather(1, column)[:, 0])
+            rival.append(angles.scatter(1, column, torch.inf).amin(1))
+            labels.append(column[:, 0])
+            right.append(logits.argmax(1).cpu() == column[:, 0])
     label, correct = torch.cat(labels), torch.cat(right).double()
     sizes = torch.bincount(label, minlength=len(weight)).double()
     counted = torch.zeros_like(sizes).index_add_(0, label, correct)
     return (
         describe(torch.cat(own)),
         describe(torch.cat(rival)),
-        len(label),
         tuple((counted / sizes).tolist()),
         rivals_of(weight),
     )
 
 
+def rivals_of(weight: Tensor) -> Rivals:
+    """From class vectors (C, D), a part of the rows at a time."""
+    unit = torch.nn.functional.normalize(weight.double(), dim=1)
+    nearest, cosines = [], []
+    for start in range(0, len(unit), ROWS):
+        block = unit[start : start + ROWS] @ unit.T
+        rows = torch.arange(len(block))
+        block[rows, start + rows] = -torch.inf
+        best = block.max(1)
+        cosines.append(best.values)
+        nearest.append(best.indices)
+    angle = _degrees(torch.cat(cosines))
+    chosen = angle.argsort(stable=True)[:MATRIX_CLASSES].sort().values
+    matrix = _degrees(unit[chosen] @ unit[chosen].T)
+    return Rivals(
+        tuple(torch.cat(nearest).tolist()),
+        tuple(angle.tolist()),
+        tuple(chosen.tolist()),
+        tuple(tuple(row) for row in matrix.tolist()),
+    )
+
+
+def rivals_in(angles: Sequence[Sequence[float]]) -> Rivals:
+    """From a whole matrix of angles."""
+    pairs = [
+        min((angle, other) for other, angle in enumerate(row) if other != own)
+        for own, row in enumerate(angles)
+    ]
+    order = sorted(range(len(pairs)), key=lambda label: pairs[label][0])
+    chosen = sorted(order[:MATRIX_CLASSES])
+    return Rivals(
+        tuple(rival for _, rival in pairs),
+        tuple(angle for angle, _ in pairs),
+        tuple(chosen),
+        tuple(tuple(angles[i][j] for j in chosen) for i in chosen),
+    )
+
+
+def _degrees(cosines: Tensor) -> Tensor:
+    return torch.rad2deg(torch.arccos(cosines.clamp(-1, 1)))
+
+
 def _surface(
-    model: torch.nn.Module, samples: Samples, device: str, around: int | None, notes: list[str]
+    model: nn.Module, samples: Samples, device: str, around: int | None, notes: list[str]
 ) -> tuple[LossSurface | None, int | None]:
-    """The loss around an image that is classified right, and which it is."""
+    """The loss around an image that is classified correctly, and which it is."""
     tried = list(dict.fromkeys([*(() if around is None else (around,)), *range(64)]))
     tried = [index for index in tried if index < len(samples)]
     images = torch.stack([samples.image(index) for index in tried]).to(device)
@@ -204,20 +270,20 @@ def _surface(
         logits = call(model, images)
     correct = (logits.argmax(1).cpu() == labels).nonzero()[:, 0].tolist()
     if not correct:
-        notes.append("no loss surface: none of the first images is classified right")
+        notes.append("no loss surface: none of the first images is classified correctly")
         return None, None
     at = correct[0]
     try:
-        (found,) = measure_surface(
+        (surface,) = measure_surface(
             model, images[at : at + 1], labels[at : at + 1], seed=0, points=21
         )
     except LargeMarginError as error:
         notes.append(f"no loss surface: {error}")
         return None, None
-    if not all(math.isfinite(loss) for row in found.losses for loss in row):
+    if not all(math.isfinite(loss) for row in surface.losses for loss in row):
         notes.append("no loss surface: the loss around a sample is not finite")
         return None, None
-    return found, tried[at]
+    return surface, tried[at]
 
 
 def pictures(samples: Samples, wanted: Iterable[int], side: int) -> dict[int, str]:
@@ -234,12 +300,12 @@ def pictures(samples: Samples, wanted: Iterable[int], side: int) -> dict[int, st
         image = Image.fromarray(_pixels(samples.image(index)))
         scale = side / max(image.size)
         if scale < 1:
-            size = tuple(max(1, round(each * scale)) for each in image.size)
+            size = tuple(max(1, round(length * scale)) for length in image.size)
             image = image.resize((size[0], size[1]), Image.Resampling.BILINEAR)
         exact, small = io.BytesIO(), io.BytesIO()
         image.save(exact, "PNG", optimize=True)
         image.save(small, "JPEG", quality=JPEG_QUALITY)
-        file, kind = min((exact, "png"), (small, "jpeg"), key=lambda one: one[0].tell())
+        file, kind = min((exact, "png"), (small, "jpeg"), key=lambda choice: choice[0].tell())
         made[index] = f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
     return made
 

@@ -1,19 +1,19 @@
-"""``report``: runs or geometries in, one HTML file out."""
+"""``report``: read the models, look at their samples, build the sections, write the page."""
 
 from dataclasses import replace
 from pathlib import Path
 
 from largemargin.app.report.matplotlib_charts import write_pictures
 from largemargin.app.report.page import render, slug
-from largemargin.app.report.report_models import Reportable, Subject, Subjects, read_subjects
-from largemargin.app.report.sample_views import Look, observe
+from largemargin.app.report.report_models import ReportModels, ReportSources, read_models
+from largemargin.app.report.sample_views import ViewOptions, view_samples
 from largemargin.app.report.sections import all_sections
 from largemargin.app.training.files import write_text
 from largemargin.errors import LargeMarginError
 
 
 def report(
-    given: Reportable,
+    source: ReportSources,
     path: str | Path = "report.html",
     *,
     features: str = "tsne",
@@ -27,7 +27,7 @@ def report(
     """Write a self-contained HTML report and return its path.
 
     Args:
-        given: a :class:`~largemargin.Geometry`, a run or its folder, the folder of a comparison, a
+        source: a :class:`~largemargin.Geometry`, a run or its folder, the folder of a comparison, a
             ``geometry.json``, several of them in a list, or in a dict by the name to show.
         path: the file to write.
         features: how samples of runs are placed in the plane: "tsne" (default), "pca" (faster), or
@@ -46,14 +46,14 @@ def report(
         >>> report(geometry, tmp_path / "report.html").name
         'report.html'
     """
-    look = Look(features, tuple(layers), max_samples, noise, device)
-    look.check()
+    options = ViewOptions(features, tuple(layers), max_samples, noise, device)
+    options.check()
     target = Path(path)
     if target.is_dir():
         raise LargeMarginError(f"{target} is a folder. Name a file: {target / 'report.html'}.")
-    subjects = _looked_at(read_subjects(given), look)
-    sections = all_sections(subjects)
-    text = render(subjects, sections, title or _title(subjects))
+    models = _with_views(read_models(source), options)
+    sections = all_sections(models)
+    text = render(models, sections, title or models.title)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_text(target, text.encode(errors="replace").decode())
@@ -65,23 +65,20 @@ def report(
     return target
 
 
-def _looked_at(subjects: Subjects, look: Look) -> Subjects:
-    if look.features == "none":
-        return subjects
+def _with_views(models: ReportModels, options: ViewOptions) -> ReportModels:
+    """The models with views of their samples: the one place where a report runs models."""
+    if options.features == "none":
+        return models
     around: dict[str, int] = {}
-    seen: list[Subject] = []
-    for each in subjects.each:
-        if each.run is not None:
-            key = each.data_key
-            found = observe(each.run, each.geometry, look, around=around.get(key))
-            if found.surface_of is not None:
-                around.setdefault(key, found.surface_of)
-            each = replace(each, observed=found)
-        seen.append(each)
-    return replace(subjects, each=tuple(seen))
-
-
-def _title(subjects: Subjects) -> str:
-    names = [each.name for each in subjects.each]
-    shown = ", ".join(names[:4])
-    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"
+    viewed = []
+    for model in models:
+        if model.run is not None:
+            views = view_samples(
+                model.run, model.geometry, options, around=around.get(model.data_key)
+            )
+            if views.surface_sample is not None:
+                # Models of the same images show their loss around the same one.
+                around.setdefault(model.data_key, views.surface_sample)
+            model = replace(model, views=views)
+        viewed.append(model)
+    return replace(models, models=tuple(viewed))

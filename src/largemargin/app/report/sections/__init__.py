@@ -1,7 +1,7 @@
 """The sections of the report, in the order of the page."""
 
 from largemargin.app.report.charts import Section
-from largemargin.app.report.report_models import Subjects
+from largemargin.app.report.report_models import ReportModels
 from largemargin.app.report.sections.features import features_section, worst_section
 from largemargin.app.report.sections.margins import margins_section
 from largemargin.app.report.sections.provenance import provenance_section
@@ -11,9 +11,9 @@ from largemargin.app.report.sections.training import training_section
 from largemargin.app.report.sections.verdicts import verdict_section
 
 
-def all_sections(subjects: Subjects) -> tuple[Section, ...]:
+def all_sections(models: ReportModels) -> tuple[Section, ...]:
     return tuple(
-        make(subjects)
+        make(models)
         for make in (
             verdict_section,
             training_section,

@@ -1,7 +1,6 @@
-"""Section 4: samples in the plane, as the network sees them.
+"""Sections 4 and 5: samples in the plane, as the network sees them; those of smallest margin."""
 
-Section 5: the samples of smallest margin.
-"""
+from typing import TypeAlias
 
 from largemargin.app.report.charts import (
     Block,
@@ -15,101 +14,96 @@ from largemargin.app.report.charts import (
     Table,
 )
 from largemargin.app.report.number_format import number, number_cell, text_cell
-from largemargin.app.report.report_models import Subject, Subjects
-from largemargin.app.report.sample_views import WORST
-from largemargin.app.report.verdict import measure_command
+from largemargin.app.report.report_models import ReportModel, ReportModels
+from largemargin.app.report.sample_views import WORST, SampleViews
 from largemargin.measuring.embed import Embeddings
+from largemargin.measuring.geometry_result import Geometry
 
 READING = (
-    "Every point is a sample, coloured by its class; look at one to see it. Good is one tight "
+    "Every point is a sample, coloured by its class; hover over one to see it. Good is one tight "
     "group for each class, also under noise. Distances between groups of t-SNE mean little."
 )
 
 METHODS = {"tsne": "t-SNE", "pca": "PCA"}
 
+Embedded: TypeAlias = tuple[ReportModel, Embeddings]
 
-def features_section(subjects: Subjects) -> Section:
-    seen = [each for each in subjects.each if each.observed and each.observed.embeddings]
-    if not seen:
-        return Section("features", "Features", READING, (_missing(subjects),))
-    blocks: list[Block] = [Blocks("chooser", subjects.classes)]
-    for each in seen:
-        assert each.observed is not None
-        assert each.observed.embeddings is not None
-        blocks += _charts(each, each.observed.embeddings)
-    blocks.append(_table(seen))
-    first = seen[0].observed
-    assert first is not None
-    assert first.embeddings is not None
-    blocks.append(Note(f"How: {'; '.join(first.embeddings.assumed)}."))
+
+def features_section(models: ReportModels) -> Section:
+    embedded = [
+        (model, model.views.embeddings)
+        for model in models
+        if model.views is not None and model.views.embeddings is not None
+    ]
+    if not embedded:
+        return Section("features", "Features", READING, (_missing(models),))
+    blocks: list[Block] = [
+        Blocks("chooser", models.classes),
+        *(chart for model, embeddings in embedded for chart in _charts(model, embeddings)),
+        _table(embedded),
+        Note(f"How: {'; '.join(embedded[0][1].assumed)}."),
+    ]
     return Section.arranged("features", "Features", READING, blocks)
 
 
-def _missing(subjects: Subjects) -> Note:
-    runs = [each for each in subjects.each if each.run is not None]
-    reasons = [note for each in runs if each.observed for note in each.observed.notes]
+def _missing(models: ReportModels) -> Note:
+    runs = [model for model in models if model.run is not None]
+    reasons = [note for model in runs if model.views for note in model.views.notes]
     if not runs:
         words = "A geometry alone has no samples to place in the plane: give the report a run."
     elif reasons:
         words = f"Samples were not placed in the plane: {reasons[0]}"
     else:
-        words = "Samples were not placed in the plane: the models were not looked at."
-    return Note(words, f"largemargin report {subjects.each[0].where} --features tsne")
+        words = "Samples were not placed in the plane: this report ran no model."
+    return Note(words, f"largemargin report {models[0].shell_path} --features tsne")
 
 
-def _charts(subject: Subject, found: Embeddings) -> list[Block]:
-    charts: list[Block] = []
-    for layer in found.layers:
-        for condition, points in layer.points.items():
-            words = condition if condition == "clean" else f"{condition} ({found.noise})"
-            name = layer.layer if len(found.layers) > 1 else ""
+def _charts(model: ReportModel, embeddings: Embeddings) -> list[Chart]:
+    """One map for every layer, of clean and of noisy samples."""
+    charts = []
+    method = METHODS.get(embeddings.method, embeddings.method)
+    for layer in embeddings.layers:
+        name = layer.layer if len(embeddings.layers) > 1 else ""
+        for condition, places in layer.points.items():
+            words = condition if condition == "clean" else f"{condition} ({embeddings.noise})"
+            samples = Points(
+                embeddings.index,
+                embeddings.labels,
+                embeddings.predictions.get(condition, ()),
+                embeddings.margins.get(condition, ()),
+                model.data_key,
+                classes=model.classes,
+            )
+            xs, ys = [x for x, _ in places], [y for _, y in places]
             charts.append(
                 Chart(
-                    f"features-{subject.name}-{layer.layer}-{condition}",
-                    ", ".join(filter(None, (subject.title, name, words))),
-                    (
-                        Series(
-                            subject.title,
-                            [x for x, _ in points],
-                            [y for _, y in points],
-                            form="points",
-                            points=Points(
-                                found.index,
-                                found.labels,
-                                found.predictions.get(condition, ()),
-                                found.margins.get(condition, ()),
-                                subject.data_key,
-                                classes=subject.classes,
-                            ),
-                        ),
-                    ),
+                    f"features-{model.name}-{layer.layer}-{condition}",
+                    ", ".join(filter(None, (model.title, name, words))),
+                    (Series(model.title, xs, ys, form="points", points=samples),),
                     equal=True,
-                    alt=f"{found.samples:,} samples at layer {layer.layer} in the plane by "
-                    f"{METHODS.get(found.method, found.method)}, {words}.",
+                    alt=f"{embeddings.samples:,} samples at layer {layer.layer} in the plane by "
+                    f"{method}, {words}.",
                 )
             )
     return charts
 
 
-def _table(seen: list[Subject]) -> Table:
-    rows = []
-    for each in seen:
-        assert each.observed is not None
-        assert each.observed.embeddings is not None
-        for layer in each.observed.embeddings.layers:
-            for condition, plane in layer.variance.items():
-                rows.append(
-                    (
-                        text_cell(each.title),
-                        text_cell(layer.layer),
-                        text_cell(condition),
-                        number_cell(layer.feature_variance[condition].ratio),
-                        number_cell(plane.ratio),
-                    )
-                )
+def _table(embedded: list[Embedded]) -> Table:
+    rows = tuple(
+        (
+            text_cell(model.title),
+            text_cell(layer.layer),
+            text_cell(condition),
+            number_cell(layer.feature_variance[condition].ratio),
+            number_cell(plane.ratio),
+        )
+        for model, embeddings in embedded
+        for layer in embeddings.layers
+        for condition, plane in layer.variance.items()
+    )
     return Table(
         ("model", "layer", "samples", "of the features", "in the plane"),
-        tuple(rows),
+        rows,
         caption="Variance between classes / within classes: more is better separated",
         key="variance",
         numeric=(3, 4),
@@ -117,39 +111,36 @@ def _table(seen: list[Subject]) -> Table:
 
 
 WORST_READING = (
-    "The samples closest to being mistaken, or mistaken most clearly (negative margin of logits). "
+    "The samples closest to being mistaken, or mistaken most clearly (negative logit margin). "
     "Good is a list of images that people would argue about too; wrong labels show up here first."
 )
 
 
-def worst_section(subjects: Subjects) -> Section:
+def worst_section(models: ReportModels) -> Section:
     blocks: list[Block] = []
-    for each in subjects.each:
-        if each.geometry is None or not each.geometry.worst:
-            words = f"{each.title}: no samples were listed."
-            blocks.append(Note(words, measure_command(each)))
+    for model in models:
+        if model.geometry is None or not model.geometry.worst:
+            blocks.append(Note(f"{model.title}: no samples were listed.", model.measure_command()))
         else:
-            blocks.append(_cards(each))
+            blocks.append(_cards(model, model.geometry))
     return Section("worst", "Worst samples", WORST_READING, tuple(blocks))
 
 
-def _cards(subject: Subject) -> Cards:
-    assert subject.geometry is not None
-    seen = subject.observed
+def _cards(model: ReportModel, geometry: Geometry) -> Cards:
+    views = model.views or SampleViews()
     cards = tuple(
         {
-            "id": seen.ids.get(each.index, f"sample {each.index}")
-            if seen
-            else f"sample {each.index}",
-            "picture": seen.worst_pictures.get(each.index, "") if seen else "",
-            "label": subject.class_name(each.label),
-            "predicted": subject.class_name(each.predicted),
-            "rival": subject.class_name(each.rival),
-            "wrong": each.predicted != each.label,
-            "margin": number(each.raw, 3),
-            "title": f"cosine margin {number(each.cosine, 3)}, distance {number(each.distance, 3)}",
-            "class": each.label,
+            "id": views.sample_id(sample.index),
+            "picture": views.worst_pictures.get(sample.index, ""),
+            "label": model.class_name(sample.label),
+            "predicted": model.class_name(sample.predicted),
+            "rival": model.class_name(sample.rival),
+            "wrong": sample.predicted != sample.label,
+            "margin": number(sample.raw, 3),
+            "title": f"cosine margin {number(sample.cosine, 3)}, "
+            f"distance {number(sample.distance, 3)}",
+            "class": sample.label,
         }
-        for each in subject.geometry.worst[:WORST]
+        for sample in geometry.worst[:WORST]
     )
-    return Cards(subject.title, cards)
+    return Cards(model.title, cards)

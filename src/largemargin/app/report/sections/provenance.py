@@ -1,48 +1,56 @@
-"""Section 8: where everything comes from, and the data to take away."""
+"""Section 8: where everything comes from, and the data as files inside the page."""
 
+import base64
+import csv
+import io
 import json
 import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from largemargin.app.report.charts import Block, Blocks, Cell, Note, Section, Table
-from largemargin.app.report.downloads import downloads
-from largemargin.app.report.number_format import number, seconds, text_cell
-from largemargin.app.report.report_models import Subject, Subjects
+from largemargin.app.report.class_table import COLUMNS, class_rows
+from largemargin.app.report.judgements import judge
+from largemargin.app.report.number_format import NOTHING, number, seconds, text_cell
+from largemargin.app.report.report_models import Measured, ReportModel, ReportModels
+from largemargin.measuring.predictions import harmless
+from largemargin.measuring.records import plain
 
 READING = (
-    "Everything needed to make these numbers again. Settings in which the models differ are bold "
-    "and come first; good is a comparison where only the objective and its settings are."
+    "Everything needed to reproduce these numbers. Settings in which the models differ are bold "
+    "and come first; good is a comparison in which only the objective and its settings differ."
 )
 IGNORED = ("name", "out")
 """Settings that are no part of the method."""
 
 
-def provenance_section(subjects: Subjects) -> Section:
+def provenance_section(models: ReportModels) -> Section:
     blocks: list[Block] = []
-    runs = [each for each in subjects.each if each.run is not None]
+    runs = [model for model in models if model.run is not None]
     if runs:
         blocks += [_origin(runs), _settings(runs)]
     else:
         words = "A geometry alone does not say which model it is of: give the report a run."
-        for each in subjects.each:
-            if each.geometry is not None and each.geometry.data is not None:
-                words += f" {each.title} was measured on {each.geometry.data}."
+        for model in models:
+            if model.geometry is not None and model.geometry.data is not None:
+                words += f" {model.title} was measured on {model.geometry.data}."
         blocks.append(Note(words, "largemargin report RUN"))
-    blocks.append(Blocks("downloads", downloads(subjects)))
+    blocks.append(Blocks("downloads", downloads(models)))
     return Section("provenance", "Provenance", READING, tuple(blocks))
 
 
-def _facts(subject: Subject) -> dict[str, str]:
-    e, d = subject.environment, subject.data
+def _facts(model: ReportModel) -> dict[str, str]:
+    e, d = model.environment, model.data
     record = d.get("record", {})
     packages = ", ".join(f"{name} {version}" for name, version in e.get("packages", {}).items())
     images = ", ".join(f"{split} {n}" for split, n in record.get("images", {}).items())
     modifiers = "; ".join(_modifier(each) for each in record.get("modifiers", ()))
-    speed = subject.result.get("images_per_s")
+    speed = model.result.get("images_per_s")
     return {
-        "run": subject.where,
+        "run": model.shell_path,
         "command": shlex.join(str(word) for word in e.get("command", ())),
-        "seed": str(subject.settings.get("seed", "")),
+        "seed": str(model.settings.get("seed", "")),
         "commit": str(e.get("commit") or "not known"),
         "largemargin": str(e.get("largemargin", "")),
         "Python, torch": f"{e.get('python', '')}, {e.get('torch', '')}",
@@ -57,11 +65,9 @@ def _facts(subject: Subject) -> dict[str, str]:
         "augmentation": str(record.get("augment", "")),
         "skipped files": str(len(record.get("skipped", ()))),
         "licence": str(d.get("licence", "")),
-        "training time": seconds(subject.result.get("seconds")),
+        "training time": seconds(model.result.get("seconds")),
         "images per second": "" if speed is None else number(speed),
-        "evaluation time": ""
-        if subject.evaluation is None
-        else seconds(subject.evaluation.seconds),
+        "evaluation time": seconds(model.evaluation.seconds) if model.evaluation else "",
     }
 
 
@@ -70,40 +76,139 @@ def _modifier(record: dict[str, Any]) -> str:
     return f"{record.get('name')} ({rest})" if rest else str(record.get("name"))
 
 
-def _origin(runs: list[Subject]) -> Table:
-    facts = [_facts(each) for each in runs]
+def _origin(runs: list[ReportModel]) -> Table:
+    facts = [_facts(model) for model in runs]
     rows = tuple(
         (text_cell(name), *(text_cell(each[name] or "–") for each in facts)) for name in facts[0]
     )
-    return Table(("", *(each.title for each in runs)), rows, caption="Origin", key="origin")
+    return Table(("", *(model.title for model in runs)), rows, caption="Origin", key="origin")
+
+
+def _settings(runs: list[ReportModel]) -> Table:
+    settings = [flat(model.settings) for model in runs]
+    rows = []
+    for name in dict.fromkeys(name for own in settings for name in own):
+        values = [own.get(name, NOTHING) for own in settings]
+        differs = len(set(values)) > 1 and name not in IGNORED
+        cells = (Cell(value, value, differs) for value in values)
+        rows.append((text_cell(name, strong=differs), *cells))
+    rows.sort(key=lambda row: not row[0].strong)
+    return Table(
+        ("setting", *(model.title for model in runs)),
+        tuple(rows),
+        caption="Settings",
+        key="settings",
+        searchable=True,
+    )
 
 
 def flat(value: Any, before: str = "") -> dict[str, str]:
     """Settings by their path: ``optimizer.lr``."""
     if isinstance(value, dict) and value:
         return {
-            key: text
-            for name, each in value.items()
-            for key, text in flat(each, f"{before}{name}.").items()
+            path: text
+            for name, inner in value.items()
+            for path, text in flat(inner, f"{before}{name}.").items()
         }
     shown = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
     return {before.rstrip("."): shown}
 
 
-def _settings(runs: list[Subject]) -> Table:
-    found = [flat(each.settings) for each in runs]
-    names = list(dict.fromkeys(name for each in found for name in each))
-    rows = []
-    for name in names:
-        values = [each.get(name, "–") for each in found]
-        differs = len(set(values)) > 1 and name not in IGNORED
-        cells = (Cell(value, value, differs) for value in values)
-        rows.append((text_cell(name, strong=differs), *cells))
-    rows.sort(key=lambda row: not row[0].strong)
-    return Table(
-        ("setting", *(each.title for each in runs)),
-        tuple(rows),
-        caption="Settings",
-        key="settings",
-        searchable=True,
-    )
+MATRIX_CLASSES = 64
+"""Of more classes, the matrices of angles and distances are left out of the JSON."""
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file inside the page."""
+
+    name: str
+    what: str
+    address: str
+    size: str
+
+
+def downloads(models: ReportModels) -> tuple[Download, ...]:
+    """Classes and training curves as CSV, everything measured as JSON."""
+    made = [_file("summary.json", "verdicts and results of all models", _summary(models))]
+    if models.measured:
+        text = as_csv(*_classes(models.measured))
+        made.insert(0, _file("classes.csv", "every class of every model", text))
+    trained = [model for model in models if model.epochs()]
+    if trained:
+        text = as_csv(*_epochs(trained))
+        made.insert(1, _file("training.csv", "every epoch of every model", text))
+    return tuple(made)
+
+
+def as_csv(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """CSV in which no text is a formula of a spreadsheet."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([_harmless(head) for head in heads])
+    for row in rows:
+        writer.writerow([_harmless(cell) for cell in row])
+    return file.getvalue()
+
+
+def _harmless(cell: Any) -> Any:
+    if isinstance(cell, str):
+        return harmless(cell)
+    return "" if cell is None else cell
+
+
+def _file(name: str, what: str, text: str) -> Download:
+    # Half a surrogate pair, as names of files may have, is no UTF-8.
+    raw = text.encode(errors="replace")
+    kind = "text/csv" if name.endswith(".csv") else "application/json"
+    encoded = base64.b64encode(raw).decode()
+    size = f"{len(raw) / 1000:.0f} kB" if len(raw) >= 1000 else f"{len(raw)} bytes"
+    return Download(name, what, f"data:{kind};base64,{encoded}", size)
+
+
+def _classes(measured: list[Measured]) -> tuple[Sequence[str], list[Sequence[Any]]]:
+    rows = [
+        [cell.value if cell.value is not None else "" for cell in row]
+        for model, geometry in measured
+        for row in class_rows(model, geometry)
+    ]
+    return COLUMNS, list(rows)
+
+
+def _epochs(trained: list[ReportModel]) -> tuple[Sequence[str], list[Sequence[Any]]]:
+    rows = [{"model": model.title, **_numbers(row)} for model in trained for row in model.epochs()]
+    heads = list(dict.fromkeys(name for row in rows for name in row))
+    return heads, [[row.get(name) for name in heads] for row in rows]
+
+
+def _numbers(row: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """The numbers of a row of metrics by their path: ``validation.accuracy``."""
+    numbers: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            numbers |= _numbers(value, f"{before}{name}.")
+        elif name != "kind":
+            numbers[before + name] = value
+    return numbers
+
+
+def _summary(models: ReportModels) -> str:
+    records = []
+    for model in models:
+        geometry = None if model.geometry is None else model.geometry.to_dict()
+        if geometry is not None and geometry["classes"] > MATRIX_CLASSES:
+            geometry["prototypes"]["angles"] = geometry["centers"]["distances"] = None
+        records.append(
+            {
+                "name": model.name,
+                "baseline": model.baseline,
+                "classes": list(model.classes),
+                "verdicts": plain(list(judge(model, models.baseline))),
+                "settings": plain(model.settings),
+                "result": plain(model.result),
+                "evaluation": None if model.evaluation is None else model.evaluation.to_dict(),
+                "geometry": geometry,
+                "environment": plain(model.environment),
+            }
+        )
+    return json.dumps({"models": records}, ensure_ascii=False, allow_nan=False)

@@ -1,65 +1,357 @@
-"""Section 6: what noise, occlusion and attacks do, and how curved the loss is around samples.
-
-How curved the loss is around samples, and how that goes with robustness.
-"""
+"""Section 6: accuracy under noise, occlusion and attacks, and how curved the loss is."""
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import TypeAlias
 
-from largemargin.app.report.charts import Block, Cell, Chart, Heat, Note, Section, Series, Table
+from largemargin.app.report.charts import (
+    DASHES,
+    Block,
+    Cell,
+    Chart,
+    Heat,
+    Note,
+    Section,
+    Series,
+    Table,
+)
 from largemargin.app.report.number_format import (
+    NOTHING,
     count_cell,
     known,
     number_cell,
     percent_cell,
     text_cell,
 )
-from largemargin.app.report.palette import DASHES
-from largemargin.app.report.report_models import Subject, Subjects
-from largemargin.app.report.verdict import measure_command
+from largemargin.app.report.report_models import ReportModel, ReportModels
 from largemargin.measuring.calibration import Calibration
 from largemargin.measuring.evaluate import Evaluation
 from largemargin.measuring.input_curvature import Curvature, CurvatureRobustness
+from largemargin.measuring.perturbed_accuracy import PerturbedAccuracy
 
-UNITS = "pixels in [0, 1]"
-"""Runs take images of this range: they normalise inside."""
+READING = (
+    "Accuracy on disturbed images; bars show the spread of repeated draws, or 95 % intervals for "
+    "attacks. Good is a line that stays high to the right, above the baseline's."
+)
+
+Evaluated: TypeAlias = tuple[ReportModel, Evaluation]
+
+
+def robustness_section(models: ReportModels) -> Section:
+    evaluated = [(model, model.evaluation) for model in models if model.evaluation is not None]
+    blocks: list[Block] = []
+    if evaluated:
+        blocks += [*_noise(evaluated), *_perturbations(evaluated), *_attacks(evaluated)]
+        blocks += [_calibration(evaluated), _ood(evaluated), *_retrieval(evaluated)]
+    for model in models:
+        if model.evaluation is None:
+            words = f"{model.title}: accuracy under noise, perturbations and attacks is not known."
+            blocks.append(Note(words, model.evaluate_command))
+    blocks += [*_curvature(models), *_surfaces(models)]
+    return Section.arranged("robustness", "Robustness", READING, blocks)
+
+
+def _noise(evaluated: list[Evaluated]) -> list[Chart]:
+    series = []
+    for model, evaluation in evaluated:
+        levels = gaussian_levels(evaluation)
+        if levels:
+            noisy = [evaluation.perturbed[name] for _, name in levels]
+            ys = [evaluation.clean.accuracy, *(result.accuracy for result in noisy)]
+            spread = [0.0, *map(_spread, noisy)]
+            series.append(
+                Series(
+                    model.title,
+                    [0.0, *(sigma for sigma, _ in levels)],
+                    ys,
+                    color=model.color,
+                    low=[y - s for y, s in zip(ys, spread, strict=True)],
+                    high=[y + s for y, s in zip(ys, spread, strict=True)],
+                )
+            )
+    if not series:
+        return []
+    return [
+        Chart(
+            "noise",
+            "Accuracy under Gaussian noise",
+            tuple(series),
+            x="standard deviation, pixels in [0, 1]",
+            y="accuracy",
+            percent_y=True,
+            alt="Accuracy against the strength of Gaussian noise, one line for each model.",
+        )
+    ]
+
+
+def gaussian_levels(evaluation: Evaluation) -> list[tuple[float, str]]:
+    """(standard deviation, name) of every level of Gaussian noise, weakest first."""
+    levels = []
+    for name in evaluation.perturbed:
+        match = re.fullmatch(r"gaussian ([0-9.e+-]+)(?:/([0-9.]+))?", name)
+        if match:
+            levels.append((float(match[1]) / float(match[2] or 1), name))
+    return sorted(levels)
+
+
+def _spread(result: PerturbedAccuracy) -> float:
+    return result.std if known(result.std) else 0.0
+
+
+def _perturbations(evaluated: list[Evaluated]) -> list[Block]:
+    """Bars of every perturbation, and the same as a table."""
+    names = list(
+        dict.fromkeys(name for _, evaluation in evaluated for name in evaluation.perturbed)
+    )
+    if not names:
+        command = f"{evaluated[0][0].evaluate_command} --perturbations auto"
+        return [Note("No perturbations were evaluated.", command)]
+    columns = [[evaluation.perturbed.get(name) for name in names] for _, evaluation in evaluated]
+    shown = tuple(name.replace("_", " ") for name in names)
+    rows = tuple(
+        (text_cell(name), *map(_accuracy_cell, row))
+        for name, row in zip(shown, zip(*columns, strict=True), strict=True)
+    )
+    heads = ("perturbation", *(model.title for model, _ in evaluated))
+    return [
+        Chart(
+            "perturbations",
+            "Accuracy under each perturbation",
+            tuple(
+                _perturbation_bars(model, results)
+                for (model, _), results in zip(evaluated, columns, strict=True)
+            ),
+            y="accuracy",
+            percent_y=True,
+            names=shown,
+            alt="Accuracy under each perturbation, a group of bars for each, a bar for each model.",
+            table=Table(heads, rows, key="perturbed", numeric=tuple(range(1, len(heads)))),
+            wide=True,
+        )
+    ]
+
+
+def _perturbation_bars(model: ReportModel, results: list[PerturbedAccuracy | None]) -> Series:
+    evaluated = [(at, result) for at, result in enumerate(results) if result is not None]
+    return Series(
+        model.title,
+        [at for at, _ in evaluated],
+        [result.accuracy for _, result in evaluated],
+        form="bars",
+        color=model.color,
+        low=[result.accuracy - _spread(result) for _, result in evaluated],
+        high=[result.accuracy + _spread(result) for _, result in evaluated],
+    )
+
+
+def _accuracy_cell(result: PerturbedAccuracy | None) -> Cell:
+    if result is None:
+        return Cell(NOTHING)
+    spread = f" ± {100 * result.std:.2f}" if known(result.std) else ""
+    return Cell(f"{100 * result.accuracy:.2f}{spread} %", result.accuracy)
+
+
+NORMS = {"linf": "largest change of a pixel", "l2": "Euclidean length"}
+
+
+def _attacks(evaluated: list[Evaluated]) -> list[Block]:
+    """Accuracy by the strength of attacks, one chart for each norm."""
+    first = evaluated[0][0]
+    if not any(evaluation.attacked for _, evaluation in evaluated):
+        return [Note("No attacks were evaluated.", _attack_command(first, "[fgsm,pgd]"))]
+    charts = [chart for norm in NORMS for chart in _attack_charts(evaluated, norm)]
+    strengths = {(one.norm, one.epsilon) for _, found in evaluated for one in found.attacked}
+    blocks: list[Block] = [replace(charts[0], table=_attack_table(evaluated)), *charts[1:]]
+    if len(strengths) == len({norm for norm, _ in strengths}):
+        words = "Attacks were evaluated at one strength each; several make a curve."
+        blocks.append(Note(words, _attack_command(first, "[pgd]")))
+    return blocks
+
+
+def _attack_charts(evaluated: list[Evaluated], norm: str) -> list[Chart]:
+    """A chart of the attacks of a norm, if there are any."""
+    series = [
+        curve
+        for model, evaluation in evaluated
+        for curve in _attack_curves(model, evaluation, norm)
+    ]
+    if not series:
+        return []
+    return [
+        Chart(
+            f"attacks-{norm}",
+            f"Accuracy under attacks, {norm}",
+            tuple(series),
+            x=f"ε: {NORMS[norm]}, pixels in [0, 1]",
+            y="accuracy",
+            percent_y=True,
+            alt=f"Accuracy against the strength of {norm} attacks.",
+        )
+    ]
+
+
+def _attack_curves(model: ReportModel, evaluation: Evaluation, norm: str) -> Iterator[Series]:
+    """A line for each kind of attack, from the clean accuracy on."""
+    attacks = [attack for attack in evaluation.attacked if attack.norm == norm]
+    kinds = list(dict.fromkeys(attack.attack.split()[0] for attack in attacks))
+    clean = evaluation.clean.accuracy
+    for place, kind in enumerate(kinds):
+        own = [attack for attack in attacks if attack.attack.split()[0] == kind]
+        own.sort(key=lambda attack: attack.epsilon)
+        yield Series(
+            f"{model.name}, {kind}",
+            [0.0, *(attack.epsilon for attack in own)],
+            [clean, *(attack.accuracy for attack in own)],
+            color=model.color,
+            dash=DASHES[place % len(DASHES)],
+            group=model.title,
+            style=kind,
+            low=[clean, *(attack.low for attack in own)],
+            high=[clean, *(attack.high for attack in own)],
+        )
+
+
+def _attack_table(evaluated: list[Evaluated]) -> Table:
+    rows = tuple(
+        (
+            text_cell(model.title),
+            text_cell(attack.attack),
+            percent_cell(attack.accuracy),
+            percent_cell(attack.low),
+            percent_cell(attack.high),
+            count_cell(attack.samples),
+        )
+        for model, evaluation in evaluated
+        for attack in evaluation.attacked
+    )
+    heads = ("model", "attack", "accuracy", "from", "to", "samples")
+    return Table(heads, rows, key="attacks", numeric=(2, 3, 4, 5))
+
+
+def _attack_command(model: ReportModel, attacks: str) -> str:
+    return f"{model.evaluate_command} --attacks '{attacks}' --linf '[0.01,0.02,0.04,0.08]'"
+
+
+BIN_SAMPLES = 5
+"""Accuracy of fewer predictions of similar confidence says little."""
+
+
+def _calibration(evaluated: list[Evaluated]) -> Chart:
+    series = [Series("calibrated", [0.0, 1.0], [0.0, 1.0], color=None, dash="dash", faint=True)]
+    rows = []
+    for model, calibration, title in _calibrations(evaluated):
+        bins = list(
+            zip(calibration.confidence, calibration.accuracy, calibration.counts, strict=True)
+        )
+        drawn = [(x, y) for x, y, count in bins if count >= BIN_SAMPLES]
+        series.append(
+            Series(
+                title,
+                [x for x, _ in drawn],
+                [y for _, y in drawn],
+                color=model.color,
+                dash="solid" if title == model.title else "dot",
+            )
+        )
+        rows += [
+            (text_cell(title), percent_cell(x), percent_cell(y), count_cell(count))
+            for x, y, count in bins
+            if count
+        ]
+    heads = ("model", "confidence", "accuracy", "samples")
+    return Chart(
+        "calibration",
+        "Confidence against accuracy",
+        tuple(series),
+        x="confidence",
+        y="accuracy",
+        percent_y=True,
+        alt="Accuracy of predictions by their confidence. Good lies on the diagonal; below it "
+        "the model is overconfident.",
+        table=Table(heads, tuple(rows), key="bins", numeric=(1, 2, 3)),
+        note=f"bins of fewer than {BIN_SAMPLES} samples are in the numbers only",
+    )
+
+
+def _calibrations(evaluated: list[Evaluated]) -> Iterator[tuple[ReportModel, Calibration, str]]:
+    """Of every model as it is, and with its temperature where there is one."""
+    for model, evaluation in evaluated:
+        yield model, evaluation.clean.calibration, model.title
+        if evaluation.calibrated is not None:
+            title = f"{model.title}, temperature {evaluation.temperature:.3g}"
+            yield model, evaluation.calibrated, title
+
+
+def _ood(evaluated: list[Evaluated]) -> Block:
+    """How well scores tell out-of-distribution images from test images."""
+    rows = tuple(
+        (
+            text_cell(model.title),
+            text_cell(name.replace("_", " ")),
+            number_cell(area),
+            percent_cell(scores.fpr95[name]),
+        )
+        for model, evaluation in evaluated
+        if (scores := evaluation.ood) is not None
+        for name, area in scores.auroc.items()
+    )
+    if not rows:
+        command = f"{evaluated[0][0].evaluate_command} --ood FOLDER"
+        return Note("Out-of-distribution detection was not evaluated.", command)
+    heads = ("model", "score", "AUROC", "false positives at 95 %")
+    return Table(heads, rows, caption="Out-of-distribution images", key="ood", numeric=(2, 3))
+
+
+def _retrieval(evaluated: list[Evaluated]) -> list[Table]:
+    rows = []
+    for model, evaluation in evaluated:
+        if evaluation.retrieval is not None:
+            recalls = (f"at {k}: {100 * v:.2f} %" for k, v in evaluation.retrieval.recall.items())
+            mean = percent_cell(evaluation.retrieval.mean_average_precision)
+            rows.append((text_cell(model.title), text_cell(", ".join(recalls)), mean))
+    if not rows:
+        return []
+    heads = ("model", "recall", "mean average precision")
+    return [Table(heads, tuple(rows), caption="Search by features", key="retrieval", numeric=(2,))]
+
 
 SMALLEST = 1e-12
 """A flat loss has curvature 0, which a logarithmic axis does not show."""
 
+Curved: TypeAlias = tuple[ReportModel, Curvature]
 
-def curvature_blocks(subjects: Subjects) -> list[Block]:
-    measured = [each for each in subjects.each if each.geometry and each.geometry.curvature]
-    missing = [each for each in subjects.each if each not in measured]
+
+def _curvature(models: ReportModels) -> list[Block]:
+    """How curved the loss is around samples, and how that goes with robustness."""
+    curved = [(model, g.curvature) for model, g in models.measured if g.curvature is not None]
     blocks: list[Block] = []
-    if measured:
-        blocks += [_boxes(measured), *_flattest(measured), *_groups(measured)]
-    for each in missing:
-        command = measure_command(each, "--curvature true", "--max_samples 500")
-        words = f"{each.title}: the curvature of the loss around samples was not measured."
-        blocks.append(Note(words, command))
+    if curved:
+        blocks += [_boxes(curved), *_flattest(curved), *_groups(curved)]
+    for model in models:
+        if model.geometry is None or model.geometry.curvature is None:
+            words = f"{model.title}: the curvature of the loss around samples was not measured."
+            command = model.measure_command("--curvature true", "--max_samples 500")
+            blocks.append(Note(words, command))
     return blocks
 
 
-def _of(subject: Subject) -> Curvature:
-    assert subject.geometry is not None
-    assert subject.geometry.curvature is not None
-    return subject.geometry.curvature
-
-
-def _boxes(measured: list[Subject]) -> Chart:
+def _boxes(curved: list[Curved]) -> Chart:
     boxes, rows = [], []
-    for each in measured:
-        c = _of(each)
-        five = [max(c.overall.quantiles[q], SMALLEST) for q in (0.05, 0.25, 0.5, 0.75, 0.95)]
-        boxes.append(Series(each.title, [], five, form="box", color=each.color))
-        correlations = (found.correlation for found in c.robustness.values() if found is not None)
+    for model, curvature in curved:
+        overall = curvature.overall
+        five = [max(overall.quantiles[q], SMALLEST) for q in (0.05, 0.25, 0.5, 0.75, 0.95)]
+        boxes.append(Series(model.title, [], five, form="box", color=model.color))
+        correlations = (found.correlation for found in curvature.robustness.values())
         correlation = next((value for value in correlations if known(value)), None)
-        values = (number_cell(value) for value in (*five, c.overall.mean))
-        count = count_cell(c.samples)
-        rows.append((text_cell(each.title), *values, count, number_cell(correlation, digits=3)))
+        rows.append(
+            (
+                text_cell(model.title),
+                *(number_cell(value) for value in (*five, overall.mean)),
+                count_cell(curvature.samples),
+                number_cell(correlation, digits=3),
+            )
+        )
     heads = (
         *("model", "5 %", "25 %", "median", "75 %", "95 %", "mean", "samples"),
         "correlation with robustness",
@@ -75,11 +367,11 @@ def _boxes(measured: list[Subject]) -> Chart:
     )
 
 
-def _flattest(measured: list[Subject]) -> list[Chart]:
+def _flattest(curved: list[Curved]) -> list[Chart]:
     curves = [
-        _curve(each, at, found, found.shares, found.weak)
-        for each in measured
-        for at, found in enumerate(_of(each).robustness.values())
+        _curve(model, place, found, found.shares, found.weak)
+        for model, curvature in curved
+        for place, found in enumerate(curvature.robustness.values())
     ]
     if not curves:
         return []
@@ -97,13 +389,17 @@ def _flattest(measured: list[Subject]) -> list[Chart]:
     ]
 
 
-def _groups(measured: list[Subject]) -> list[Chart]:
+def _groups(curved: list[Curved]) -> list[Chart]:
     curves = []
-    for each in measured:
-        for at, found in enumerate(_of(each).robustness.values()):
-            kept = [k for k, mean in enumerate(found.group_curvature) if known(mean)]
-            means = [max(found.group_curvature[k], SMALLEST) for k in kept]
-            curves.append(_curve(each, at, found, [k / found.draws for k in kept], means))
+    for model, curvature in curved:
+        for place, found in enumerate(curvature.robustness.values()):
+            groups = [
+                (right / found.draws, max(mean, SMALLEST))
+                for right, mean in enumerate(found.group_curvature)
+                if known(mean)
+            ]
+            shares, means = [share for share, _ in groups], [mean for _, mean in groups]
+            curves.append(_curve(model, place, found, shares, means))
     if not any(len(curve.x) > 1 for curve in curves):
         return []
     return [
@@ -111,18 +407,18 @@ def _groups(measured: list[Subject]) -> list[Chart]:
             "curvature-groups",
             "Curvature against robustness",
             tuple(curves),
-            x="share of noisy copies that stay right",
+            x="share of noisy copies classified correctly",
             y="mean curvature",
             log_y=True,
-            alt="Mean curvature of samples by how many of their noisy copies are classified right. "
-            "Good is low everywhere; lines fall where flat samples are the robust ones.",
+            alt="Mean curvature of samples by how many of their noisy copies are classified "
+            "correctly. Good is low everywhere; lines fall where flat samples are the robust ones.",
         )
     ]
 
 
 def _curve(
-    subject: Subject,
-    at: int,
+    model: ReportModel,
+    place: int,
     found: CurvatureRobustness,
     xs: Sequence[float],
     ys: Sequence[float],
@@ -130,30 +426,28 @@ def _curve(
     """A line of one model under one kind of noise."""
     style = f"{found.noise} noise {found.amount:g}"
     return Series(
-        f"{subject.name}, {style}",
+        f"{model.name}, {style}",
         xs,
         ys,
-        color=subject.color,
-        dash=DASHES[at % len(DASHES)],  # type: ignore[arg-type]
-        group=subject.title,
+        color=model.color,
+        dash=DASHES[place % len(DASHES)],
+        group=model.title,
         style=style,
     )
 
 
-def surface_charts(subjects: Subjects) -> list[Chart]:
+def _surfaces(models: ReportModels) -> list[Chart]:
     """The loss around one sample, of all models in one scale."""
-    seen = [
-        (each, each.observed, each.observed.surface)
-        for each in subjects.each
-        if each.observed is not None and each.observed.surface is not None
+    viewed = [
+        (model, model.views, model.views.surface)
+        for model in models
+        if model.views is not None and model.views.surface is not None
     ]
-    if not seen:
-        return []
-    highest = max(max(map(max, surface.losses)) for *_, surface in seen)
+    highest = max((max(map(max, surface.losses)) for *_, surface in viewed), default=0.0)
     return [
         Chart(
-            f"surface-{each.name}",
-            f"Loss around one sample: {each.title}",
+            f"surface-{model.name}",
+            f"Loss around one sample: {model.title}",
             heat=Heat(
                 surface.losses,
                 x=surface.across,
@@ -162,277 +456,12 @@ def surface_charts(subjects: Subjects) -> list[Chart]:
                 low=0.0,
                 high=highest,
             ),
-            x=f"length across the gradient, {UNITS}",
+            # Runs take images of this range: they normalise inside.
+            x="length across the gradient, pixels in [0, 1]",
             y="length along it",
-            alt=f"Cross entropy on a square of the input space around "
-            f"{observed.ids.get(observed.surface_of or 0, f'sample {observed.surface_of}')}, which "
-            "is classified right. Good is a wide dark middle. All models share one scale.",
+            alt="Cross entropy on a square of the input space around "
+            f"{views.sample_id(views.surface_sample or 0)}, which is classified correctly. Good "
+            "is a wide dark middle. All models share one scale.",
         )
-        for each, observed, surface in seen
+        for model, views, surface in viewed
     ]
-
-
-READING = (
-    "Accuracy when images are disturbed; bars show the spread of repeated draws, or 95 % intervals "
-    "for attacks. Good is a line that stays high to the right, above the baseline's."
-)
-
-BIN_SAMPLES = 5
-"""Fewer predictions of like confidence say little about their accuracy."""
-
-
-def robustness_section(subjects: Subjects) -> Section:
-    evaluated = [each for each in subjects.each if each.evaluation is not None]
-    blocks: list[Block] = []
-    if evaluated:
-        blocks += [*_noise(evaluated), *_perturbations(evaluated), *_attacks(evaluated)]
-        blocks += [*_calibration(evaluated), *_strangers(evaluated), *_retrieval(evaluated)]
-    for each in subjects.each:
-        if each.evaluation is None:
-            words = f"{each.title}: accuracy under noise, perturbations and attacks is not known."
-            blocks.append(Note(words, f"largemargin evaluate {each.where}"))
-    blocks += [*curvature_blocks(subjects), *surface_charts(subjects)]
-    return Section.arranged("robustness", "Robustness", READING, blocks)
-
-
-def _found(subject: Subject) -> Evaluation:
-    assert subject.evaluation is not None
-    return subject.evaluation
-
-
-def gaussian_levels(found: Evaluation) -> list[tuple[float, str]]:
-    """(standard deviation, name) of every level of Gaussian noise, weakest first."""
-    levels = []
-    for name in found.perturbed:
-        match = re.fullmatch(r"gaussian ([0-9.e+-]+)(?:/([0-9.]+))?", name)
-        if match:
-            levels.append((float(match[1]) / float(match[2] or 1), name))
-    return sorted(levels)
-
-
-def _noise(evaluated: list[Subject]) -> list[Block]:
-    series = []
-    for each in evaluated:
-        found = _found(each)
-        levels = gaussian_levels(found)
-        if not levels:
-            continue
-        noisy = [found.perturbed[name] for _, name in levels]
-        ys = [found.clean.accuracy, *(one.accuracy for one in noisy)]
-        spread = [0.0, *(one.std if known(one.std) else 0.0 for one in noisy)]
-        series.append(
-            Series(
-                each.title,
-                [0.0, *(sigma for sigma, _ in levels)],
-                ys,
-                color=each.color,
-                low=[y - s for y, s in zip(ys, spread, strict=True)],
-                high=[y + s for y, s in zip(ys, spread, strict=True)],
-            )
-        )
-    if not series:
-        return []
-    return [
-        Chart(
-            "noise",
-            "Accuracy under Gaussian noise",
-            tuple(series),
-            x="standard deviation, pixels in [0, 1]",
-            y="accuracy",
-            percent_y=True,
-            alt="Accuracy against the strength of Gaussian noise, one line for each model.",
-        )
-    ]
-
-
-def _perturbations(evaluated: list[Subject]) -> list[Block]:
-    names = list(dict.fromkeys(name for each in evaluated for name in _found(each).perturbed))
-    if not names:
-        words = "No perturbations were evaluated."
-        return [Note(words, f"largemargin evaluate {evaluated[0].where} --perturbations auto")]
-    series, rows = [], []
-    for each in evaluated:
-        found = [_found(each).perturbed.get(name) for name in names]
-        ys = [None if one is None else one.accuracy for one in found]
-        spread = [0.0 if one is None or not known(one.std) else one.std for one in found]
-        series.append(
-            Series(
-                each.title,
-                list(range(len(names))),
-                ys,
-                form="bars",
-                color=each.color,
-                low=[None if y is None else y - s for y, s in zip(ys, spread, strict=True)],
-                high=[None if y is None else y + s for y, s in zip(ys, spread, strict=True)],
-            )
-        )
-    for at, name in enumerate(names):
-        cells = []
-        for each in evaluated:
-            one = _found(each).perturbed.get(name)
-            if one is None:
-                cells.append(Cell("–"))
-            else:
-                spread_text = f" ± {100 * one.std:.2f}" if known(one.std) else ""
-                cells.append(Cell(f"{100 * one.accuracy:.2f}{spread_text} %", one.accuracy))
-        rows.append((text_cell(names[at].replace("_", " ")), *cells))
-    heads = ("perturbation", *(each.title for each in evaluated))
-    return [
-        Chart(
-            "perturbations",
-            "Accuracy under each perturbation",
-            tuple(series),
-            y="accuracy",
-            percent_y=True,
-            names=tuple(name.replace("_", " ") for name in names),
-            alt="Accuracy under each perturbation, a group of bars for each, a bar for each model.",
-            table=Table(heads, tuple(rows), key="perturbed", numeric=tuple(range(1, len(heads)))),
-            wide=True,
-        )
-    ]
-
-
-def _attacks(evaluated: list[Subject]) -> list[Block]:
-    if not any(_found(each).attacked for each in evaluated):
-        return [Note("No attacks were evaluated.", _attack_command(evaluated[0], "[fgsm,pgd]"))]
-    charts: list[Chart] = []
-    notes: list[Block] = []
-    for norm, words in (("linf", "largest change of a pixel"), ("l2", "Euclidean length")):
-        series = []
-        for each in evaluated:
-            found = _found(each)
-            attacks = [one for one in found.attacked if one.norm == norm]
-            kinds = list(dict.fromkeys(one.attack.split()[0] for one in attacks))
-            for at, kind in enumerate(kinds):
-                own = sorted(
-                    (one for one in attacks if one.attack.split()[0] == kind),
-                    key=lambda one: one.epsilon,
-                )
-                clean = found.clean.accuracy
-                series.append(
-                    Series(
-                        f"{each.name}, {kind}",
-                        [0.0, *(one.epsilon for one in own)],
-                        [clean, *(one.accuracy for one in own)],
-                        color=each.color,
-                        dash=DASHES[at % len(DASHES)],  # type: ignore[arg-type]
-                        group=each.title,
-                        style=kind,
-                        low=[clean, *(one.low for one in own)],
-                        high=[clean, *(one.high for one in own)],
-                    )
-                )
-        if series:
-            charts.append(
-                Chart(
-                    f"attacks-{norm}",
-                    f"Accuracy under attacks, {norm}",
-                    tuple(series),
-                    x=f"ε: {words}, pixels in [0, 1]",
-                    y="accuracy",
-                    percent_y=True,
-                    alt=f"Accuracy against the strength of {norm} attacks.",
-                )
-            )
-    strengths = {(one.norm, one.epsilon) for each in evaluated for one in _found(each).attacked}
-    norms = {norm for norm, _ in strengths}
-    if len(strengths) == len(norms):
-        words = "Each kind of attack was tried at one strength; several make a curve."
-        notes.append(Note(words, _attack_command(evaluated[0], "[pgd]")))
-    rows = []
-    for each in evaluated:
-        for one in _found(each).attacked:
-            rows.append(
-                (
-                    text_cell(each.title),
-                    text_cell(one.attack),
-                    percent_cell(one.accuracy),
-                    percent_cell(one.low),
-                    percent_cell(one.high),
-                    Cell(f"{one.samples:,}", one.samples),
-                )
-            )
-    heads = ("model", "attack", "accuracy", "from", "to", "samples")
-    return [
-        replace(charts[0], table=Table(heads, tuple(rows), key="attacks", numeric=(2, 3, 4, 5))),
-        *charts[1:],
-        *notes,
-    ]
-
-
-def _attack_command(subject: Subject, attacks: str) -> str:
-    return (
-        f"largemargin evaluate {subject.where} --attacks '{attacks}' --linf '[0.01,0.02,0.04,0.08]'"
-    )
-
-
-def _calibrations(evaluated: list[Subject]) -> Iterator[tuple[Subject, Calibration, str]]:
-    """Of every model as it is, and with its temperature where there is one."""
-    for each in evaluated:
-        found = _found(each)
-        yield each, found.clean.calibration, each.title
-        if found.calibrated is not None:
-            yield each, found.calibrated, f"{each.title}, temperature {found.temperature:.3g}"
-
-
-def _calibration(evaluated: list[Subject]) -> list[Block]:
-    series = [Series("honest", [0.0, 1.0], [0.0, 1.0], color=None, dash="dash", faint=True)]
-    rows, heads = [], ("model", "confidence", "accuracy", "samples")
-    for each, found, title in _calibrations(evaluated):
-        drawn = [at for at, n in enumerate(found.counts) if n >= BIN_SAMPLES]
-        xs, ys = ([column[at] for at in drawn] for column in (found.confidence, found.accuracy))
-        dash: Literal["solid", "dot"] = "solid" if title == each.title else "dot"
-        series.append(Series(title, xs, ys, color=each.color, dash=dash))
-        bins = zip(found.confidence, found.accuracy, found.counts, strict=True)
-        rows += [
-            (text_cell(title), percent_cell(x), percent_cell(y), count_cell(n))
-            for x, y, n in bins
-            if n
-        ]
-    return [
-        Chart(
-            "calibration",
-            "Confidence against accuracy",
-            tuple(series),
-            x="confidence",
-            y="accuracy",
-            percent_y=True,
-            alt="Accuracy of predictions by their confidence. Good lies on the diagonal; below it "
-            "the model is overconfident.",
-            table=Table(heads, tuple(rows), key="bins", numeric=(1, 2, 3)),
-            note=f"bins of fewer than {BIN_SAMPLES} samples are in the numbers only",
-        )
-    ]
-
-
-def _strangers(evaluated: list[Subject]) -> list[Block]:
-    rows = [
-        (
-            text_cell(each.title),
-            text_cell(name.replace("_", " ")),
-            number_cell(area),
-            percent_cell(_found(each).strangers.fpr95[name]),  # type: ignore[union-attr]
-        )
-        for each in evaluated
-        if _found(each).strangers is not None
-        for name, area in _found(each).strangers.auroc.items()  # type: ignore[union-attr]
-    ]
-    if not rows:
-        words = "Whether other images are told apart was not evaluated."
-        return [Note(words, f"largemargin evaluate {evaluated[0].where} --ood FOLDER")]
-    heads = ("model", "score", "AUROC", "false positives at 95 %")
-    return [Table(heads, tuple(rows), caption="Other images", key="ood", numeric=(2, 3))]
-
-
-def _retrieval(evaluated: list[Subject]) -> list[Block]:
-    rows = []
-    for each in evaluated:
-        found = _found(each).retrieval
-        if found is not None:
-            recalls = ", ".join(f"at {k}: {100 * v:.2f} %" for k, v in found.recall.items())
-            mean = percent_cell(found.mean_average_precision)
-            rows.append((text_cell(each.title), text_cell(recalls), mean))
-    if not rows:
-        return []
-    heads = ("model", "recall", "mean average precision")
-    return [Table(heads, tuple(rows), caption="Search by features", key="retrieval", numeric=(2,))]

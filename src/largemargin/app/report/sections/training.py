@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from largemargin.app.report.charts import Block, Chart, Note, Section, Series, Table
+from largemargin.app.report.charts import DASHES, Block, Chart, Dash, Note, Section, Series, Table
 from largemargin.app.report.number_format import (
     count_cell,
     number_cell,
@@ -11,8 +11,7 @@ from largemargin.app.report.number_format import (
     seconds,
     text_cell,
 )
-from largemargin.app.report.palette import DASHES
-from largemargin.app.report.report_models import Subject, Subjects
+from largemargin.app.report.report_models import ReportModel, ReportModels
 
 READING = (
     "Losses of different objectives have different scales: compare their shape, and compare models "
@@ -40,88 +39,74 @@ GEOMETRY = {
 """What a row of metrics.jsonl may hold under "geometry": title, axis, and what is good."""
 
 Read = Callable[[dict[str, Any]], float | None]
+Values = dict[str, tuple[list[float], list[float | None]]]
+"""Places and numbers of each term of an objective."""
 
 
-def training_section(subjects: Subjects) -> Section:
-    trained = [each for each in subjects.each if each.epochs()]
+def training_section(models: ReportModels) -> Section:
+    trained = [model for model in models if model.epochs()]
     if not trained:
-        note = Note(
-            "No training was recorded: geometries alone have no curves.", "largemargin train"
-        )
-        return Section("training", "Training", READING, (note,))
-    blocks: list[Block] = [_losses(trained)]
-    accuracies = _accuracies(trained)
-    if accuracies.series:
-        blocks.append(accuracies)
-    else:
-        held_out = "No images were held out for validation, so there is no accuracy over epochs."
-        blocks.append(Note(held_out, "largemargin train --data.validation 0.1"))
-    terms = _by_term("terms", "Loss terms", "loss", trained, _term_points)
-    if terms is not None:
-        blocks.append(terms)
-    gradients = _by_term(
-        "gradients", "Gradient norm of each term", "norm", trained, _gradient_points
-    )
-    if gradients is not None:
-        blocks.append(gradients)
-    else:
-        blocks.append(
-            Note(
-                "Gradient norms of the loss terms were not recorded.",
-                "largemargin train --gradients_every 50",
-            )
-        )
-    blocks.append(_rates(trained))
-    blocks += _geometry(trained)
-    blocks.append(_last(trained))
+        words = "No training was recorded: geometries alone have no curves."
+        return Section("training", "Training", READING, (Note(words, "largemargin train"),))
+    blocks: list[Block] = [
+        _losses(trained),
+        _accuracies(trained),
+        *_terms(trained),
+        _gradients(trained),
+        _rates(trained),
+        *_geometry(trained),
+        _last_epoch(trained),
+    ]
     return Section.arranged("training", "Training", READING, blocks)
 
 
-def _curve(subject: Subject, read: Read, style: str = "", dash: Any = "solid") -> Series | None:
-    rows = [(row["epoch"] + 1, read(row)) for row in subject.epochs()]
+def _curve(model: ReportModel, read: Read, style: str = "", dash: Dash = "solid") -> list[Series]:
+    """A number over the epochs; nothing where it was not recorded."""
+    rows = [(row["epoch"] + 1, read(row)) for row in model.epochs()]
     if all(y is None for _, y in rows):
-        return None
-    return Series(
-        ", ".join(filter(None, (subject.title, style))),
-        [x for x, _ in rows],
-        [y for _, y in rows],
-        color=subject.color,
-        dash=dash,
-        group=subject.title,
-        style=style,
-    )
+        return []
+    return [
+        Series(
+            ", ".join(filter(None, (model.title, style))),
+            [x for x, _ in rows],
+            [y for _, y in rows],
+            color=model.color,
+            dash=dash,
+            group=model.title,
+            style=style,
+        )
+    ]
 
 
 def _validation(key: str) -> Read:
     return lambda row: (row.get("validation") or {}).get(key)
 
 
-def _kept(series: list[Series | None]) -> tuple[Series, ...]:
-    return tuple(each for each in series if each is not None)
-
-
-def _losses(trained: list[Subject]) -> Chart:
-    series: list[Series | None] = []
-    for each in trained:
-        series.append(_curve(each, lambda row: row.get("loss"), "training"))
-        series.append(_curve(each, _validation("loss"), "validation cross entropy", "dot"))
+def _losses(trained: list[ReportModel]) -> Chart:
+    series: list[Series] = []
+    for model in trained:
+        series += _curve(model, lambda row: row.get("loss"), "training")
+        series += _curve(model, _validation("loss"), "validation cross entropy", "dot")
     return Chart(
         "loss",
         "Loss",
-        _kept(series),
+        tuple(series),
         x="epoch",
         y="loss",
-        log_y=all(y is None or y > 0 for s in _kept(series) for y in s.y),
+        log_y=all(y is None or y > 0 for curve in series for y in curve.y),
         alt="Training loss and validation cross entropy over epochs, one line for each model.",
     )
 
 
-def _accuracies(trained: list[Subject]) -> Chart:
-    series = [_curve(each, _validation("accuracy")) for each in trained]
+def _accuracies(trained: list[ReportModel]) -> Block:
+    series = [curve for model in trained for curve in _curve(model, _validation("accuracy"))]
+    if not series:
+        words = "No images were held out for validation, so there is no accuracy over epochs."
+        return Note(words, "largemargin train --data.validation 0.1")
     return Chart(
         "validation",
         "Validation accuracy",
-        _kept(series),
+        tuple(series),
         x="epoch",
         y="accuracy",
         percent_y=True,
@@ -129,135 +114,152 @@ def _accuracies(trained: list[Subject]) -> Chart:
     )
 
 
-def _rates(trained: list[Subject]) -> Chart:
-    series = [_curve(each, lambda row: row.get("lr")) for each in trained]
+def _terms(trained: list[ReportModel]) -> list[Chart]:
+    """Of objectives of several terms."""
+    series = _by_term([(model, _term_values(model)) for model in trained])
+    if not series:
+        return []
+    return [_term_chart("terms", "Loss terms", "epoch", "loss", series)]
+
+
+def _term_values(model: ReportModel) -> Values:
+    rows = [(row["epoch"] + 1, row.get("terms") or {}) for row in model.epochs()]
+    values = _collected(rows)
+    return values if len(values) > 1 else {}
+
+
+def _gradients(trained: list[ReportModel]) -> Block:
+    rows = [
+        (model, [row for row in model.metrics if row.get("kind") == "gradients"])
+        for model in trained
+    ]
+    series = _by_term([(model, _gradient_norms(norms)) for model, norms in rows])
+    if not series:
+        words = "Gradient norms of the loss terms were not recorded."
+        return Note(words, "largemargin train --gradients_every 50")
+    thinned = any(len(norms) > GRADIENT_POINTS for _, norms in rows)
+    note = f"every k-th row, so that at most {GRADIENT_POINTS} points are drawn" if thinned else ""
+    return _term_chart("gradients", "Gradient norm of each term", "step", "norm", series, note)
+
+
+def _gradient_norms(rows: list[dict[str, Any]]) -> Values:
+    stride = -(-len(rows) // GRADIENT_POINTS) or 1
+    return _collected([(row["step"], row.get("norms", {})) for row in rows[::stride]])
+
+
+def _collected(rows: list[tuple[float, dict[str, float | None]]]) -> Values:
+    """Places and numbers of each term."""
+    values: Values = {}
+    for x, numbers in rows:
+        for name, y in numbers.items():
+            xs, ys = values.setdefault(str(name), ([], []))
+            xs.append(x)
+            ys.append(y)
+    return values
+
+
+def _by_term(values: list[tuple[ReportModel, Values]]) -> list[Series]:
+    """A line for each term of each model; a term has one kind of line in all models."""
+    terms = list(dict.fromkeys(name for _, found in values for name in found))
+    return [
+        Series(
+            f"{model.name}: {name}",
+            xs,
+            ys,
+            color=model.color,
+            dash=DASHES[terms.index(name) % len(DASHES)],
+            group=model.title,
+            style=name,
+        )
+        for model, found in values
+        for name, (xs, ys) in found.items()
+    ]
+
+
+def _term_chart(
+    key: str, title: str, x: str, y: str, series: list[Series], note: str = ""
+) -> Chart:
+    values = [value for curve in series for value in curve.y if value is not None]
+    return Chart(
+        key,
+        title,
+        tuple(series),
+        x=x,
+        y=y,
+        log_y=bool(values) and min(values) > 0 and max(values) > 20 * min(values),
+        alt=f"{title} over training, one line for each term of each model.",
+        note=note,
+    )
+
+
+def _rates(trained: list[ReportModel]) -> Chart:
+    series = [curve for model in trained for curve in _curve(model, lambda row: row.get("lr"))]
     return Chart(
         "rate",
         "Learning rate",
-        _kept(series),
+        tuple(series),
         x="epoch",
         y="learning rate",
         alt="Learning rate at the end of each epoch.",
     )
 
 
-Points = Callable[[Subject], dict[str, tuple[list[float], list[float | None]]]]
-
-
-def _term_points(subject: Subject) -> dict[str, tuple[list[float], list[float | None]]]:
-    found: dict[str, tuple[list[float], list[float | None]]] = {}
-    for row in subject.epochs():
-        for name, value in (row.get("terms") or {}).items():
-            xs, ys = found.setdefault(str(name), ([], []))
-            xs.append(row["epoch"] + 1)
-            ys.append(value)
-    return found if len(found) > 1 else {}
-
-
-def _gradient_points(subject: Subject) -> dict[str, tuple[list[float], list[float | None]]]:
-    found: dict[str, tuple[list[float], list[float | None]]] = {}
-    rows = [row for row in subject.rows if row.get("kind") == "gradients"]
-    stride = -(-len(rows) // GRADIENT_POINTS) or 1
-    for row in rows[::stride]:
-        for name, value in row.get("norms", {}).items():
-            xs, ys = found.setdefault(str(name), ([], []))
-            xs.append(row["step"])
-            ys.append(value)
-    return found
-
-
-def _by_term(key: str, title: str, y: str, trained: list[Subject], points: Points) -> Chart | None:
-    series: list[Series] = []
-    kinds: list[str] = []
-    for each in trained:
-        for name, (xs, ys) in points(each).items():
-            if name not in kinds:
-                kinds.append(name)
-            dash: Any = DASHES[kinds.index(name) % len(DASHES)]
-            series.append(
-                Series(
-                    f"{each.name}: {name}",
-                    xs,
-                    ys,
-                    color=each.color,
-                    dash=dash,
-                    group=each.title,
-                    style=name,
-                )
-            )
-    if not series:
-        return None
-    values = [value for one in series for value in one.y if value is not None]
-    return Chart(
-        key,
-        title,
-        tuple(series),
-        x="epoch" if key == "terms" else "step",
-        y=y,
-        log_y=bool(values) and min(values) > 0 and max(values) > 20 * min(values),
-        alt=f"{title} over training, one line for each term of each model.",
-        note=f"every k-th row, so that at most {GRADIENT_POINTS} points are drawn"
-        if any(len(row.rows) > GRADIENT_POINTS for row in trained) and key == "gradients"
-        else "",
-    )
-
-
-def _geometry(trained: list[Subject]) -> list[Block]:
+def _geometry(trained: list[ReportModel]) -> list[Block]:
     blocks: list[Block] = []
     note = _measured_on(trained)
     for key, (title, axis, good) in GEOMETRY.items():
         both = key == "mean_cosine_margin"
-        curves = [_curve(each, _geometry_of(key), "mean" if both else "") for each in trained]
-        if both:
-            smallest = _geometry_of("min_cosine_margin")
-            curves += [_curve(each, smallest, "smallest", "dot") for each in trained]
-        series = _kept(curves)
+        series: list[Series] = []
+        for model in trained:
+            series += _curve(model, _epoch_geometry(key), "mean" if both else "")
+        for model in trained if both else ():
+            series += _curve(model, _epoch_geometry("min_cosine_margin"), "smallest", "dot")
         if series:
             words = f"{title} after every epoch. {good}"
-            chart = Chart(f"epochs-{key}", title, series, x="epoch", y=axis, alt=words, note=note)
+            chart = Chart(
+                f"epochs-{key}", title, tuple(series), x="epoch", y=axis, alt=words, note=note
+            )
             blocks.append(chart)
     if not blocks:
-        words = (
-            "Geometry over epochs was not recorded: only that at the end is known (see Margins)."
-        )
+        words = "Geometry over epochs was not recorded; see Margins for that of the trained model."
         blocks.append(Note(words, "largemargin train --geometry_samples 500"))
     return blocks
 
 
-def _geometry_of(key: str) -> Read:
+def _epoch_geometry(key: str) -> Read:
     return lambda row: (row.get("geometry") or {}).get(key)
 
 
-def _measured_on(trained: list[Subject]) -> str:
+def _measured_on(trained: list[ReportModel]) -> str:
     """The images behind the curves, where they are the same for all models."""
-    found = {
+    data = {
         (row["geometry"].get("samples"), row["geometry"].get("split"))
-        for each in trained
-        for row in each.epochs()
+        for model in trained
+        for row in model.epochs()
         if row.get("geometry")
     }
-    if len(found) != 1:
+    if len(data) != 1:
         return ""
-    samples, split = found.pop()
+    samples, split = data.pop()
     return f"{samples} {'training' if split == 'train' else split} images, always the same"
 
 
-def _last(trained: list[Subject]) -> Table:
+def _last_epoch(trained: list[ReportModel]) -> Table:
     rows = []
-    for each in trained:
-        last = each.epochs()[-1]
-        best = each.result.get("best_epoch")
+    for model in trained:
+        last = model.epochs()[-1]
+        best = model.result.get("best_epoch")
         validation = last.get("validation") or {}
         rows.append(
             (
-                text_cell(each.title),
+                text_cell(model.title),
                 count_cell(last["epoch"] + 1),
                 count_cell(None if best is None else best + 1),
                 number_cell(last.get("loss")),
                 percent_cell(validation.get("accuracy")),
                 number_cell(validation.get("loss")),
                 number_cell(last.get("gradient_norm")),
-                text_cell(seconds(each.result.get("seconds"))),
+                text_cell(seconds(model.result.get("seconds"))),
             )
         )
     return Table(
