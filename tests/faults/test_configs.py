@@ -150,15 +150,15 @@ def test_names_of_runs_are_no_paths(tmp_path: Path, faults: Faults, name: str) -
         ("cosface", "config must be a RunConfig, but 'cosface' was given"),
         (
             RunConfig(objective="cosface"),  # type: ignore[arg-type]
-            r"Pass objective=ObjectiveConfig\('cosface'\), of largemargin\.training\.",
+            r"Pass objective=ObjectiveConfig\('cosface'\), of largemargin\.app\.config\.",
         ),
         (
             RunConfig(data="photos/"),  # type: ignore[arg-type]
-            r"Pass data=DataConfig\(\.\.\.\), of largemargin\.data\.",
+            r"Pass data=DataConfig\(\.\.\.\), of largemargin\.app\.config\.",
         ),
         (
             RunConfig(optimizer=None),  # type: ignore[arg-type]
-            r"Pass optimizer=OptimizerConfig\(\.\.\.\), of largemargin\.training\.",
+            r"Pass optimizer=OptimizerConfig\(\.\.\.\), of largemargin\.app\.config\.",
         ),
     ],
 )

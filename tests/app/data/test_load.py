@@ -12,7 +12,7 @@ from app.data.pictures import class_folders
 
 from largemargin.app.data import DataConfig, Samples, load_data
 from largemargin.app.data.image_files import ImageFiles
-from largemargin.app.data.load import computed
+from largemargin.app.data.load import pixel_statistics
 from largemargin.app.data.sources import SOURCES
 from largemargin.errors import LargeMarginError
 
@@ -69,8 +69,8 @@ def test_normalization(normalize):
 def test_statistics_of_bytes_and_of_their_floats_agree():
     pixels = torch.randint(0, 256, (30, 3, 5, 4), dtype=torch.uint8)
     labels, ids = torch.zeros(30).long(), ("x",) * 30
-    whole = computed(Samples(labels, ids, pixels))
-    floats = computed(Samples(labels, ids, pixels.float() / 255))
+    whole = pixel_statistics(Samples(labels, ids, pixels))
+    floats = pixel_statistics(Samples(labels, ids, pixels.float() / 255))
     for a, b in zip(whole, floats, strict=True):
         assert a == pytest.approx(b, rel=1e-6)
 
@@ -89,7 +89,7 @@ def test_statistics_of_files_hold_one_image_at_a_time(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(ImageFiles, "pixels", read)
-    mean, _ = computed(data.train)
+    mean, _ = pixel_statistics(data.train)
     assert (len(held), most <= 2) == (12, True)
     every = torch.stack([data.train.image(i) for i in range(12)])
     torch.testing.assert_close(torch.tensor(mean), every.mean((0, 2, 3)))
@@ -149,6 +149,6 @@ def test_arrays_under_two_labels_are_reported_up_to_a_size(tmp_path, monkeypatch
     config = DataConfig("arrays", str(tmp_path / "a.npz"), validation=0)
     with pytest.warns(UserWarning, match="1 times: train/0 and train/5"):
         load_data(config)
-    monkeypatch.setattr("largemargin.app.data.load.COMPARED_AT_MOST", 5)
+    monkeypatch.setattr("largemargin.app.data.load.MOST_COMPARED", 5)
     found = load_data(config).record["duplicates"]["train under two labels"]
     assert found == {"looked_for": False, "reason": "more than 5 images"}

@@ -213,7 +213,7 @@ def _report(rows: list[Row], folder: Path, data: Any, closer: int) -> None:
 
 def _look_closer(folder: Path, data: Any, samples: int) -> None:
     """What `largemargin evaluate` and `largemargin measure --curvature true` would find."""
-    from largemargin.app.data.load import in_words
+    from largemargin.app.data.load import samples_text
     from largemargin.app.data.samples import Batches
     from largemargin.app.training.runs import Run
     from largemargin.measuring.evaluate import EvaluationConfig, evaluate
@@ -230,7 +230,7 @@ def _look_closer(folder: Path, data: Any, samples: int) -> None:
     found = evaluate(model, data.test, class_names=data.classes, config=config, progress=False)
     found.save(folder / "evaluation.json")
     batches = Batches(data.test, 256, shuffle=False)
-    words = in_words(data, "test", data.test)
+    words = samples_text(data, "test", data.test)
     geometry = measure(
         model,
         batches,

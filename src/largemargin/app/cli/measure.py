@@ -16,7 +16,7 @@ from largemargin.app.cli.open_run import (
     strangers_of,
 )
 from largemargin.app.cli.run_options import show_progress
-from largemargin.app.data.load import in_words
+from largemargin.app.data.load import samples_text
 from largemargin.app.training.runs import GEOMETRY
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.batches import digest
@@ -222,6 +222,6 @@ def _measured(options: Any, asked: Asked, chosen: Chosen) -> Any:
         max_samples=options.max_samples,
         ood=None if options.ood is None else batches(strangers_of(options.ood, asked)),
         progress=show_progress(),
-        data_name=in_words(chosen.data, chosen.origin.split, chosen.samples),
+        data_name=samples_text(chosen.data, chosen.origin.split, chosen.samples),
         class_names=asked.classes,
     )

@@ -1,12 +1,7 @@
-"""From settings to images: read, check, modify, record.
+"""From settings to images: ``load_data`` reads, checks, modifies and records a data set.
 
-A data set ready for training: splits, classes, normalisation, augmentation, provenance.
-
-Images that the data holds twice, byte for byte: in two parts of it, or under two labels.
-
-Mean and standard deviation of the pixels.
-
-Images in memory brought to another size.
+Below it: images that the data holds twice, byte for byte (in two parts of it, or under two labels),
+mean and standard deviation of the pixels, and images in memory brought to another size.
 """
 
 import difflib
@@ -29,9 +24,9 @@ from largemargin.app.data.read_images import (
     IN_MEMORY,
     SMALL,
     in_memory,
-    let_go,
     readable,
     wholly_readable,
+    without_files,
 )
 from largemargin.app.data.samples import Samples, as_float
 from largemargin.app.data.sources import SOURCES
@@ -39,6 +34,23 @@ from largemargin.app.data.sources.source import Source
 from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.measuring.batches import digest
 from largemargin.measuring.sample_draws import generator_for
+
+CROPPED = ("cifar10", "cifar100", "svhn", "market1501", "dukemtmc")
+"""Data sets that are usually trained on random crops and mirror images."""
+
+NAMED_PAIRS = 20
+"""Pairs that the record names."""
+MOST_COMPARED = 200_000
+"""Images up to which duplicates are looked for: beyond, reading them takes minutes."""
+
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+
+IMAGENET: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Of ImageNet's training images, as every pretrained model of torchvision takes them."""
+GREY_IMAGENET: Statistics = ((0.449,), (0.226,))
+"""Means over the three channels, for images with one."""
+MOST_FILES = 2000
+"""Image files that are read to compute statistics; images in memory are all used."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,174 +90,6 @@ class Data:
     gallery: Samples | None = None
 
 
-SHOWN = 20
-"""Pairs that the record names."""
-COMPARED_AT_MOST = 200_000
-"""Images up to which duplicates are looked for: beyond, reading them takes minutes."""
-
-
-def shared(train: Samples, other: Samples) -> dict[str, Any]:
-    """How many images of ``other`` are in ``train``, and the first pairs (train, other).
-
-    Files are told apart by their length first, so that most of them are never read.
-    """
-    if len(train) + len(other) > COMPARED_AT_MOST:
-        return {"looked_for": False, "reason": f"more than {COMPARED_AT_MOST} images"}
-    lengths, other_lengths = all_lengths(train), all_lengths(other)
-    common = set(lengths) & set(other_lengths)
-    known = {image_digest(train, i): i for i, each in enumerate(lengths) if each in common}
-    wanted = [i for i, each in enumerate(other_lengths) if each in common]
-    pairs = [(known[found], i) for i in wanted if (found := image_digest(other, i)) in known]
-    return {
-        "looked_for": True,
-        "count": len(pairs),
-        "pairs": [[train.ids[a], other.ids[b]] for a, b in pairs[:SHOWN]],
-    }
-
-
-def contradicted(train: Samples) -> dict[str, Any]:
-    """How many images have more than one label, and the first pairs that say so.
-
-    Read are files alone that have the length of another one of another class.
-    """
-    if len(train) > COMPARED_AT_MOST:
-        return {"looked_for": False, "reason": f"more than {COMPARED_AT_MOST} images"}
-    lengths, labels = all_lengths(train), train.labels.tolist()
-    seen: defaultdict[int, set[int]] = defaultdict(set)
-    for each, label in zip(lengths, labels, strict=True):
-        seen[each].add(label)
-    first: dict[bytes, int] = {}
-    pairs: dict[bytes, tuple[int, int]] = {}
-    for i, each in enumerate(lengths):
-        if len(seen[each]) > 1:
-            same = image_digest(train, i)
-            before = first.setdefault(same, i)
-            if labels[before] != labels[i]:
-                pairs.setdefault(same, (before, i))
-    return {
-        "looked_for": True,
-        "count": len(pairs),
-        "pairs": [[train.ids[a], train.ids[b]] for a, b in list(pairs.values())[:SHOWN]],
-    }
-
-
-def all_lengths(samples: Samples) -> list[int]:
-    """Bytes of every stored image."""
-    if samples.files is None:
-        assert samples.pixels is not None
-        return [samples.pixels[0].nbytes] * len(samples)
-    return [length(samples.files.source(i)) for i in range(len(samples))]
-
-
-def length(source: str | bytes | None) -> int:
-    return os.stat(source).st_size if isinstance(source, str) else len(source or b"")
-
-
-def image_digest(samples: Samples, index: int) -> bytes:
-    if samples.files is None:
-        assert samples.pixels is not None
-        return hashlib.blake2b(samples.pixels[index].numpy().tobytes()).digest()
-    source = samples.files.source(index)
-    if isinstance(source, str):
-        with open(source, "rb") as file:
-            return hashlib.file_digest(file, "blake2b").digest()
-    return hashlib.blake2b(source or b"").digest()
-
-
-Statistics = tuple[tuple[float, ...], tuple[float, ...]]
-
-IMAGENET: Statistics = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Of ImageNet's training images, as every pretrained model of torchvision takes them."""
-GREY_IMAGENET: Statistics = ((0.449,), (0.226,))
-"""Means over the three channels, for images with one."""
-PIXELS_AT_MOST = 2000
-"""Image files that are read to compute statistics; images in memory are all used."""
-
-
-def normalization(source: Source, config: DataConfig, channels: int) -> Statistics:
-    """Mean and standard deviation per channel, as ``config.normalize`` asks."""
-    check_choice("normalize", config.normalize, ("auto", "imagenet", "computed", "none"))
-    kind = config.normalize
-    if kind == "auto":
-        if source.statistics is not None:
-            return source.statistics
-        kind = "imagenet" if source.from_files else "computed"
-    if kind == "none":
-        return (0.0,) * channels, (1.0,) * channels
-    if kind == "imagenet":
-        return IMAGENET if channels == 3 else GREY_IMAGENET
-    return computed(source.train, config.seed)
-
-
-def computed(samples: Samples, seed: int = 0) -> Statistics:
-    """Of all pixels in memory, or of up to ``PIXELS_AT_MOST`` files drawn at random.
-
-    Example:
-        >>> pixels = torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1)
-        >>> computed(Samples(torch.tensor([0, 1]), ("a", "b"), pixels))
-        ((0.5,), (0.5,))
-    """
-    parts: Iterable[Tensor]
-    if samples.pixels is not None:
-        parts = torch.split(samples.pixels, 1024)
-    else:
-        order = torch.randperm(len(samples), generator=generator_for(seed, "statistics"))
-        # One after the other: what is in files may not fit into memory.
-        parts = (samples.raw(i)[None] for i in order[:PIXELS_AT_MOST].tolist())
-    total = torch.stack([moments(part) for part in parts]).sum(0)
-    mean = total[1] / total[0]
-    # A channel that is the same everywhere must not be divided by zero.
-    std = (total[2] / total[0] - mean**2).clamp(min=0).sqrt()
-    std = torch.where(std > 1e-6, std, torch.ones_like(std))
-    return tuple(mean.tolist()), tuple(std.tolist())
-
-
-def moments(part: Tensor) -> Tensor:
-    """Number, sum and sum of squares of the pixels per channel, (3, C) float64."""
-    whole = part.dtype == torch.uint8
-    values = part.int() if whole else part.double()
-    axes, top = (0, 2, 3), 255 if whole else 1
-    # Sums of bytes are exact in whole numbers.
-    exact = torch.int64 if whole else torch.float64
-    first = values.sum(axes, dtype=exact).double() / top
-    second = values.square().sum(axes, dtype=exact).double() / top**2
-    return torch.stack([torch.full_like(first, part[:, 0].numel()), first, second])
-
-
-def resized(samples: Samples, config: DataConfig) -> Samples:
-    """The samples at ``config.size``; where that is not set, or theirs, as they are."""
-    pixels, side = samples.pixels, config.size
-    if pixels is None or side is None:
-        return samples
-    size = (side, config.width or side)
-    if tuple(pixels.shape[2:]) == size:
-        return samples
-    needed = pixels[:, :, 0, 0].numel() * size[0] * size[1] * pixels.element_size()
-    if needed > IN_MEMORY and config.resident != "yes":
-        raise LargeMarginError(
-            f"{len(pixels)} images of {size[0]} x {size[1]} pixels take {needed / 2**30:.1f} GiB "
-            "in memory. Set resident: yes if there is room for them (on the training device too), "
-            "or a smaller size or fraction."
-        )
-    return replace(samples, pixels=interpolated(pixels, size))
-
-
-def interpolated(pixels: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bilinear, smoothed before it is made smaller; same dtype."""
-    new = torch.empty((*pixels.shape[:2], *size), dtype=pixels.dtype)
-    for first in range(0, len(pixels), 512):
-        part = as_float(pixels[first : first + 512])
-        part = F.interpolate(part, size, mode="bilinear", antialias=True)
-        if pixels.dtype == torch.uint8:
-            part = part.mul(255).round().clamp(0, 255)
-        new[first : first + 512] = part.to(pixels.dtype)
-    return new
-
-
-CROPPED = ("cifar10", "cifar100", "svhn", "market1501", "dukemtmc")
-"""Data sets that are usually trained on random crops and mirror images."""
-
-
 def load_data(config: DataConfig) -> Data:
     """The data set that ``config`` describes.
 
@@ -257,7 +101,7 @@ def load_data(config: DataConfig) -> Data:
         >>> len(data.train), len(data.validation), len(data.test), data.size
         (1131, 126, 540, (8, 8))
     """
-    check(config)
+    check_data_config(config)
     source, skipped = readable(SOURCES[config.name](config), config)
     # Crops of another size are cut from whole pictures, which memory does not hold.
     keep = ("train",) if augment_of(source, config).kind == "resized_crop" else ()
@@ -269,7 +113,7 @@ def load_data(config: DataConfig) -> Data:
     # Of two copies of an image, one may have been held out.
     same |= duplicates(source, config, [name for name in ("validation",) if name not in others])
     # What was too large as a whole may fit now.
-    source = let_go(in_memory(source, config, keep, skipped))
+    source = without_files(in_memory(source, config, keep, skipped))
     skipped.warn()
     if not source.from_files:  # files are decoded to their size
         source = source.with_splits(
@@ -299,7 +143,7 @@ def load_data(config: DataConfig) -> Data:
     )
 
 
-def check(config: DataConfig) -> None:
+def check_data_config(config: DataConfig) -> None:
     """Names and numbers that are wrong whatever the data is."""
     if config.name not in SOURCES:
         close = difflib.get_close_matches(str(config.name), SOURCES, n=1)
@@ -353,55 +197,15 @@ def check_one_shape(source: Source) -> None:
     for name, shape in shapes.items():
         if shape != shapes["train"]:
             raise LargeMarginError(
-                f"the {name} images have {in_pixels(shape)}, but the training images have "
-                f"{in_pixels(shapes['train'])}. Store all of them with the same channels, and at "
+                f"the {name} images have {shape_text(shape)}, but the training images have "
+                f"{shape_text(shapes['train'])}. Store all of them with the same channels, and at "
                 "one size or with size set."
             )
 
 
-def in_pixels(shape: tuple[int, tuple[int, int]]) -> str:
+def shape_text(shape: tuple[int, tuple[int, int]]) -> str:
     channels, (height, width) = shape
     return f"{channels} channel{'s' * (channels > 1)} of {height} x {width} pixels"
-
-
-def duplicates(source: Source, config: DataConfig, others: list[str]) -> dict[str, Any]:
-    """Training images that are images of these parts too; only of data of people's own."""
-    if not of_their_own(source, config):
-        return {}
-    parts = {name: source.splits[name] for name in others if name in source.splits}
-    found = {f"train and {name}": shared(source.train, each) for name, each in parts.items()}
-    same = {name: each for name, each in found.items() if each.get("count")}
-    if same:
-        counts = ", ".join(
-            f"{each['count']} in {name} (such as {each['pairs'][0][1]})"
-            for name, each in same.items()
-        )
-        warnings.warn(
-            f"some images are in two parts of the data, byte for byte: {counts}. Results on them "
-            "say nothing about new images.",
-            stacklevel=3,
-        )
-    return found
-
-
-def contradictions(source: Source, config: DataConfig) -> dict[str, Any]:
-    """Training images that are there under two labels, before any are replaced on purpose."""
-    if not of_their_own(source, config):
-        return {}
-    found = contradicted(source.train)
-    if found.get("count"):
-        pairs = "; ".join(f"{a} and {b}" for a, b in found["pairs"][:2])
-        warnings.warn(
-            f"the same training image has two labels, byte for byte, {found['count']} times: "
-            f"{pairs}. No classifier is right about both; remove the wrong ones.",
-            stacklevel=3,
-        )
-    return {"train under two labels": found}
-
-
-def of_their_own(source: Source, config: DataConfig) -> bool:
-    """Data of people's own, not a known set."""
-    return source.from_files or config.name == "arrays"
 
 
 def record_of(source: Source, config: DataConfig) -> dict[str, Any]:
@@ -430,6 +234,194 @@ def counts(samples: Samples, classes: tuple[str, ...]) -> dict[str, int]:
     return dict(zip(classes, sizes, strict=True))
 
 
-def in_words(data: Data, split: str, samples: Samples) -> str:
+def samples_text(data: Data, split: str, samples: Samples) -> str:
     """Which images these are, for results that outlive the run."""
     return f"{data.name}, {split} images, digest {digest(samples)[:12]}"
+
+
+def duplicates(source: Source, config: DataConfig, others: list[str]) -> dict[str, Any]:
+    """Training images that are images of these parts too; only of data of people's own."""
+    if not is_own_data(source, config):
+        return {}
+    parts = {name: source.splits[name] for name in others if name in source.splits}
+    found = {f"train and {name}": shared_images(source.train, each) for name, each in parts.items()}
+    same = {name: each for name, each in found.items() if each.get("count")}
+    if same:
+        counts = ", ".join(
+            f"{each['count']} in {name} (such as {each['pairs'][0][1]})"
+            for name, each in same.items()
+        )
+        warnings.warn(
+            f"some images are in two parts of the data, byte for byte: {counts}. Results on them "
+            "say nothing about new images.",
+            stacklevel=3,
+        )
+    return found
+
+
+def contradictions(source: Source, config: DataConfig) -> dict[str, Any]:
+    """Training images that are there under two labels, before any are replaced on purpose."""
+    if not is_own_data(source, config):
+        return {}
+    found = contradicting_labels(source.train)
+    if found.get("count"):
+        pairs = "; ".join(f"{a} and {b}" for a, b in found["pairs"][:2])
+        warnings.warn(
+            f"the same training image has two labels, byte for byte, {found['count']} times: "
+            f"{pairs}. No classifier is right about both; remove the wrong ones.",
+            stacklevel=3,
+        )
+    return {"train under two labels": found}
+
+
+def is_own_data(source: Source, config: DataConfig) -> bool:
+    """Data of people's own, not a known set."""
+    return source.from_files or config.name == "arrays"
+
+
+def shared_images(train: Samples, other: Samples) -> dict[str, Any]:
+    """How many images of ``other`` are in ``train``, and the first pairs (train, other).
+
+    Files of different lengths are different images, so most of them are never read.
+    """
+    if len(train) + len(other) > MOST_COMPARED:
+        return {"looked_for": False, "reason": f"more than {MOST_COMPARED} images"}
+    lengths, other_lengths = image_lengths(train), image_lengths(other)
+    common = set(lengths) & set(other_lengths)
+    known = {image_digest(train, i): i for i, each in enumerate(lengths) if each in common}
+    wanted = [i for i, each in enumerate(other_lengths) if each in common]
+    pairs = [(known[found], i) for i in wanted if (found := image_digest(other, i)) in known]
+    return {
+        "looked_for": True,
+        "count": len(pairs),
+        "pairs": [[train.ids[a], other.ids[b]] for a, b in pairs[:NAMED_PAIRS]],
+    }
+
+
+def contradicting_labels(train: Samples) -> dict[str, Any]:
+    """How many images have more than one label, and the first pairs that say so.
+
+    Only files as long as one of another class are read.
+    """
+    if len(train) > MOST_COMPARED:
+        return {"looked_for": False, "reason": f"more than {MOST_COMPARED} images"}
+    lengths, labels = image_lengths(train), train.labels.tolist()
+    seen: defaultdict[int, set[int]] = defaultdict(set)
+    for each, label in zip(lengths, labels, strict=True):
+        seen[each].add(label)
+    first: dict[bytes, int] = {}
+    pairs: dict[bytes, tuple[int, int]] = {}
+    for i, each in enumerate(lengths):
+        if len(seen[each]) > 1:
+            same = image_digest(train, i)
+            before = first.setdefault(same, i)
+            if labels[before] != labels[i]:
+                pairs.setdefault(same, (before, i))
+    return {
+        "looked_for": True,
+        "count": len(pairs),
+        "pairs": [[train.ids[a], train.ids[b]] for a, b in list(pairs.values())[:NAMED_PAIRS]],
+    }
+
+
+def image_lengths(samples: Samples) -> list[int]:
+    """Bytes of every stored image."""
+    if samples.files is None:
+        assert samples.pixels is not None
+        return [samples.pixels[0].nbytes] * len(samples)
+    return [image_length(samples.files.source(i)) for i in range(len(samples))]
+
+
+def image_length(source: str | bytes | None) -> int:
+    return os.stat(source).st_size if isinstance(source, str) else len(source or b"")
+
+
+def image_digest(samples: Samples, index: int) -> bytes:
+    if samples.files is None:
+        assert samples.pixels is not None
+        return hashlib.blake2b(samples.pixels[index].numpy().tobytes()).digest()
+    source = samples.files.source(index)
+    if isinstance(source, str):
+        with open(source, "rb") as file:
+            return hashlib.file_digest(file, "blake2b").digest()
+    return hashlib.blake2b(source or b"").digest()
+
+
+def normalization(source: Source, config: DataConfig, channels: int) -> Statistics:
+    """Mean and standard deviation per channel, as ``config.normalize`` asks."""
+    check_choice("normalize", config.normalize, ("auto", "imagenet", "computed", "none"))
+    kind = config.normalize
+    if kind == "auto":
+        if source.statistics is not None:
+            return source.statistics
+        kind = "imagenet" if source.from_files else "computed"
+    if kind == "none":
+        return (0.0,) * channels, (1.0,) * channels
+    if kind == "imagenet":
+        return IMAGENET if channels == 3 else GREY_IMAGENET
+    return pixel_statistics(source.train, config.seed)
+
+
+def pixel_statistics(samples: Samples, seed: int = 0) -> Statistics:
+    """Of all pixels in memory, or of up to ``MOST_FILES`` files drawn at random.
+
+    Example:
+        >>> pixels = torch.tensor([0, 255], dtype=torch.uint8).reshape(2, 1, 1, 1)
+        >>> pixel_statistics(Samples(torch.tensor([0, 1]), ("a", "b"), pixels))
+        ((0.5,), (0.5,))
+    """
+    parts: Iterable[Tensor]
+    if samples.pixels is not None:
+        parts = torch.split(samples.pixels, 1024)
+    else:
+        order = torch.randperm(len(samples), generator=generator_for(seed, "statistics"))
+        # One after the other: what is in files may not fit into memory.
+        parts = (samples.raw(i)[None] for i in order[:MOST_FILES].tolist())
+    total = torch.stack([pixel_moments(part) for part in parts]).sum(0)
+    mean = total[1] / total[0]
+    # A channel that is the same everywhere must not be divided by zero.
+    std = (total[2] / total[0] - mean**2).clamp(min=0).sqrt()
+    std = torch.where(std > 1e-6, std, torch.ones_like(std))
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def pixel_moments(part: Tensor) -> Tensor:
+    """Number, sum and sum of squares of the pixels per channel, (3, C) float64."""
+    whole = part.dtype == torch.uint8
+    values = part.int() if whole else part.double()
+    axes, top = (0, 2, 3), 255 if whole else 1
+    # Sums of bytes are exact in whole numbers.
+    exact = torch.int64 if whole else torch.float64
+    first = values.sum(axes, dtype=exact).double() / top
+    second = values.square().sum(axes, dtype=exact).double() / top**2
+    return torch.stack([torch.full_like(first, part[:, 0].numel()), first, second])
+
+
+def resized(samples: Samples, config: DataConfig) -> Samples:
+    """The samples at ``config.size``; where that is not set, or theirs, as they are."""
+    pixels, side = samples.pixels, config.size
+    if pixels is None or side is None:
+        return samples
+    size = (side, config.width or side)
+    if tuple(pixels.shape[2:]) == size:
+        return samples
+    needed = pixels[:, :, 0, 0].numel() * size[0] * size[1] * pixels.element_size()
+    if needed > IN_MEMORY and config.resident != "yes":
+        raise LargeMarginError(
+            f"{len(pixels)} images of {size[0]} x {size[1]} pixels take {needed / 2**30:.1f} GiB "
+            "in memory. Set resident: yes if there is room for them (on the training device too), "
+            "or a smaller size or fraction."
+        )
+    return replace(samples, pixels=interpolated(pixels, size))
+
+
+def interpolated(pixels: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bilinear, smoothed before it is made smaller; same dtype."""
+    new = torch.empty((*pixels.shape[:2], *size), dtype=pixels.dtype)
+    for first in range(0, len(pixels), 512):
+        part = as_float(pixels[first : first + 512])
+        part = F.interpolate(part, size, mode="bilinear", antialias=True)
+        if pixels.dtype == torch.uint8:
+            part = part.mul(255).round().clamp(0, 255)
+        new[first : first + 512] = part.to(pixels.dtype)
+    return new

@@ -49,7 +49,7 @@ class Skipped:
     def warn(self) -> None:
         if self.files:
             warnings.warn(
-                f"{len(self.files)} unreadable images are left out: {named(self.files)}.",
+                f"{len(self.files)} unreadable images are left out: {failures_text(self.files)}.",
                 stacklevel=3,
             )
 
@@ -61,7 +61,7 @@ def readable(source: Source, config: DataConfig) -> tuple[Source, Skipped]:
     sizes: set[tuple[int, int]] = set()
     for name, samples in splits.items():
         found, failures = each_file(samples, header)
-        splits[name] = without(samples, failures, name, config, skipped)
+        splits[name] = without_failures(samples, failures, name, config, skipped)
         sizes.update(found.values())
     size = decoded_size(source, config, sizes)
     for name, samples in splits.items():
@@ -82,7 +82,7 @@ def wholly_readable(
     now = to_decode(source, config, keep)
     checked_later = now if fits(now, config) else {}
     splits = {
-        name: without(each, each_file(each, decoded)[1], name, config, skipped)
+        name: without_failures(each, each_file(each, decoded)[1], name, config, skipped)
         for name, each in source.splits.items()
         if each.files is not None and name not in checked_later
     }
@@ -106,14 +106,14 @@ def in_memory(
     for name, samples in splits.items():
         assert samples.files is not None
         pixels = torch.empty((len(samples), 3, *samples.files.size), dtype=torch.uint8)
-        _, failures = each_file(samples, into(pixels))
+        _, failures = each_file(samples, decode_into(pixels))
         # Without failures nothing is left out, and the pixels need not be copied.
         held = replace(samples, pixels=pixels)
-        splits[name] = without(held, failures, name, config, skipped) if failures else held
+        splits[name] = without_failures(held, failures, name, config, skipped) if failures else held
     return source.with_splits(splits)
 
 
-def let_go(source: Source) -> Source:
+def without_files(source: Source) -> Source:
     """The source without the files of images in memory."""
     held = {name: each for name, each in source.splits.items() if each.pixels is not None}
     return source.with_splits({name: replace(each, files=None) for name, each in held.items()})
@@ -154,7 +154,7 @@ def decoded(samples: Samples, index: int) -> None:
     read_rgb(samples.files.source(index), (1, 1))
 
 
-def into(pixels: torch.Tensor) -> Look:
+def decode_into(pixels: torch.Tensor) -> Look:
     """Decode every image to its place in ``pixels``."""
 
     def look(samples: Samples, index: int) -> None:
@@ -186,7 +186,7 @@ def each_file(samples: Samples, look: Look) -> tuple[dict[int, Any], dict[int, s
     )
 
 
-def without(
+def without_failures(
     samples: Samples, failures: dict[int, str], split: str, config: DataConfig, skipped: Skipped
 ) -> Samples:
     """The samples that can be read; an error where ``corrupt`` says so."""
@@ -198,14 +198,15 @@ def without(
     ]
     if config.corrupt == "error":
         raise LargeMarginError(
-            f"{len(files)} of {len(samples)} {split} images cannot be read: {named(files)}. Repair "
-            "or remove them, or set corrupt: skip to leave them out."
+            f"{len(files)} of {len(samples)} {split} images cannot be read: "
+            f"{failures_text(files)}. Repair or remove them, or set corrupt: skip to leave them "
+            "out."
         )
     skipped.files.extend(files)
     return samples.subset([index for index in range(len(samples)) if index not in failures])
 
 
-def named(files: list[dict[str, str]]) -> str:
+def failures_text(files: list[dict[str, str]]) -> str:
     shown = "; ".join(f"{each['file']} ({each['reason']})" for each in files[:NAMED])
     return shown if len(files) <= NAMED else f"{shown}; and {len(files) - NAMED} more"
 

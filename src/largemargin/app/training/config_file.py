@@ -8,7 +8,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from largemargin.app.config import RunConfig
-from largemargin.app.training.files import CONFIG, KEY, VERSIONS, check_version
+from largemargin.app.training.files import CONFIG, KEY, VERSIONS, check_version, write_text
 from largemargin.errors import LargeMarginError, MissingPackage
 
 Settings = TypeVar("Settings")
@@ -95,17 +95,23 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
             raise LargeMarginError(f"{place} must be one of {names}, but {value!r} was given.")
         return value
     if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise LargeMarginError(f"{place} must be a list, but {value!r} was given.")
-        return tuple(
-            _typed(each, get_args(hint)[0], f"{place}[{i}]") for i, each in enumerate(value)
-        )
+        return _tuple(value, get_args(hint)[0], place)
     if origin is dict:
-        if not isinstance(value, Mapping):
-            raise LargeMarginError(f"{place} must be a group of settings, but {value!r} was given.")
-        _refuse_class_paths(value, place)
-        return dict(value)
+        return _free_settings(value, place)
     return _scalar(value, hint, place)
+
+
+def _tuple(value: Any, kind: Any, place: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise LargeMarginError(f"{place} must be a list, but {value!r} was given.")
+    return tuple(_typed(each, kind, f"{place}[{i}]") for i, each in enumerate(value))
+
+
+def _free_settings(value: Any, place: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise LargeMarginError(f"{place} must be a group of settings, but {value!r} was given.")
+    _refuse_class_paths(value, place)
+    return dict(value)
 
 
 def _refuse_class_paths(value: Any, place: str) -> None:
@@ -181,8 +187,6 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 def write_config(config: Any, path: str | Path) -> None:
     """Write a configuration as YAML, with every value, also the defaults."""
-    from largemargin.app.training.files import write_text
-
     yaml = yaml_reader()
     values = {KEY: VERSIONS[CONFIG], **to_dict(config)}
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

@@ -464,5 +464,5 @@ def _check_groups(config: RunConfig) -> None:
             inside = repr(value) if is_name else "..."
             raise LargeMarginError(
                 f"{each.name} must be a group of settings, but {value!r} was given. Pass "
-                f"{each.name}={kind.__name__}({inside}), of {kind.__module__.rpartition('.')[0]}."
+                f"{each.name}={kind.__name__}({inside}), of {kind.__module__}."
             )

@@ -11,6 +11,7 @@ from largemargin.app.data.load import Data
 from largemargin.app.data.samples import Batches, Samples
 from largemargin.app.training.processes import Processes
 from largemargin.app.training.run_scores import BATCH, autocast
+from largemargin.geometry.evaluation_mode import evaluating
 from largemargin.geometry.margins import (
     class_margin,
     implicit_bias,
@@ -19,7 +20,6 @@ from largemargin.geometry.margins import (
 )
 from largemargin.geometry.pairs import blocks
 from largemargin.heads.head_spec import HeadView
-from largemargin.measuring.evaluation_mode import evaluating
 from largemargin.measuring.probe import head_view
 from largemargin.measuring.sample_draws import generator_for
 from largemargin.measuring.scores import rows_at_once

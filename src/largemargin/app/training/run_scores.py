@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from largemargin.app.config import RunConfig
-from largemargin.app.data.load import Data, in_words
+from largemargin.app.data.load import Data, samples_text
 from largemargin.app.data.samples import Batches, Samples
 from largemargin.app.training.processes import Processes
 from largemargin.app.training.runs import Run
 from largemargin.dropin.training_warnings import MarginWarning
 from largemargin.errors import LargeMarginError
+from largemargin.geometry.evaluation_mode import evaluating
 from largemargin.measuring.accuracy import Accuracy, accuracy_of
 from largemargin.measuring.batches import Source
-from largemargin.measuring.evaluation_mode import evaluating
 from largemargin.measuring.geometry_result import Geometry
 from largemargin.measuring.measure import measure
 
@@ -133,7 +133,7 @@ class Scores:
         if not samples or self.processes.rank > 0:
             return None
         batches = Batches(samples, BATCH, device=self.device, shuffle=False)
-        words = in_words(self.data, "test" if self.data.test else "validation", samples)
+        words = samples_text(self.data, "test" if self.data.test else "validation", samples)
         with autocast(self.config.precision, self.device):
             return measure(
                 model,

@@ -1,49 +1,25 @@
-"""What ``tune`` may change, and within which limits: one table for the optimizer and the losses."""
+"""What ``tune`` may change, and within which limits; each loss says its own (``search_space``)."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import Tensor
 
 from largemargin.app.config import ObjectiveConfig, RunConfig
 from largemargin.app.training.objective import objective_of, parse_objective
 from largemargin.errors import LargeMarginError
-from largemargin.integrations.objective_text import SOFTMAX, Term
+from largemargin.integrations.objective_text import Term
+from largemargin.losses import LOSSES
 from largemargin.losses.base.scale import auto_scale
+from largemargin.losses.base.setting_ranges import Choice, Dimension, Range
 from largemargin.losses.base.settings import WEIGHT, Setting, settings_of
 
 DIGITS = 4
 """Significant digits of a drawn number: enough, and readable in a YAML file."""
 
-
-@dataclass(frozen=True)
-class Range:
-    """Numbers from ``low`` to ``high``; drawn by their logarithm where ``log`` is set."""
-
-    low: float
-    high: float
-    log: bool = True
-
-    def holding(self, value: float) -> "Range":
-        """The range stretched to hold ``value``; one with 0 in it has no logarithm."""
-        low, high = min(self.low, value), max(self.high, value)
-        return Range(low, high, self.log and low > 0)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One of a few values."""
-
-    values: tuple[float | None, ...]
-
-    def holding(self, value: float | None) -> "Choice":
-        return self if value in self.values else Choice((value, *self.values))
-
-
-Dimension: TypeAlias = Range | Choice
 
 OPTIMIZER: dict[str, dict[str, Dimension]] = {
     "sgd": {"lr": Range(1e-3, 1.0), "weight_decay": Range(1e-6, 1e-2)},
@@ -52,57 +28,7 @@ OPTIMIZER: dict[str, dict[str, Dimension]] = {
 }
 CLIPPING = Choice((None, 1.0, 5.0, 20.0))
 
-PER_LOSS: dict[str, Dimension] = {
-    # Cosine units, radians, feature units and logits: a margin means something else in each.
-    "cosface.margin": Range(0.05, 0.6, log=False),
-    "ldam.max_margin": Range(0.1, 0.8, log=False),
-    "arcface.margin": Range(0.05, 0.8, log=False),
-    "unified_margin.m1": Range(1.0, 1.5, log=False),
-    "unified_margin.m2": Range(0.0, 0.5, log=False),
-    "unified_margin.m3": Range(0.0, 0.4, log=False),
-    "sphereface.margin": Choice((2, 3, 4)),
-    "lsoftmax.margin": Choice((2, 3, 4)),
-    "centroid_margin.margin": Range(1.0, 12.0),
-    "discriminative.margin": Range(1.0, 12.0),
-    "robust_discriminative.margin": Range(1.0, 12.0),
-    "stable_discriminative.margin": Range(0.2, 0.7, log=False),
-    "stable_discriminative.radius": Range(0.01, 0.3),
-    "center.strength": Range(1e-4, 0.1),
-    "focal.gamma": Range(0.25, 5.0),
-    "layer_margin.gamma": Range(0.1, 10.0),
-    "gaussian_mixture.alpha": Range(0.01, 1.0),
-    # r must stay above theta.
-    "margin_distribution.r": Range(0.8, 30.0),
-    "margin_distribution.theta": Range(0.1, 0.79, log=False),
-    "margin_distribution.mu": Range(0.01, 1.0),
-}
-EVERY_LOSS: dict[str, Dimension] = {
-    "margin": Range(0.1, 10.0),
-    "scale": Range(4.0, 64.0),
-    "strength": Range(0.01, 3.0),
-    "rate": Range(0.1, 0.9, log=False),
-    "alpha": Range(0.05, 5.0),
-    "beta": Range(0.05, 5.0),
-    "gamma_reg": Range(1e-5, 1e-2),
-    "radius": Range(0.05, 2.0),
-    "tail": Range(0.1, 2.0),
-    "smoothing": Range(0.01, 0.3),
-    "annealing": Range(0.1, 100.0),
-    "likelihood_weight": Range(0.01, 1.0),
-    "noise_weight": Range(0.1, 5.0),
-    "threshold": Range(0.1, 10.0),
-    WEIGHT: Range(0.05, 5.0),
-}
-NOT_TUNED = {
-    "label_smoothing": "it is another method, and every loss has it",
-    "softmax_weight": "with the other weights it only changes the learning rate",
-    "alpha1": "alpha1 and alpha2 are bound to each other",
-    "alpha2": "alpha1 and alpha2 are bound to each other",
-    "beta1": "beta1 and beta2 are bound to each other",
-    "beta2": "beta1 and beta2 are bound to each other",
-}
-WHOLE = ("sphereface.margin", "lsoftmax.margin")
-"""Integers, which schedules cannot move but tuning can."""
+WEIGHT_OF_A_TERM = Range(0.05, 5.0)
 
 
 def search_space(
@@ -150,10 +76,13 @@ def _of_losses(
     terms = parse_objective(config)
     # The dimension of the features does not enter any range.
     objective = objective_of(config, class_counts)(len(class_counts), 2)
-    names = {SOFTMAX if term.name == "cross_entropy" else term.name: term.name for term in terms}
+    names = {LOSSES[term.name].term: term.name for term in terms}
     found: list[tuple[str, Dimension, Any]] = []
+    whole: list[tuple[str, Dimension, Any]] = []
+    scheduled: set[str] = set()
     for setting in settings_of(objective):
         term = names[setting.term]
+        scheduled.add(f"{term}.{setting.name}")
         if setting.name == WEIGHT and not _weight_matters(term, terms, setting):
             continue
         dimension = dimension_of(term, setting.name)
@@ -161,14 +90,17 @@ def _of_losses(
         if dimension is not None and value is not None:
             found.append((f"objective.{term}.{setting.name}", dimension, value))
     for term, loss in zip(names.values(), objective.terms.values(), strict=True):
-        if f"{term}.margin" in WHOLE:
-            found.append((f"objective.{term}.margin", PER_LOSS[f"{term}.margin"], loss.margin))
-    return found
+        for name, dimension in LOSSES[term].search_space.items():
+            # Integers, which schedules cannot move but tuning can.
+            value = getattr(loss, name, None)
+            if f"{term}.{name}" not in scheduled and isinstance(value, int):
+                whole.append((f"objective.{term}.{name}", dimension, value))
+    return found + whole
 
 
 def dimension_of(loss: str, name: str) -> Dimension | None:
-    """Limits of a setting of a loss; None where it is not tuned."""
-    return PER_LOSS.get(f"{loss}.{name}") or EVERY_LOSS.get(name)
+    """Where a setting of a loss is searched; None where it is not tuned."""
+    return WEIGHT_OF_A_TERM if name == WEIGHT else LOSSES[loss].search_space.get(name)
 
 
 def _weight_matters(term: str, terms: Sequence[Term], setting: Setting) -> bool:

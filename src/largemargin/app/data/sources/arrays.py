@@ -101,42 +101,42 @@ READERS: dict[str, Reader] = {".npz": read_npz, ".safetensors": read_safetensors
 
 def from_arrays(arrays: dict[str, Any], names: list[str] | None) -> Source:
     """A source made of arrays by the keys above; ``names`` are those of the classes."""
-    prefix = "train_" if "train_images" in arrays else ""
-    held = [each for each in VALIDATION if f"{each}images" in arrays]
-    if len(held) > 1:
-        raise LargeMarginError(
-            f"the file has several validation parts: {held[0]}images and {held[1]}images. Keep one."
-        )
-    used = {"train": prefix, "validation": (held or VALIDATION)[0], "test": "test_"}
-    found = {split: each for split, each in used.items() if f"{each}images" in arrays}
-    lacking = [f"{each}labels" for each in found.values() if f"{each}labels" not in arrays]
-    if "train" not in found or lacking:
-        raise LargeMarginError(
-            f"the file must hold {KEYS}, but it holds {listed(sorted(arrays)) or 'nothing'}."
-        )
-    labels = {split: label_list(f"{each}labels", arrays) for split, each in found.items()}
+    prefixes = split_prefixes(arrays)
+    labels = {split: label_list(f"{each}labels", arrays) for split, each in prefixes.items()}
     if names is not None and not isinstance(labels["train"][0], str):
         labels = {split: named(each, names, split) for split, each in labels.items()}
     classes = tuple(names) if names is not None else class_names(labels["train"])
     if len(set(classes)) < len(classes):
         raise LargeMarginError(f"classes must be different names, but they are {listed(classes)}.")
     splits: dict[str, Samples] = {}
-    for split, each in found.items():
-        pixels = image_tensor(f"{each}images", arrays[f"{each}images"])
+    for split, prefix in prefixes.items():
+        pixels = image_tensor(f"{prefix}images", arrays[f"{prefix}images"])
         own = class_indices(split, [str(label) for label in labels[split]], classes)
-        splits[split] = checked(split, pixels, own)
-    extra = sorted(
-        arrays.keys() - {f"{e}{w}" for e in found.values() for w in ("images", "labels")}
-    )
-    return Source(classes, splits, record={"keys_ignored": extra} if extra else {})
+        if len(pixels) != len(own):
+            raise LargeMarginError(
+                f"the {split} part has {len(pixels)} images but {len(own)} labels."
+            )
+        splits[split] = in_memory(split, pixels, torch.tensor(own, dtype=torch.long))
+    used = {f"{each}{what}" for each in prefixes.values() for what in ("images", "labels")}
+    unused = sorted(arrays.keys() - used)
+    return Source(classes, splits, record={"keys_ignored": unused} if unused else {})
 
 
-def checked(split: str, pixels: Tensor, labels: list[int]) -> Samples:
-    if len(pixels) != len(labels):
+def split_prefixes(arrays: dict[str, Any]) -> dict[str, str]:
+    """How the keys of every part begin that is there; it has images and labels."""
+    held = [each for each in VALIDATION if f"{each}images" in arrays]
+    if len(held) > 1:
         raise LargeMarginError(
-            f"the {split} part has {len(pixels)} images but {len(labels)} labels."
+            f"the file has several validation parts: {held[0]}images and {held[1]}images. Keep one."
         )
-    return in_memory(split, pixels, torch.tensor(labels, dtype=torch.long))
+    train = "train_" if "train_images" in arrays else ""
+    prefixes = {"train": train, "validation": (held or VALIDATION)[0], "test": "test_"}
+    found = {split: each for split, each in prefixes.items() if f"{each}images" in arrays}
+    if "train" not in found or any(f"{each}labels" not in arrays for each in found.values()):
+        raise LargeMarginError(
+            f"the file must hold {KEYS}, but it holds {listed(sorted(arrays)) or 'nothing'}."
+        )
+    return found
 
 
 def class_names(labels: list[Any]) -> tuple[str, ...]:
@@ -187,23 +187,10 @@ def image_tensor(key: str, array: Any) -> Tensor:
     """Images as (N, C, H, W), uint8 or float32 in [0, 1]."""
     import numpy as np
 
-    array = np.asarray(array)
-    array = channels_first(key, array)
+    array = channels_first(key, np.asarray(array))
     if array.dtype.kind == "f":
         array = array.astype(np.float32)
-        low, high = float(array.min()), float(array.max())
-        if not np.isfinite((low, high)).all():
-            strange = np.flatnonzero(~np.isfinite(array).all((1, 2, 3)))
-            raise LargeMarginError(
-                f"{key} in floating point must lie in [0, 1], but {len(strange)} of {len(array)} "
-                f"images hold NaN or infinity, the first of them image {strange[0]}. Repair or "
-                "remove them."
-            )
-        if low < 0 or high > 1:
-            raise LargeMarginError(
-                f"{key} in floating point must lie in [0, 1], but reach from {low:g} to {high:g}. "
-                "Store bytes (uint8), or undo their normalisation: the model normalises them."
-            )
+        check_unit_range(key, array)
     elif array.dtype.kind in "iu":
         if array.dtype != np.uint8 and not (array.min() >= 0 and array.max() <= 255):
             raise LargeMarginError(
@@ -215,6 +202,25 @@ def image_tensor(key: str, array: Any) -> Tensor:
         raise LargeMarginError(f"{key} must hold numbers, but its dtype is {array.dtype}.")
     # A copy of what may be a view or read-only memory.
     return torch.from_numpy(np.array(array, order="C"))
+
+
+def check_unit_range(key: str, array: Any) -> None:
+    """Images in floating point must lie in [0, 1]."""
+    import numpy as np
+
+    low, high = float(array.min()), float(array.max())
+    if not np.isfinite((low, high)).all():
+        strange = np.flatnonzero(~np.isfinite(array).all((1, 2, 3)))
+        raise LargeMarginError(
+            f"{key} in floating point must lie in [0, 1], but {len(strange)} of {len(array)} "
+            f"images hold NaN or infinity, the first of them image {strange[0]}. Repair or "
+            "remove them."
+        )
+    if low < 0 or high > 1:
+        raise LargeMarginError(
+            f"{key} in floating point must lie in [0, 1], but reach from {low:g} to {high:g}. "
+            "Store bytes (uint8), or undo their normalisation: the model normalises them."
+        )
 
 
 TABLE = (

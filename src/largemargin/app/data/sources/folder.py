@@ -52,6 +52,21 @@ def read(config: DataConfig) -> Source:
 def split_folders(root: Path) -> dict[str, Path]:
     """The folder of every split; the root itself where there are only classes."""
     inside = folders(root)
+    found = _by_split(root, inside)
+    if "train" in found:
+        return found
+    parts = {name for names in NAMES.values() for name in names}
+    if inside and all(name_of(each).lower() in parts and folders(each) for each in inside):
+        raise LargeMarginError(
+            f"{root} has {listed([f'{each.name}/' for each in inside])} but no train/: there is "
+            "nothing to train on. Put the training images into train/CLASS beside it."
+        )
+    _warn_of_parts(root, inside)
+    return {"train": root}
+
+
+def _by_split(root: Path, inside: list[Path]) -> dict[str, Path]:
+    """The folders that are called like a split; without train/ the others may be classes."""
     found: dict[str, Path] = {}
     for split, names in NAMES.items():
         present = [each for each in inside if name_of(each).lower() in names]
@@ -65,16 +80,7 @@ def split_folders(root: Path) -> dict[str, Path]:
             )
         if present:
             found[split] = present[0]
-    if "train" in found:
-        return found
-    parts = {name for names in NAMES.values() for name in names}
-    if inside and all(name_of(each).lower() in parts and folders(each) for each in inside):
-        raise LargeMarginError(
-            f"{root} has {listed([f'{each.name}/' for each in inside])} but no train/: there is "
-            "nothing to train on. Put the training images into train/CLASS beside it."
-        )
-    _warn_of_parts(root, inside)
-    return {"train": root}
+    return found
 
 
 def _warn_of_parts(root: Path, classes: list[Path]) -> None:
