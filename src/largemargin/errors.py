@@ -197,7 +197,7 @@ def check_labels(
             f"{labels.shape[0]} labels were given."
             + (" The order is features, prototypes, labels." if of == "features" else "")
         )
-    if values_are_checked(labels, validate):
+    if validate is not False and values_are_checked(labels, validate):
         index = labels.long()
         low, high = value_range(index)
         if low < 0 or high >= num_classes:

@@ -30,7 +30,7 @@ from largemargin.heads.head_spec import HeadSpec
 from largemargin.heads.sharded_class_head import ShardedClassHead
 from largemargin.losses import LOSSES
 from largemargin.losses.base.loss import Loss, Weighted
-from largemargin.losses.base.micro_batches import set_accumulation
+from largemargin.losses.base.classwise import set_accumulation
 from largemargin.losses.base.objective import Objective
 from largemargin.losses.base.schedules import Schedule, preset_schedule
 from largemargin.losses.base.terms import matrix_of

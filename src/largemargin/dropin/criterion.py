@@ -1,6 +1,6 @@
 """``Criterion``: what ``attach`` returns, a loss on a model's outputs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from largemargin.dropin.feature_hooks import FeatureHooks, Pass
-from largemargin.dropin.fsdp import reach, waits
+from largemargin.dropin.fsdp import reach
 from largemargin.dropin.model_outputs import (
     check_rows,
     first_half,
@@ -25,7 +25,7 @@ from largemargin.errors import LargeMarginError, refuse_script
 from largemargin.heads.centroid_bank import CentroidBank, recomputing
 from largemargin.heads.class_head import ClassHead
 from largemargin.heads.head_spec import HeadView
-from largemargin.losses.base.micro_batches import collectors
+from largemargin.losses.base.classwise import collectors
 from largemargin.losses.base.objective import Objective
 from largemargin.losses.base.schedules import Schedule, check_schedules
 from largemargin.losses.base.settings import settle
@@ -48,10 +48,12 @@ class Criterion(nn.Module):
     training or evaluation mode.
     """
 
+    __call__: Callable[..., Tensor]
+
     def __init__(
         self,
         objective: Objective,
-        tap: FeatureHooks,
+        hooks: FeatureHooks,
         *,
         undo: Sequence[Any] = (),
         schedules: Sequence[Schedule] = (),
@@ -72,12 +74,16 @@ class Criterion(nn.Module):
         self.gradient_conflicts: dict[tuple[str, str], Tensor] = {}
         self.steps = 0
         self._micro = 0
-        self._tap = tap
+        self._hooks = hooks
+        self._needing: dict[str, str] = {}
+        for name, loss in objective.terms.items():
+            for argument in loss.needs:  # type: ignore[union-attr]
+                self._needing.setdefault(argument, name)
         self._undo = list(undo)
         self._watch = watch
         self._owns_head = owns_head
-        settle(objective, tap.layer)
-        check_schedules(self.schedules, objective, matrix_of(tap.layer).shape[0])
+        settle(objective, hooks.layer)
+        check_schedules(self.schedules, objective, matrix_of(hooks.layer).shape[0])
         self._apply_schedules()
 
     __prepare_scriptable__ = refuse_script
@@ -99,37 +105,29 @@ class Criterion(nn.Module):
                 ``outputs`` are those of ``model(torch.cat([x, x_noisy]))``.
             sample_weight: (N,).
         """
-        seen = self.read(outputs)
-        self._follow(seen.features)
+        found = self.read(outputs)
+        self._follow(found.features)
         again = recomputing()
         if again:
             self._check_replayed()
-        given = self._arguments(seen, noisy)
-        features = given["features"]
-        labels = flat_beside(labels, seen.features)
-        check_rows(features, labels, half=isinstance(noisy, str))
+        arguments = self._arguments(found, noisy)
+        labels = flat_beside(labels, found.features)
+        check_rows(arguments["features"], labels, half=isinstance(noisy, str))
         if sample_weight is not None:
-            sample_weight = flat_beside(sample_weight, seen.features)
-        head = self.head if seen.swapped is None else self._view(*seen.swapped)
-        value = self.objective(prototypes=head, labels=labels, sample_weight=sample_weight, **given)
-        self.terms = {name: _shown(term) for name, term in value.terms.items()}
+            sample_weight = flat_beside(sample_weight, found.features)
+        head = self.head if found.swapped is None else self._view(*found.swapped)
+        value = self.objective(
+            prototypes=head, labels=labels, sample_weight=sample_weight, **arguments
+        )
+        self._show(value.terms)
         if self.measures_gradients:
-            self._measure_gradients(value.terms, given)
-        if self.training and not (again or torch.compiler.is_compiling()):
-            if self._watch is not None:
-                self._watch(self, features, labels, head)
-            self._count()
-        elif self.training and self.schedules and self.automatic and not again:
-            raise LargeMarginError(
-                "schedules count calls in Python, which torch.compile would freeze. Attach with "
-                'stepping="manual", call criterion.step() after optimizer.step(), outside the '
-                "compiled function."
-            )
-        total: Tensor = value.total
-        made = [*tensors_in(outputs), *tensors_in(noisy)]
-        if self._tap.is_fsdp or any(waits(each) for each in made):
-            total = reach(total, [each for each in made if each.requires_grad])
-        return total
+            self._measure_gradients(value.terms, arguments)
+        if self.training and not again:
+            self._count_call(arguments["features"], labels, head)
+        made = tensors_in(outputs)
+        if noisy is not None:
+            made = [*made, *tensors_in(noisy)]
+        return reach(value.total, made, fsdp=self._hooks.is_fsdp)
 
     def _check_replayed(self) -> None:
         """Activation checkpointing runs the criterion again, in the backward pass."""
@@ -141,84 +139,118 @@ class Criterion(nn.Module):
                 "criterion.step() after optimizer.step()."
             )
 
-    def _arguments(self, seen: Pass, noisy: Any) -> dict[str, Any]:
+    def _arguments(self, found: Pass, noisy: Any) -> dict[str, Any]:
         """What the objective is called with beside prototypes and labels."""
-        features = rows(seen.features)
-        given: dict[str, Any] = {
-            "features": features,
-            "logits": None if seen.logits is None else rows(seen.logits),
-            "inputs": seen.inputs,
-            "layers": list(seen.layers) or None,
+        self._check_needs(found, noisy)
+        arguments: dict[str, Any] = {
+            "features": rows(found.features),
+            "logits": None if found.logits is None else rows(found.logits),
+            "inputs": found.inputs,
+            "layers": list(found.layers) or None,
         }
-        own = {
-            name: {"features": self._named_rows(name, each, features, seen)}
-            for name, each in seen.own.items()
-        }
-        self._check_noisy(noisy)
-        self._check_inputs(seen)
-        if isinstance(noisy, str):
-            if seen.inputs is not None or seen.layers:
-                raise LargeMarginError(
-                    'losses on gradients of inputs or layers do not go with noisy="second half": '
-                    "half of those would belong to other logits. Call the model twice and pass "
-                    "noisy=model(x_noisy)."
-                )
-            given["features"], given["noisy"] = first_half(noisy, features)
-            if seen.logits is not None:
-                given["logits"] = given["logits"].chunk(2)[0]
-            for each in own.values():
-                each["features"], each["noisy"] = first_half(noisy, each["features"])
-        elif noisy is not None:
-            second, _ = self._tap.find(noisy, "noisy")
-            given["noisy"] = rows(second.features)
-            for name, each in own.items():
-                each["noisy"] = named_rows(second.own[name], second.features)
-        if own:
-            given["own"] = own
-        return given
+        if found.own:
+            arguments["own"] = self._own_features(found)
+        if noisy is not None:
+            self._add_noisy(arguments, found, noisy)
+        return arguments
 
-    def _named_rows(self, term: str, tensor: Tensor, features: Tensor, seen: Pass) -> Tensor:
-        found = named_rows(tensor, seen.features)
-        needs: Any = self.objective.terms[term].needs
-        if "prototypes" in needs and found.shape[1] != features.shape[1]:
+    def _check_needs(self, found: Pass, noisy: Any) -> None:
+        """What the terms need beside features and labels, and what none of them uses."""
+        term = self._needing.get("noisy")
+        if noisy is None and term is not None:
             raise LargeMarginError(
-                f"the term {term!r} compares features with prototypes of width "
-                f"{features.shape[1]}, but the module named as features gives {found.shape[1]}. "
-                "Name it for the terms that work there only: attach(..., features={'center': "
-                "'layer3'})."
-            )
-        return found
-
-    def _check_inputs(self, seen: Pass) -> None:
-        users = [name for name, loss in self.objective.terms.items() if "inputs" in loss.needs]  # type: ignore[operator]
-        if users and seen.inputs is None:
-            raise LargeMarginError(
-                f"the term {users[0]!r} differentiates by the model's input, but the model ran "
-                "under torch.no_grad() or torch.inference_mode(). Run model and criterion outside "
-                "of them, also for validation."
-            )
-
-    def _check_noisy(self, noisy: Any) -> None:
-        users = [name for name, loss in self.objective.terms.items() if "noisy" in loss.needs]  # type: ignore[operator]
-        if noisy is None and users:
-            raise LargeMarginError(
-                f"the term {users[0]!r} compares with noisy features: call criterion(model(x), "
+                f"the term {term!r} compares with noisy features: call criterion(model(x), "
                 "labels, noisy=model(x_noisy))."
             )
-        if noisy is not None and not users:
+        if noisy is not None and term is None:
             raise LargeMarginError(
                 "noisy was given, but no term of the objective uses it. Leave it out, or add a "
                 "term that does: RobustDiscriminative, Stability."
             )
+        term = self._needing.get("inputs")
+        if term is not None and found.inputs is None:
+            raise LargeMarginError(
+                f"the term {term!r} differentiates by the model's input, but the model ran "
+                "under torch.no_grad() or torch.inference_mode(). Run model and criterion outside "
+                "of them, also for validation."
+            )
+
+    def _own_features(self, found: Pass) -> dict[str, dict[str, Tensor]]:
+        """Features that single terms have of their own."""
+        width = found.features.shape[-1]
+        own: dict[str, dict[str, Tensor]] = {}
+        for term, output in found.own.items():
+            features = named_rows(output, found.features)
+            needs: Any = self.objective.terms[term].needs
+            if "prototypes" in needs and features.shape[1] != width:
+                raise LargeMarginError(
+                    f"the term {term!r} compares features with prototypes of width {width}, but "
+                    f"the module named as features gives {features.shape[1]}. Name it for the "
+                    "terms that work there only: attach(..., features={'center': 'layer3'})."
+                )
+            own[term] = {"features": features}
+        return own
+
+    def _add_noisy(self, arguments: dict[str, Any], found: Pass, noisy: Any) -> None:
+        """Features of the noisy inputs: of a pass of their own, or the second half of this one."""
+        own: dict[str, dict[str, Tensor]] = arguments.get("own", {})
+        if not isinstance(noisy, str):
+            second = self._hooks.find(noisy, "noisy")
+            arguments["noisy"] = rows(second.features)
+            for term, features in own.items():
+                features["noisy"] = named_rows(second.own[term], second.features)
+            return
+        if found.inputs is not None or found.layers:
+            raise LargeMarginError(
+                'losses on gradients of inputs or layers do not go with noisy="second half": '
+                "half of those would belong to other logits. Call the model twice and pass "
+                "noisy=model(x_noisy)."
+            )
+        for features in (arguments, *own.values()):
+            features["features"], features["noisy"] = first_half(noisy, features["features"])
+        if found.logits is not None:
+            arguments["logits"] = arguments["logits"].chunk(2)[0]
+
+    def _show(self, terms: dict[str, Tensor]) -> None:
+        """Keep the terms to be looked at, without their graph.
+
+        A compiler may find that the loss and its only term are the same number and return one
+        tensor for both. torch marks that one as having no gradient then, and the loss has none.
+        The maximum of a number and itself is one that compilers do not see through.
+        """
+        compiling = torch.compiler.is_compiling()
+        shown: dict[str, Tensor] = {}
+        for name, term in terms.items():
+            value = term.detach()
+            shown[name] = torch.maximum(value, value) if compiling else value
+        self.terms = shown
+
+    def _count_call(self, features: Tensor, labels: Tensor, head: HeadView) -> None:
+        """A training call: warnings look at it, and schedules count it."""
+        if torch.compiler.is_compiling():
+            if self.schedules and self.automatic:
+                raise LargeMarginError(
+                    "schedules count calls in Python, which torch.compile would freeze. Attach "
+                    'with stepping="manual", call criterion.step() after optimizer.step(), outside '
+                    "the compiled function."
+                )
+            return
+        if self._watch is not None:
+            self._watch(self, features, labels, head)
+        if self.automatic:
+            self._micro += 1
+            if self._micro >= self.accumulate:
+                self._micro = 0
+                self.step()
 
     @property
     def head(self) -> HeadView:
         """The head as it is now: class vectors, bias, and how logits are made from them."""
-        layer = self._tap.layer
+        layer = self._hooks.layer
         return self._view(matrix_of(layer), getattr(layer, "bias", None))
 
     def _view(self, weight: Tensor, bias: Tensor | None) -> HeadView:
-        layer, weight = self._tap.layer, gathered(weight)
+        layer, weight = self._hooks.layer, gathered(weight)
         if weight.dim() != 2:
             raise LargeMarginError(
                 f"the head's weight has the shape {tuple(weight.shape)}: something has flattened "
@@ -235,28 +267,28 @@ class Criterion(nn.Module):
     @property
     def model(self) -> nn.Module:
         """The model it was attached to, without DDP or compile wrappers."""
-        return self._tap.model
+        return self._hooks.model
 
     @property
     def layer(self) -> nn.Module:
         """The model's classification layer."""
-        return self._tap.layer
+        return self._hooks.layer
 
     def read(self, outputs: Any) -> Pass:
         """Features, logits, inputs and layers of the forward pass that made these outputs."""
-        if self._tap.removed:
+        if self._hooks.removed:
             raise LargeMarginError(
                 "this criterion was taken off its model by undo(). Call attach(model, objective) "
                 "again."
             )
-        seen, blind = self._tap.find(outputs)
-        if blind and torch.is_grad_enabled() and has_gradient(outputs):
+        found = self._hooks.find(outputs)
+        if found.blind and torch.is_grad_enabled() and has_gradient(outputs):
             raise LargeMarginError(
                 "the outputs have gradients, but the features were made without, so nothing below "
                 "the head would train. Reentrant activation checkpointing does this: pass "
                 "use_reentrant=False."
             )
-        return seen
+        return found
 
     def step(self) -> None:
         """Advance the schedules by one optimisation step (automatic unless attached otherwise).
@@ -273,7 +305,7 @@ class Criterion(nn.Module):
 
     def undo(self) -> None:
         """Take the hooks off the model and put its original head back, with the trained weight."""
-        self._tap.remove()
+        self._hooks.remove()
         for restore in reversed(self._undo):
             restore()
         self._undo = []
@@ -293,7 +325,7 @@ class Criterion(nn.Module):
 
         Groups without parameters are left out, so nothing is trained twice or forgotten.
         """
-        own = list(self._tap.layer.parameters())
+        own = list(self._hooks.layer.parameters())
         chosen = {id(parameter) for parameter in own}
         chosen |= {id(parameter) for parameter in self.parameters()}  # it may be the model's child
         rest = [each for each in model.parameters() if id(each) not in chosen]
@@ -322,44 +354,38 @@ class Criterion(nn.Module):
             schedule.load_state_dict(saved)
         self._apply_schedules()
 
-    def _count(self) -> None:
-        if not self.automatic:
-            return
-        self._micro += 1
-        if self._micro >= self.accumulate:
-            self._micro = 0
-            self.step()
-
     def _apply_schedules(self) -> None:
+        if not self.schedules:
+            return
         for schedule in self.schedules:
             schedule.apply(self.objective, self.steps)
-        if self.schedules and self._owns_head:
-            head = self._tap.layer
+        if self._owns_head:
+            head = self._hooks.layer
             assert isinstance(head, ClassHead)
             form = self.objective.head_form(head.num_classes, head.similarity)
             if form is not None and form.scale != head.scale:
                 # Not in place while a compiled model may wait for its backward pass.
                 move(head, "scale", form.scale, in_place=not self.automatic)
-        if self.schedules:
-            weight = matrix_of(self._tap.layer)
-            for module in (*self.objective.modules(), *self._tap.layer.modules()):
-                if isinstance(module, ScheduledValue):
-                    module.follow(weight)
+        weight = matrix_of(self._hooks.layer)
+        for module in (*self.objective.modules(), *self._hooks.layer.modules()):
+            if isinstance(module, ScheduledValue):
+                module.follow(weight)
 
     def _follow(self, features: Tensor) -> None:
         """Stay on the model's device, in its mode, and double where it is double."""
-        training = self._tap.layer.training
+        training = self._hooks.layer.training
         # The objective may have another criterion too, on an averaged copy of the model.
         if self.training != training or self.objective.training != training:
             self.train(training)
         if not torch.compiler.is_compiling():
             follow(self.objective, features)
 
-    def _measure_gradients(self, terms: dict[str, Tensor], given: dict[str, Any]) -> None:
+    def _measure_gradients(self, terms: dict[str, Tensor], arguments: dict[str, Any]) -> None:
         weights = self.objective.term_weights
         gradients: dict[str, tuple[Tensor, Tensor]] = {}
         for name, term in terms.items():
-            features = given.get("own", {}).get(name.split(".")[0], given)["features"]
+            own = arguments.get("own", {})
+            features = own.get(name.split(".")[0], arguments)["features"]
             gradient = None
             if term.requires_grad and features.requires_grad:
                 (gradient,) = torch.autograd.grad(
@@ -383,16 +409,5 @@ class Criterion(nn.Module):
         return [module for module in self.objective.modules() if isinstance(module, CentroidBank)]
 
     def extra_repr(self) -> str:
-        layer = self._tap.layer
+        layer = self._hooks.layer
         return f"head={type(layer).__name__}, schedules={self.schedules!r}"
-
-
-def _shown(term: Tensor) -> Tensor:
-    """A term to be looked at, without its graph.
-
-    A compiler may find that the loss and its only term are the same number and return one tensor
-    for both. torch marks that one as having no gradient then, and the loss has none. The maximum
-    of a number and itself is one that compilers do not see through.
-    """
-    value = term.detach()
-    return torch.maximum(value, value) if torch.compiler.is_compiling() else value

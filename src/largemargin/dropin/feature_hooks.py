@@ -1,13 +1,10 @@
-"""Reading a model's features while it runs, and knowing which outputs they belong to.
+"""Reading a model's features while it runs, and finding the pass that made given outputs.
 
-Tensors made by the head, and those the model returns instead of them (a cast, a softmax), carry a
-mark that leads to what was read beside them. Several forward passes per step, compiled or not,
-therefore cannot be confused. Where the caller makes a new tensor from an output, the autograd graph
-leads back to the head. Without mark and graph the last passes are compared by what they predict.
-
-What a forward pass saw, and the marks that lead to it from the tensors it made.
-
-What is called before and after a model and its head, to read them: see ``Tap``.
+Hooks around the model and its head record what went into the head (``ForwardRecord``). A mark on
+the head's output, and on tensors that the model returns instead of it (a cast, a softmax), leads
+to that record, so several forward passes per step, compiled or not, cannot be confused. Where the
+caller makes a new tensor from an output, the autograd graph leads back to the head. Without mark
+and graph the last passes are compared by what they predict.
 """
 
 import weakref
@@ -28,10 +25,18 @@ from largemargin.dropin.model_outputs import tensors_in
 from largemargin.errors import LargeMarginError
 from largemargin.heads.centroid_bank import recomputing
 from largemargin.ops.shards import is_sharded
-from largemargin.tracing import exporting, jit_traces
+from largemargin.tracing import recording
 
 PREFIX = "_largemargin_pass_"
 """Of the attribute that holds a mark; every attached model has its own."""
+
+KEPT = 2
+"""Passes without graph that are remembered: a clean and a noisy one."""
+
+SEARCHED = 64
+"""Nodes of the graph looked at between an output and the head."""
+
+_names = count()
 
 
 class Pass(NamedTuple):
@@ -44,6 +49,8 @@ class Pass(NamedTuple):
     layers: tuple[Tensor, ...]
     own: dict[str, Tensor]
     """Outputs of modules that were named as features, by the term they are for."""
+    blind: bool = False
+    """Something was read while gradients were switched off."""
     swapped: tuple[Tensor, Tensor | None] | None = None
     """Weight and bias of the head in that pass, where the layer has others by now."""
 
@@ -53,48 +60,63 @@ class Pass(NamedTuple):
         def of(tensor: Tensor) -> Tensor:
             return tensor.flatten(0, -2)[rows]
 
-        own = {name: of(each) for name, each in self.own.items()}
+        own = {name: of(tensor) for name, tensor in self.own.items()}
         return self._replace(features=of(self.features), logits=logits, own=own)
 
 
+@dataclass(eq=False)
 class ForwardRecord:
     """A pass without the head's output. (That carries this object: it must not be held by it.)"""
 
-    def __init__(
-        self,
-        features: Tensor,
-        inputs: Tensor | None,
-        layers: tuple[Tensor, ...],
-        own: dict[str, Tensor],
-        shape: tuple[int, ...],
-        blind: bool,
-        version: int | None = None,
-        head: tuple[Tensor, Tensor | None] | None = None,
-    ) -> None:
-        self.features = features
-        self.inputs = inputs
-        self.layers = layers
-        self.own = own
-        self.shape = shape
-        self.blind = blind
-        """Something was read while gradients were switched off."""
-        self.version = version
-        """Of the head's output, which counts changes in place; None where that is not followed."""
-        self.head = head
-        """Weight and bias that were used; None where that is not followed."""
-        self.logits: Tensor | None = None
-        """The head's output, detached, of a pass that is run again: nobody else remembers it."""
+    features: Tensor
+    inputs: Tensor | None
+    layers: tuple[Tensor, ...]
+    own: dict[str, Tensor]
+    shape: tuple[int, ...]
+    """Of the head's output."""
+    blind: bool
+    version: int | None = None
+    """Of the head's output, which counts changes in place; None where that is not followed."""
+    head: tuple[Tensor, Tensor | None] | None = None
+    """Weight and bias that were used; None where that is not followed."""
+    logits: Tensor | None = None
+    """The head's output, detached, of a pass that is run again: nobody else remembers it."""
 
     def whole(self, logits: Tensor | None) -> Pass:
-        return Pass(self.features, logits, self.inputs, self.layers, self.own)
+        return Pass(self.features, logits, self.inputs, self.layers, self.own, self.blind)
 
     def detached(self) -> "ForwardRecord":
-        layers = tuple(each.detach() for each in self.layers)
-        own = {name: each.detach() for name, each in self.own.items()}
-        inputs = None if self.inputs is None else self.inputs.detach()
         return ForwardRecord(
-            self.features.detach(), inputs, layers, own, self.shape, self.blind, self.version
+            self.features.detach(),
+            None if self.inputs is None else self.inputs.detach(),
+            tuple(map(Tensor.detach, self.layers)),
+            dict(zip(self.own, map(Tensor.detach, self.own.values()), strict=True)),
+            self.shape,
+            self.blind,
+            self.version,
         )
+
+
+NO_PASS = (ForwardRecord(torch.empty(0, 0), None, (), {}, (-1,), False), torch.empty(0, 0))
+"""Stands for a pass that has not been: compiled code need not be made again after the first."""
+
+
+@dataclass(eq=False)
+class Mark:
+    """On a tensor: where what was read beside it is. Saved or copied, it is an empty dict."""
+
+    record: ForwardRecord | None
+    logits: Tensor | None = None
+    """The head's output, on tensors made from it."""
+    several: bool = False
+    """Whether the head ran several times before the tensor was returned."""
+    made: bool = False
+    """On a tensor that the model returns in place of the head's output."""
+    weak: weakref.ref[ForwardRecord] | None = None
+    """In place of the record, where the mark must not keep it alive."""
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return OrderedDict, ()
 
 
 @dataclass
@@ -122,164 +144,12 @@ class Running:
     def read(self, name: str) -> Tensor:
         if name not in self.held:
             kind, which = name.split(" ")
-            given = f"layers[{which}]" if kind == "layers" else "features"
+            argument = f"layers[{which}]" if kind == "layers" else "features"
             raise LargeMarginError(
-                f"the module given as {given} did not run before the head. Name one that the model "
-                "calls on its way to the head."
+                f"the module given as {argument} did not run before the head. Name one that the "
+                "model calls on its way to the head."
             )
         return self.held[name]
-
-
-class Mark:
-    """On a tensor: where what was read beside it is. Saved or copied, it is an empty dict."""
-
-    def __init__(
-        self,
-        seen: ForwardRecord | None,
-        logits: Tensor | None = None,
-        several: bool = False,
-        made: bool = False,
-    ):
-        self.made = made
-        """On a tensor that the model returns in place of the head's output."""
-        self.seen = seen
-        self.logits = logits
-        """The head's output, on tensors made from it."""
-        self.several = several
-        self.weak: weakref.ref[ForwardRecord] | None = None
-
-    def found(self) -> ForwardRecord | None:
-        return self.seen if self.weak is None else self.weak()
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return OrderedDict, ()
-
-
-def marked(tensor: Tensor) -> bool:
-    """Whether another model's head, or a copy's, marked the tensor."""
-    return any(name.startswith(PREFIX) for name in getattr(tensor, "__dict__", ()))
-
-
-class Hook:
-    """What all of them say to torch.jit.script, which asks for their names."""
-
-    @property
-    def __name__(self) -> str:
-        raise AttributeError(
-            "torch.jit.script cannot compile a model with an attached loss. Take it off first with "
-            "criterion.undo(), or use torch.jit.trace, torch.export or "
-            "largemargin.export.to_exported_program, which leave the loss out."
-        )
-
-
-class StartHook(Hook):
-    """Before the model: forgets an interrupted pass, and lets gradients reach the input.
-
-    The input is the first floating point tensor of the call.
-    """
-
-    def __init__(self, tap: "FeatureHooks", with_inputs: bool) -> None:
-        self.tap = tap
-        self.with_inputs = with_inputs
-
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        tap = self.tap
-        given: list[Any] = [*args, *kwargs.values()]
-        if tap.idle or _symbols(given):
-            return None
-        tap.start()
-        if not self.with_inputs or not torch.is_grad_enabled():
-            return None
-        for index, value in enumerate(given):
-            if isinstance(value, Tensor) and value.is_floating_point():
-                value = value if value.requires_grad else value.detach().requires_grad_()
-                given[index] = value
-                tap.running.held["inputs"] = value
-                named = dict(zip(kwargs, given[len(args) :], strict=True))
-                return tuple(given[: len(args)]), named
-        raise LargeMarginError(
-            "a loss on input gradients needs a floating point input, but the model was called "
-            f"with {[type(value).__name__ for value in given]}. For token ids name a layer: "
-            "LayerMargin with attach(..., layers=['embeddings'])."
-        )
-
-
-class Hold(Hook):
-    """After a named module: its output."""
-
-    def __init__(self, tap: "FeatureHooks", name: str) -> None:
-        self.tap = tap
-        self.name = name
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if self.tap.idle or _symbols([output]):
-            return
-        running = self.tap.running
-        running.held[self.name] = tensors_in(output)[0]
-        running.blind = running.blind or not torch.is_grad_enabled()
-
-
-class HeadHook(Hook):
-    def __init__(self, tap: "FeatureHooks") -> None:
-        self.tap = tap
-
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-    ) -> None:
-        # A layer that took the place of ours has its hooks too, and this one among them.
-        if not (self.tap.idle or _symbols([output])) and module is self.tap.layer:
-            self.tap.take(args[0] if args else next(iter(kwargs.values())), output)
-
-
-class FinishHook(Hook):
-    def __init__(self, tap: "FeatureHooks") -> None:
-        self.tap = tap
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not (self.tap.idle or _symbols([output])):
-            self.tap.finish(output)
-
-
-def _symbols(values: list[Any]) -> bool:
-    """Whether torch.fx runs the model on symbols: there is nothing to read then."""
-    return any(isinstance(value, torch.fx.Proxy) for value in values)
-
-
-def _run_as_they_are(*kinds: type) -> None:
-    """Keep dynamo from compiling hooks by themselves.
-
-    It calls the hooks of the module given to ``torch.compile`` outside of the graph and would
-    compile each as a function of its own, with guards on the tensors it sees: again and again.
-    Hooks inside the graph are traced with it all the same.
-    """
-    try:
-        from torch._C._dynamo.eval_frame import (
-            _FrameAction,
-            _FrameExecStrategy,
-            set_code_exec_strategy,
-        )
-    except ImportError:  # a private name; without it compiling is slower, not wrong
-        return
-    for kind in kinds:
-        plain = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
-        set_code_exec_strategy(kind.__call__.__code__, plain)
-
-
-_run_as_they_are(StartHook, Hold, HeadHook, FinishHook)
-
-
-KEPT = 2
-"""Passes without graph that are remembered: a clean and a noisy one."""
-
-SEARCHED = 64
-"""Nodes of the graph looked at between an output and the head."""
-
-NOTHING = (ForwardRecord(torch.empty(0, 0), None, (), {}, (-1,), False), torch.empty(0, 0))
-"""Stands for a pass that has not been: compiled code need not be made again after the first."""
-
-_names = count()
 
 
 class FeatureHooks:
@@ -302,6 +172,11 @@ class FeatureHooks:
         self.num_classes = out_features(layer)
         self.features = list(features or ())
         self.layer_count = len(layers)
+        self.wanted = (
+            *(f"layers {index}" for index in range(len(layers))),
+            *(f"features {term}" for term in self.features),
+        )
+        """What has to be held when the head runs."""
         self.removed = False
         self.agreement = Agreement()
         self.named = named
@@ -312,19 +187,21 @@ class FeatureHooks:
         """Whether the head ever ran."""
         self.recent: tuple[tuple[ForwardRecord, Tensor], ...] = ()
         """Passes in plain Python, detached."""
-        self.last = self.before = NOTHING
+        self.last = self.before = NO_PASS
         """Passes in compiled code. Code outside may make a new tensor from one of its outputs,
         whose graph is one node: two passes cannot be told apart then unless both are kept."""
         self.plain = Running()
         self.again = Running()
         """The same for activation checkpointing, which runs code again in a backward pass."""
+        self._kinds: list[type] = []
+        self._is_fsdp = False
         self.handles: list[RemovableHandle] = []
-        for name, module in (features or {}).items():
-            self._hook(module, Hold(self, f"features {name}"))
+        for term, module in (features or {}).items():
+            self._hook(module, OutputHook(self, f"features {term}"))
         for index, module in enumerate(layers):
-            self._hook(module, Hold(self, f"layers {index}"))
-        hook = StartHook(self, with_inputs)
-        self.handles.append(model.register_forward_pre_hook(hook, with_kwargs=True))
+            self._hook(module, OutputHook(self, f"layers {index}"))
+        start = StartHook(self, with_inputs)
+        self.handles.append(model.register_forward_pre_hook(start, with_kwargs=True))
         self.handles.append(layer.register_forward_hook(HeadHook(self), with_kwargs=True))
         self._hook(model, FinishHook(self))
 
@@ -333,12 +210,22 @@ class FeatureHooks:
 
     @property
     def is_fsdp(self) -> bool:
-        return any(is_fsdp(module) for module in self.around)
+        """Whether ``fully_shard`` was called on the head or a module around it."""
+        if torch.compiler.is_compiling():
+            return any(map(is_fsdp, self.around))
+        kinds = [*map(type, self.around)]  # fully_shard changes the class of a module
+        if kinds != self._kinds:
+            self._kinds, self._is_fsdp = kinds, any(map(is_fsdp, self.around))
+        return self._is_fsdp
 
-    @property
-    def idle(self) -> bool:
-        """Hooks have nothing to do: taken off, exporting, or traced by torch.jit."""
-        return self.removed or exporting() or jit_traces()
+    def ignores(self, *values: Any) -> bool:
+        """Hooks have nothing to do: taken off, exporting, or traced by torch.jit or torch.fx."""
+        if self.removed or recording():
+            return True
+        for value in values:  # noqa: SIM110 (a loop is half the price, three times a step)
+            if isinstance(value, torch.fx.Proxy):
+                return True
+        return False
 
     @property
     def running(self) -> Running:
@@ -360,58 +247,66 @@ class FeatureHooks:
         self.recent = ()
         self.plain.forget()
         self.again.forget()
-        self.last = self.before = NOTHING
+        self.last = self.before = NO_PASS
 
     def start(self) -> None:
+        """A forward pass of the model begins; an interrupted one is forgotten."""
         self.again.forget()
         running = self.running
         if running is self.plain:
             running.forget()
         running.inside = True
 
-    def take(self, features: Tensor, logits: Tensor) -> None:
+    def head_ran(self, features: Tensor, logits: Tensor) -> None:
         """Remember what came into the head and mark what went out of it."""
         refuse_tensor_parallel(features, logits)
-        with_grad, again, running = torch.is_grad_enabled(), recomputing(), self.running
-        wanted = [f"layers {index}" for index in range(self.layer_count)]
-        wanted += [f"features {name}" for name in self.features]
-        if again and not all(name in running.held for name in wanted):
+        running = self.running
+        again = running is self.again
+        if again and not set(self.wanted) <= running.held.keys():
             return  # a part of the model is run again, and no criterion with it
-        blind = running.blind or not with_grad
-        held = [running.read(name) for name in wanted]
-        layers = tuple(held[: self.layer_count])
-        own = dict(zip(self.features, held[self.layer_count :], strict=True))
-        shape = tuple(logits.shape)
-        version = head = None
-        if not torch.compiler.is_compiling():
-            version = None if logits.is_inference() else logits._version
-            head = self._parameters()
-        seen = ForwardRecord(
-            features, running.held.get("inputs"), layers, own, shape, blind, version, head
-        )
+        record = self._record(features, logits, running)
         running.held, running.blind, self.ran = {}, False, True
-        mark = Mark(seen)
+        mark = Mark(record)
         setattr(logits, self.name, mark)
         if running.inside:
             running.passes += 1
-            running.current = (seen, logits)
+            running.current = (record, logits)
         if torch.compiler.is_compiling():
-            self.before, self.last = self.last, (seen, logits)
-            return
-        if with_grad:
+            self.before, self.last = self.last, (record, logits)
+        else:
+            self._remember(record, mark, logits, again)
+
+    def _record(self, features: Tensor, logits: Tensor, running: Running) -> ForwardRecord:
+        held = tuple(map(running.read, self.wanted))
+        record = ForwardRecord(
+            features,
+            running.held.get("inputs"),
+            held[: self.layer_count],
+            dict(zip(self.features, held[self.layer_count :], strict=True)),
+            tuple(logits.shape),
+            running.blind or not torch.is_grad_enabled(),
+        )
+        if not torch.compiler.is_compiling():
+            record.version = None if logits.is_inference() else logits._version
+            record.head = self._parameters()
+        return record
+
+    def _remember(self, record: ForwardRecord, mark: Mark, logits: Tensor, again: bool) -> None:
+        """Keep a pass in plain Python for outputs that have lost their mark."""
+        if torch.is_grad_enabled():
             node = logits.grad_fn
-            if node is not None and node is not features.grad_fn:
+            if node is not None and node is not record.features.grad_fn:
                 metadata: Any = node.metadata
-                metadata[self.name] = seen
+                metadata[self.name] = record
             # No graph is kept alive here: it ends with the tensors the caller holds.
-            remembered = seen.detached()
+            remembered = record.detached()
         else:
             # Logits collected over an evaluation must not keep all features in memory.
-            mark.weak, mark.seen, remembered = weakref.ref(seen), None, seen
+            mark.weak, mark.record, remembered = weakref.ref(record), None, record
         if again:
-            seen.logits = logits.detach()
-            return
-        self.recent = (*self.recent[1 - KEPT :], (remembered, logits.detach()))
+            record.logits = logits.detach()
+        else:
+            self.recent = (*self.recent[1 - KEPT :], (remembered, logits.detach()))
 
     def finish(self, outputs: Any) -> None:
         """Mark what the model returns in place of the head's output."""
@@ -420,20 +315,20 @@ class FeatureHooks:
         current, running.current = running.current, None
         if current is None:
             return
-        seen, logits = current
+        record, logits = current
         shape = logits.shape
         if not (self.named or torch.compiler.is_compiling()):
             self.named = True  # looked at once
-            self.doubt = returned_before(self.model, self.layer, seen.features, logits, outputs)
+            self.doubt = returned_before(self.model, self.layer, record.features, logits, outputs)
         for tensor in tensors_in(outputs):
             if tensor is not logits and tensor.shape == shape and not hasattr(tensor, self.name):
-                mark = Mark(seen, logits, running.passes > 1, made=True)
+                mark = Mark(record, logits, several=running.passes > 1, made=True)
                 if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
-                    mark.weak, mark.seen, mark.logits = weakref.ref(seen), None, None
+                    mark.weak, mark.record, mark.logits = weakref.ref(record), None, None
                 setattr(tensor, self.name, mark)
 
-    def find(self, outputs: Any, what: str = "outputs") -> tuple[Pass, bool]:
-        """The pass that made these outputs, and whether it was read without gradients."""
+    def find(self, outputs: Any, what: str = "outputs") -> Pass:
+        """The pass that made these outputs."""
         if not self.ran:
             self._check_in_place()
             raise LargeMarginError(
@@ -452,88 +347,35 @@ class FeatureHooks:
                 f"dataclass with one, but {type(outputs).__name__} holds no tensor."
             )
         found = self._by_mark(tensors, what)
-        if found is not None:
-            return found
-        if not torch.compiler.is_compiling():
-            for tensor in tensors:
-                seen = self._from_graph(tensor)
-                if seen is not None and tensor.shape[-1:] == seen.shape[-1:]:
-                    return self._rows(seen, tensor, self._logits_of(seen), what)
-        return self._by_value(tensors, what)
+        if found is None and not torch.compiler.is_compiling():
+            found = self._by_graph(tensors, what)
+        return self._by_value(tensors, what) if found is None else found
 
-    def _rows(
-        self, seen: ForwardRecord, tensor: Tensor, logits: Tensor | None, what: str
-    ) -> tuple[Pass, bool]:
-        """The pass, or those rows of it that the tensor is made of."""
-        whole = seen.whole(None)._replace(swapped=self._swapped(seen))
-        rows = None if logits is None else self.agreement.rows_of(tensor, logits, what)
-        if rows is None:
-            return whole, seen.blind
-        if seen.inputs is not None or seen.layers:
-            raise LargeMarginError(
-                f"{what} are a choice of the head's rows, or have another order. Losses on "
-                "gradients of inputs or layers need all of them, as the head returned them."
-            )
-        return whole.chosen(rows, tensor), seen.blind
-
-    def _logits_of(self, seen: ForwardRecord) -> Tensor | None:
-        """The head's output of a pass, where it is still remembered."""
-        if seen.logits is not None:
-            return seen.logits
-        for compiled, logits in (self.last, self.before):
-            if compiled is seen:
-                return logits.detach()
-        for remembered, logits in reversed(self.recent):
-            if remembered.features.data_ptr() == seen.features.data_ptr():
-                return logits
-        return None
-
-    def _swapped(self, seen: ForwardRecord) -> tuple[Tensor, Tensor | None] | None:
-        """Weight and bias of the pass, where functional_call had put others into the layer."""
-        now = self._parameters()
-        if seen.head is None or now is None or self.is_fsdp or is_sharded(now[0]):
-            return None
-        kept = seen.head[0] is now[0] and seen.head[1] is now[1]
-        return None if kept else seen.head
-
-    def _parameters(self) -> tuple[Tensor, Tensor | None] | None:
-        """Weight and bias that the layer has now; None where the weight is computed."""
-        weight = self.layer._parameters.get("weight")
-        return None if weight is None else (weight, self.layer._parameters.get("bias"))
-
-    def _by_mark(self, tensors: list[Tensor], what: str) -> tuple[Pass, bool] | None:
-        passes: list[tuple[Pass, bool]] = []
-        found = [(each, getattr(each, self.name, None)) for each in tensors]
-        # The head's own output first: others may only look like it.
-        ours = [(each, mark) for each, mark in found if isinstance(mark, Mark)]
+    def _by_mark(self, tensors: list[Tensor], what: str) -> Pass | None:
+        own: list[tuple[Tensor, Mark]] = []
+        made: list[tuple[Tensor, Mark]] = []
+        for tensor in tensors:
+            mark = getattr(tensor, self.name, None)
+            if isinstance(mark, Mark):
+                (made if mark.made else own).append((tensor, mark))
+        passes: list[Pass] = []
         read: list[Tensor] = []
-        for tensor, mark in sorted(ours, key=lambda pair: pair[1].made):
-            if mark.several:
-                raise LargeMarginError(
-                    f"the head ran several times to make {what}, so features and outputs do not "
-                    "belong together one to one. Let the model return the head's own outputs, and "
-                    "pass those of one run."
-                )
-            seen = mark.found()
-            if seen is None:
-                raise LargeMarginError(
-                    f"the forward pass that made {what} ran without gradients and others came "
-                    "after it, so its features are gone. Call the criterion right after model(x)."
-                )
-            if any(seen.features is each for each in read):
+        for tensor, mark in (*own, *made):  # others may only look like the head's own output
+            record = self._record_of(mark, what)
+            if read and any(record.features is features for features in read):
                 continue
-            read.append(seen.features)
+            read.append(record.features)
             if mark.made:
-                reference = self._logits_of(seen) if mark.logits is None else mark.logits
-                pair = self._rows(seen, tensor, reference, what)
-                if pair[0].logits is None and mark.logits is not None:
-                    pair = pair[0]._replace(logits=mark.logits), pair[1]
-                passes.append(pair)
+                logits = self._logits_of(record) if mark.logits is None else mark.logits
+                found = self._rows(record, tensor, logits, what)
+                passes.append(
+                    found if found.logits is not None else found._replace(logits=mark.logits)
+                )
             else:
-                check_unchanged(tensor, seen.version, what)
-                logits = tensor if mark.weak is None else None
-                swapped = self._swapped(seen)
-                passes.append((seen.whole(logits)._replace(swapped=swapped), seen.blind))
+                check_unchanged(tensor, record.version, what)
+                whole = record.whole(tensor if mark.weak is None else None)
+                swapped = self._swapped(record)
+                passes.append(whole if swapped is None else whole._replace(swapped=swapped))
         if len(passes) > 1:
             raise LargeMarginError(
                 f"{what} hold the results of {len(passes)} runs of the head. Pass those of one; a "
@@ -541,11 +383,33 @@ class FeatureHooks:
             )
         return passes[0] if passes else None
 
-    def _from_graph(self, tensor: Tensor) -> ForwardRecord | None:
+    def _record_of(self, mark: Mark, what: str) -> ForwardRecord:
+        if mark.several:
+            raise LargeMarginError(
+                f"the head ran several times to make {what}, so features and outputs do not "
+                "belong together one to one. Let the model return the head's own outputs, and "
+                "pass those of one run."
+            )
+        record = mark.record if mark.weak is None else mark.weak()
+        if record is None:
+            raise LargeMarginError(
+                f"the forward pass that made {what} ran without gradients and others came "
+                "after it, so its features are gone. Call the criterion right after model(x)."
+            )
+        return record
+
+    def _by_graph(self, tensors: list[Tensor], what: str) -> Pass | None:
+        for tensor in tensors:
+            record = self._behind(tensor)
+            if record is not None and tensor.shape[-1:] == record.shape[-1:]:
+                return self._rows(record, tensor, self._logits_of(record), what)
+        return None
+
+    def _behind(self, tensor: Tensor) -> ForwardRecord | None:
         """The pass whose head made what this tensor was computed from."""
         compiled = {
-            logits.grad_fn: seen
-            for seen, logits in (self.before, self.last)
+            logits.grad_fn: record
+            for record, logits in (self.before, self.last)
             if logits.requires_grad
         }
         front: list[Any] = [tensor.grad_fn]
@@ -555,44 +419,92 @@ class FeatureHooks:
             looked += 1
             if node is None:
                 continue
-            seen = node.metadata.get(self.name) or compiled.get(node)
-            if seen is not None:
-                return seen
+            record = node.metadata.get(self.name) or compiled.get(node)
+            if record is not None:
+                return record
             front.extend(following for following, _ in node.next_functions)
         return None
 
-    def _by_value(self, tensors: list[Tensor], what: str) -> tuple[Pass, bool]:
+    def _rows(
+        self, record: ForwardRecord, tensor: Tensor, logits: Tensor | None, what: str
+    ) -> Pass:
+        """The pass, or those rows of it that the tensor is made of."""
+        whole = record.whole(None)._replace(swapped=self._swapped(record))
+        rows = None if logits is None else self.agreement.rows_of(tensor, logits, what)
+        if rows is None:
+            return whole
+        if record.inputs is not None or record.layers:
+            raise LargeMarginError(
+                f"{what} are a choice of the head's rows, or have another order. Losses on "
+                "gradients of inputs or layers need all of them, as the head returned them."
+            )
+        return whole.chosen(rows, tensor)
+
+    def _logits_of(self, record: ForwardRecord) -> Tensor | None:
+        """The head's output of a pass, where it is still remembered."""
+        if record.logits is not None:
+            return record.logits
+        for compiled, logits in (self.last, self.before):
+            if compiled is record:
+                return logits.detach()
+        for remembered, logits in reversed(self.recent):
+            if remembered.features.data_ptr() == record.features.data_ptr():
+                return logits
+        return None
+
+    def _swapped(self, record: ForwardRecord) -> tuple[Tensor, Tensor | None] | None:
+        """Weight and bias of the pass, where functional_call had put others into the layer."""
+        now = self._parameters()
+        if record.head is None or now is None:
+            return None
+        if record.head[0] is now[0] and record.head[1] is now[1]:
+            return None
+        return None if self.is_fsdp or is_sharded(now[0]) else record.head
+
+    def _parameters(self) -> tuple[Tensor, Tensor | None] | None:
+        """Weight and bias that the layer has now; None where the weight is computed."""
+        weight = self.layer._parameters.get("weight")
+        return None if weight is None else (weight, self.layer._parameters.get("bias"))
+
+    def _by_value(self, tensors: list[Tensor], what: str) -> Pass:
         """A remembered pass, for outputs without mark and graph, if they can have come from it."""
         shapes = [tuple(tensor.shape) for tensor in tensors]
         if torch.compiler.is_compiling():
-            seen, logits = self.last
-            if seen.shape in shapes:
-                return seen.whole(logits), seen.blind
+            record, logits = self.last
+            if record.shape in shapes:
+                return record.whole(logits)
         else:
-            for seen, logits in (self.last, self.before, *reversed(self.recent)):
-                for tensor in tensors:
-                    if tensor.grad_fn is not None or marked(tensor):
-                        continue
-                    if same(tensor, logits):
-                        return seen.whole(None), seen.blind
-                    if tensor.dim() > 1 and tensor.shape[-1:] == logits.shape[-1:]:
-                        rows = chosen_rows(tensor, logits)
-                        if rows is not None and not (seen.layers or seen.inputs is not None):
-                            return seen.whole(None).chosen(rows, tensor), seen.blind
+            found = self._equal(tensors)
+            if found is not None:
+                return found
         self._check_in_place()
         if not any(shape[-1:] == (self.num_classes,) for shape in shapes):
-            whole = tensors and not any(tensor.is_floating_point() for tensor in tensors)
+            no_numbers = not any(tensor.is_floating_point() for tensor in tensors)
             raise LargeMarginError(
                 f"{what} hold no tensor with {self.num_classes} columns, one per row of the head's "
                 f"weight; their shapes are {shapes}. Pass what model(x) returned; if the head is "
                 "another layer, name it: attach(model, objective, layer=...)."
-                + (" The order is criterion(outputs, labels)." if whole else "")
+                + (" The order is criterion(outputs, labels)." if no_numbers else "")
             )
         raise LargeMarginError(
             f"{what} were not made by a recent forward pass of the attached model: neither they "
             "nor their graph lead to its head. Call the criterion with what that model returned. A "
             "copy of the model (EMA, deepcopy) needs an attach of its own."
         )
+
+    def _equal(self, tensors: list[Tensor]) -> Pass | None:
+        """A remembered pass whose logits, or some rows of them, one of the tensors holds."""
+        for record, logits in (self.last, self.before, *reversed(self.recent)):
+            for tensor in tensors:
+                if tensor.grad_fn is not None or marked(tensor):
+                    continue
+                if same(tensor, logits):
+                    return record.whole(None)
+                if tensor.dim() > 1 and tensor.shape[-1:] == logits.shape[-1:]:
+                    rows = chosen_rows(tensor, logits)
+                    if rows is not None and not record.layers and record.inputs is None:
+                        return record.whole(None).chosen(rows, tensor)
+        return None
 
     def _check_in_place(self) -> None:
         if all(module is not self.layer for module in self.model.modules()):
@@ -613,14 +525,127 @@ class FeatureHooks:
         """A copy remembers no passes, and does not take the original's outputs for its own."""
         forgotten: dict[str, Any] = {
             "recent": (),
-            "last": NOTHING,
-            "before": NOTHING,
+            "last": NO_PASS,
+            "before": NO_PASS,
             "plain": Running(),
             "again": Running(),
             "ran": False,
+            "_kinds": [],  # classes that fully_shard makes cannot be saved
         }
         return {**self.__dict__, **forgotten, "name": f"{PREFIX}{next(_names)}"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.name = f"{PREFIX}{next(_names)}"  # names of another process may be taken in this one
+
+
+def marked(tensor: Tensor) -> bool:
+    """Whether another model's head, or a copy's, marked the tensor."""
+    return any(name.startswith(PREFIX) for name in getattr(tensor, "__dict__", ()))
+
+
+class Hook:
+    """What torch calls around a module, on behalf of ``owner``."""
+
+    def __init__(self, owner: FeatureHooks) -> None:
+        self.owner = owner
+
+    @property
+    def __name__(self) -> str:
+        # torch.jit.script, which cannot compile a hook, asks for its name.
+        raise AttributeError(
+            "torch.jit.script cannot compile a model with an attached loss. Take it off first with "
+            "criterion.undo(), or use torch.jit.trace, torch.export or "
+            "largemargin.export.to_exported_program, which leave the loss out."
+        )
+
+
+class StartHook(Hook):
+    """Before the model: forgets an interrupted pass, and lets gradients reach the input.
+
+    The input is the first floating point tensor of the call.
+    """
+
+    def __init__(self, owner: FeatureHooks, with_inputs: bool) -> None:
+        super().__init__(owner)
+        self.with_inputs = with_inputs
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        owner = self.owner
+        values: list[Any] = [*args, *kwargs.values()]
+        if owner.ignores(*values):
+            return None
+        owner.start()
+        if not self.with_inputs or not torch.is_grad_enabled():
+            return None
+        for index, value in enumerate(values):
+            if isinstance(value, Tensor) and value.is_floating_point():
+                value = value if value.requires_grad else value.detach().requires_grad_()
+                values[index] = value
+                owner.running.held["inputs"] = value
+                named = dict(zip(kwargs, values[len(args) :], strict=True))
+                return tuple(values[: len(args)]), named
+        raise LargeMarginError(
+            "a loss on input gradients needs a floating point input, but the model was called "
+            f"with {[type(value).__name__ for value in values]}. For token ids name a layer: "
+            "LayerMargin with attach(..., layers=['embeddings'])."
+        )
+
+
+class OutputHook(Hook):
+    """After a named module: holds its output."""
+
+    def __init__(self, owner: FeatureHooks, name: str) -> None:
+        super().__init__(owner)
+        self.name = name
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if self.owner.ignores(output):
+            return
+        running = self.owner.running
+        running.held[self.name] = tensors_in(output)[0]
+        running.blind = running.blind or not torch.is_grad_enabled()
+
+
+class HeadHook(Hook):
+    """After the head: records the pass."""
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+    ) -> None:
+        # A layer that took the place of ours has its hooks too, and this one among them.
+        if not self.owner.ignores(output) and module is self.owner.layer:
+            self.owner.head_ran(args[0] if args else next(iter(kwargs.values())), output)
+
+
+class FinishHook(Hook):
+    """After the model: marks what it returns."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not self.owner.ignores(output):
+            self.owner.finish(output)
+
+
+def _keep_out_of_dynamo(*kinds: type) -> None:
+    """Keep dynamo from compiling hooks by themselves.
+
+    It calls the hooks of the module given to ``torch.compile`` outside of the graph and would
+    compile each as a function of its own, with guards on the tensors it sees: again and again.
+    Hooks inside the graph are traced with it all the same.
+    """
+    try:
+        from torch._C._dynamo.eval_frame import (
+            _FrameAction,
+            _FrameExecStrategy,
+            set_code_exec_strategy,
+        )
+    except ImportError:  # a private name; without it compiling is slower, not wrong
+        return
+    for kind in kinds:
+        plain = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+        set_code_exec_strategy(kind.__call__.__code__, plain)
+
+
+_keep_out_of_dynamo(StartHook, OutputHook, HeadHook, FinishHook)

@@ -1,4 +1,4 @@
-"""Reading a head whose weight FSDP2 has sharded over the processes."""
+"""Reading a model that FSDP2, DDP or tensor parallelism spreads over processes."""
 
 from typing import Any
 
@@ -19,24 +19,15 @@ def refuse_tensor_parallel(*tensors: object) -> None:
 
     What FSDP has sharded is whole while the layer runs; features and logits are plain tensors then.
     """
-    if any(is_sharded(each) for each in tensors):
-        raise LargeMarginError(
-            "the head is tensor-parallel: parallelize_module has cut its weight over processes, "
-            "and no process has the whole features and logits that attach reads. Leave the head "
-            "out of the plan (the rest of the model may be in it). For more classes than one "
-            "device holds use lm.ShardedClassHead and call the loss on the features: "
-            "loss(backbone(x), head, labels)."
-        )
-
-
-def waits(output: Tensor) -> bool:
-    """Whether DDP waits for a gradient at this output, to begin with the sums over processes.
-
-    It does with a static graph, in the first pass, and where it looks for unused parameters.
-    """
-    if torch.compiler.is_compiling():
-        return False
-    return type(output.grad_fn).__name__.startswith("_DDPSink")
+    if not any(map(is_sharded, tensors)):
+        return
+    raise LargeMarginError(
+        "the head is tensor-parallel: parallelize_module has cut its weight over processes, "
+        "and no process has the whole features and logits that attach reads. Leave the head "
+        "out of the plan (the rest of the model may be in it). For more classes than one "
+        "device holds use lm.ShardedClassHead and call the loss on the features: "
+        "loss(backbone(x), head, labels)."
+    )
 
 
 class _Reach(torch.autograd.Function):
@@ -53,12 +44,18 @@ class _Reach(torch.autograd.Function):
         return gradient, torch.zeros(shape, dtype=dtype, device=device)
 
 
-def reach(total: Tensor, outputs: list[Tensor]) -> Tensor:
+def reach(total: Tensor, outputs: list[Tensor], *, fsdp: bool) -> Tensor:
     """Let the backward pass enter through the model's outputs, where FSDP or DDP waits for it.
 
     FSDP gathers parameters when a gradient arrives at a module's output. A loss that reads the
-    features would bypass the output of the outermost module.
+    features would bypass the output of the outermost module. DDP begins there with the sums over
+    processes: with a static graph, in the first pass, and where it looks for unused parameters.
     """
-    for output in outputs:
-        total = _Reach.apply(total, output)
+    waiting = fsdp
+    if not torch.compiler.is_compiling():
+        for output in outputs:
+            waiting = waiting or type(output.grad_fn).__name__.startswith("_DDPSink")
+    for output in outputs if waiting else ():
+        if output.requires_grad:
+            total = _Reach.apply(total, output)
     return total

@@ -90,11 +90,10 @@ def first_half(noisy: str, tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 def follow(state: nn.Module, features: Tensor) -> None:
     """Bring a loss's state to the features' device, and to float64 where they are."""
-    tensors = (each for each in (*state.buffers(), *state.parameters()) if each.is_floating_point())
-    first = next(tensors, None)
-    if first is None:
-        return
-    if first.device != features.device:
-        state.to(features.device)
-    if features.dtype == torch.float64 and first.dtype != torch.float64:
-        state.double()
+    for tensor in (*state.buffers(), *state.parameters()):
+        if tensor.is_floating_point():
+            if tensor.device != features.device:
+                state.to(features.device)
+            if features.dtype == torch.float64 and tensor.dtype != torch.float64:
+                state.double()
+            return

@@ -1,6 +1,5 @@
 """Warnings about training that cannot work, each given once."""
 
-import math
 import sys
 import warnings
 from pathlib import Path
@@ -12,13 +11,8 @@ from torch import Tensor, nn
 from largemargin.heads.class_head import ClassHead
 from largemargin.heads.head_spec import HeadView
 from largemargin.heads.packing import packing_bound
-from largemargin.losses.arcface import ArcFace
 from largemargin.losses.base.loss import Loss
 from largemargin.losses.base.objective import Objective
-from largemargin.losses.cosface import CosFace
-from largemargin.losses.ldam import LDAM
-from largemargin.losses.stable_discriminative import StableDiscriminative
-from largemargin.losses.unified_margin import UnifiedMargin
 from largemargin.ops.distributed import world_size
 from largemargin.ops.matmul import without_autocast
 from largemargin.ops.norms import promote
@@ -211,33 +205,16 @@ def check_ceiling(objective: Objective, num_classes: int, dim: int) -> None:
     """
     angle = packing_bound(num_classes, dim)
     for name, loss in objective.terms.items():
-        for what, margin, ceiling in _ceilings(loss, angle):
-            widest = float(margin.min()) if isinstance(margin, Tensor) else float(margin)
-            if widest > ceiling * (1 + 1e-6):
+        assert isinstance(loss, Loss)
+        for what, margin, widest in loss.margin_ceilings(angle):
+            least = float(margin.min()) if isinstance(margin, Tensor) else float(margin)
+            if least > widest * (1 + 1e-6):
                 warn_user(
-                    f"the {what} of {type(loss).__name__} (term {name!r}) is {widest:.4g}, but no "
+                    f"the {what} of {type(loss).__name__} (term {name!r}) is {least:.4g}, but no "
                     f"arrangement of {num_classes} classes in {dim} dimensions has more than "
-                    f"{ceiling:.4g}, so the loss pulls on every sample for ever. Lower the margin "
+                    f"{widest:.4g}, so the loss pulls on every sample for ever. Lower the margin "
                     "below that, or give the model wider features."
                 )
-
-
-def _ceilings(loss: Any, angle: float) -> list[tuple[str, float | Tensor, float]]:
-    """Margins of a loss: what each is called, its value, the widest there can be."""
-    cosine = 1 - math.cos(angle)
-    if isinstance(loss, CosFace):
-        by_count = loss.class_margins
-        return [("cosine margin", loss.margin if by_count is None else by_count, cosine)]
-    if isinstance(loss, ArcFace):
-        by_count = loss.class_margins
-        return [("margin (radians)", loss.margin if by_count is None else by_count, angle)]
-    if isinstance(loss, LDAM):
-        return [("cosine margin", loss.margins, cosine)]
-    if isinstance(loss, UnifiedMargin):
-        return [("margin m2 (radians)", loss.m2, angle), ("cosine margin m3", loss.m3, cosine)]
-    if isinstance(loss, StableDiscriminative):
-        return [("margin (in units of the feature scale)", loss.margin, loss.ceiling)]
-    return []
 
 
 def check_shape_left(objective: Objective, head: nn.Module | None) -> None:

@@ -69,7 +69,7 @@ def find_head(model: nn.Module, layer: str | None) -> tuple[str, nn.Module]:
 def _is_tapped(module: nn.Module) -> bool:
     """Whether a criterion reads this module as its head."""
     hooks: list[Any] = [each for each in module._forward_hooks.values() if _is_own(each)]
-    return any(hook.tap.layer is module and not hook.tap.removed for hook in hooks)
+    return any(hook.owner.layer is module and not hook.owner.removed for hook in hooks)
 
 
 def _is_own(hook: Any) -> bool:

@@ -8,7 +8,6 @@ config.json             the rest, readable
 """
 
 import json
-import math
 import os
 import shutil
 import uuid
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +25,7 @@ from largemargin.dropin.find_head import find_layer, parents_of, unwrapped
 from largemargin.errors import LargeMarginError
 from largemargin.export.criterion_data import (
     describe_criterion,
+    is_plain,
     load_criterion_state,
     rebuild_criterion,
 )
@@ -109,91 +109,6 @@ def save(
     return target
 
 
-def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What ``config.json`` of a saved folder holds, checked; your part is under ``"config"``."""
-    folder = Path(path)
-    if not folder.is_dir():
-        raise LargeMarginError(f"there is no folder {folder}. Pass the one that save() wrote.")
-    file = folder / CONFIG
-    if not file.is_file():
-        raise LargeMarginError(
-            f"{folder} holds no {CONFIG}, so save() did not write it, or not all of it is here."
-        )
-    try:
-        read = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise LargeMarginError(f"{file} is not JSON ({error}); the file is damaged.") from error
-    if not isinstance(read, dict) or read.get("format") != FORMAT:
-        raise LargeMarginError(
-            f"{file} was not written by largemargin: its entry 'format' is not {FORMAT!r}."
-        )
-    version = read.get("format_version")
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise LargeMarginError(
-            f"{folder} has format version {version}, written by largemargin "
-            f"{read.get('largemargin')}; this one reads up to {FORMAT_VERSION}. Upgrade "
-            "largemargin."
-        )
-    for name in (MODEL, *([CRITERION] if read.get("criterion") else [])):
-        if not (folder / name).is_file():
-            raise LargeMarginError(
-                f"{folder} holds no {name}, which its {CONFIG} speaks of. Copy the whole folder."
-            )
-    return read
-
-
-def check_json(place: str, value: Any) -> None:
-    """Refuse what JSON would lose or cannot hold, saying where it is."""
-    if value is None or isinstance(value, bool | int | str):
-        return
-    if isinstance(value, float) and math.isfinite(value):
-        return
-    if isinstance(value, list | tuple):
-        for index, each in enumerate(value):
-            check_json(f"{place}[{index}]", each)
-        return
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        for key, each in value.items():
-            check_json(f"{place}[{key!r}]", each)
-        return
-    shown = repr(value) if isinstance(value, float) else f"a {type(value).__name__}"
-    raise LargeMarginError(
-        f"{place} must be JSON (text, finite numbers, booleans, None, lists, dicts with text "
-        f"keys), but it is {shown}."
-    )
-
-
-def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors of a state dict, and the extra state some modules add to it."""
-    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    extra = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
-    for name, value in extra.items():
-        check_json(f"the extra state {name!r} of the model", value)
-    return tensors, extra
-
-
-def _head_of(model: nn.Module, criterion: Criterion | None, layer: str | None) -> HeadFacts:
-    if criterion is None:
-        return head_facts(*find_head(model, layer))
-    if not isinstance(criterion, Criterion):
-        raise LargeMarginError(
-            f"criterion must be what attach returned, but {type(criterion).__name__} was given. "
-            "The order is save(path, model, criterion)."
-        )
-    if criterion._tap.removed:
-        raise LargeMarginError(
-            "the criterion was taken off its model by undo(). Save the model alone: "
-            "save(path, model)."
-        )
-    for name, module in model.named_modules():
-        if module is criterion.layer:
-            return head_facts(name, module)
-    raise LargeMarginError(
-        "the criterion is attached to another model than the one given. Save them in pairs; a copy "
-        "of the model (EMA, deepcopy) needs an attach of its own, or save it with criterion=None."
-    )
-
-
 def _check_target(target: Path, overwrite: bool) -> None:
     if not target.parent.is_dir():
         raise LargeMarginError(f"there is no folder {target.parent} to write {target.name} to.")
@@ -242,8 +157,53 @@ def _drafted(target: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-SHOWN = 6
-"""Names listed in a message before the rest is counted."""
+def _head_of(model: nn.Module, criterion: Criterion | None, layer: str | None) -> HeadFacts:
+    if criterion is None:
+        return head_facts(*find_head(model, layer))
+    if not isinstance(criterion, Criterion):
+        raise LargeMarginError(
+            f"criterion must be what attach returned, but {type(criterion).__name__} was given. "
+            "The order is save(path, model, criterion)."
+        )
+    if criterion._hooks.removed:
+        raise LargeMarginError(
+            "the criterion was taken off its model by undo(). Save the model alone: "
+            "save(path, model)."
+        )
+    for name, module in model.named_modules():
+        if module is criterion.layer:
+            return head_facts(name, module)
+    raise LargeMarginError(
+        "the criterion is attached to another model than the one given. Save them in pairs; a copy "
+        "of the model (EMA, deepcopy) needs an attach of its own, or save it with criterion=None."
+    )
+
+
+def check_json(place: str, value: Any) -> None:
+    """Refuse what JSON would lose or cannot hold, saying where it is."""
+    if is_plain(value):
+        return
+    if isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            check_json(f"{place}[{index}]", item)
+    elif isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        for key, item in value.items():
+            check_json(f"{place}[{key!r}]", item)
+    else:
+        shown = repr(value) if isinstance(value, float) else f"a {type(value).__name__}"
+        raise LargeMarginError(
+            f"{place} must be JSON (text, finite numbers, booleans, None, lists, dicts with text "
+            f"keys), but it is {shown}."
+        )
+
+
+def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors of a state dict, and the extra state some modules add to it."""
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
+    extra = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+    for name, value in extra.items():
+        check_json(f"the extra state {name!r} of the model", value)
+    return tensors, extra
 
 
 class Loaded(NamedTuple):
@@ -288,22 +248,70 @@ def load(
     check_whole(bare)
     _check_criterion(criterion, saved, bare)
     state = read_tensors(folder / MODEL)
-    undo: list[Callable[[], None]] = []
-    attached: Criterion | None = criterion if isinstance(criterion, Criterion) else None
-    described = saved["criterion"]
-    try:
-        head, rebuilt = saved["head"], criterion == "saved" and described is not None
-        with_state = rebuilt or attached is not None
+    with_state = criterion != "none" and saved["criterion"] is not None
+    with _undone_on_error(folder) as undo:
         tensors = read_tensors(folder / CRITERION) if with_state else {}
-        _check_size(find_layer(bare, head["layer"])[1], head)
-        if not (rebuilt and described["replaced_head"]):
-            _take_form(bare, head, undo)
-        if rebuilt:
-            attached = rebuild_criterion(model, described, head, tensors)
-            undo.append(attached.undo)
+        attached = _attached(model, criterion, saved, tensors, undo)
         _check_state(bare, state, strict)
         if attached is not None:
-            load_criterion_state(attached, described, tensors)
+            load_criterion_state(attached, saved["criterion"], tensors)
+    bare.load_state_dict({**state, **(saved["model_extra_state"] or {})}, strict=strict)
+    head = saved["head"]
+    layer = bare.get_submodule(head["layer"])
+    if isinstance(layer, ClassHead):
+        layer.similarity, layer.scale = head["similarity"], float(head["scale"])
+    if attached is not None:
+        attached.train(layer.training)
+    return Loaded(model, attached, saved["config"], saved["class_names"])
+
+
+def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What ``config.json`` of a saved folder holds, checked; your part is under ``"config"``."""
+    folder = Path(path)
+    if not folder.is_dir():
+        raise LargeMarginError(f"there is no folder {folder}. Pass the one that save() wrote.")
+    file = folder / CONFIG
+    if not file.is_file():
+        raise LargeMarginError(
+            f"{folder} holds no {CONFIG}, so save() did not write it, or not all of it is here."
+        )
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise LargeMarginError(f"{file} is not JSON ({error}); the file is damaged.") from error
+    _check_format(file, config)
+    for name in (MODEL, CRITERION) if config.get("criterion") else (MODEL,):
+        if not (folder / name).is_file():
+            raise LargeMarginError(
+                f"{folder} holds no {name}, which its {CONFIG} refers to. Copy the whole folder."
+            )
+    found: dict[str, Any] = config
+    return found
+
+
+def _check_format(file: Path, config: Any) -> None:
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise LargeMarginError(
+            f"{file} was not written by largemargin: its entry 'format' is not {FORMAT!r}."
+        )
+    version = config.get("format_version")
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        raise LargeMarginError(
+            f"{file.parent} has format version {version}, written by largemargin "
+            f"{config.get('largemargin')}; this one reads up to {FORMAT_VERSION}. Upgrade "
+            "largemargin."
+        )
+
+
+Undo: TypeAlias = list[Callable[[], None]]
+
+
+@contextmanager
+def _undone_on_error(folder: Path) -> Iterator[Undo]:
+    """What is in the list is undone, last first, if the folder does not fit after all."""
+    undo: Undo = []
+    try:
+        yield undo
     except Exception as error:
         for restore in reversed(undo):
             restore()
@@ -313,13 +321,27 @@ def load(
                 f"({type(error).__name__}: {error})."
             ) from error
         raise
-    bare.load_state_dict({**state, **(saved["model_extra_state"] or {})}, strict=strict)
-    layer = bare.get_submodule(head["layer"])
-    if isinstance(layer, ClassHead):
-        layer.similarity, layer.scale = head["similarity"], float(head["scale"])
-    if attached is not None:
-        attached.train(layer.training)
-    return Loaded(model, attached, saved["config"], saved["class_names"])
+
+
+def _attached(
+    model: nn.Module,
+    criterion: Criterion | str,
+    saved: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    undo: Undo,
+) -> Criterion | None:
+    """Give the head the saved form; the criterion given, or the saved one attached anew."""
+    head, described = saved["head"], saved["criterion"]
+    bare = unwrapped(model)[0]
+    _check_size(find_layer(bare, head["layer"])[1], head)
+    rebuilt = criterion == "saved" and described is not None
+    if not (rebuilt and described["replaced_head"]):
+        _take_form(bare, head, undo)
+    if not rebuilt:
+        return criterion if isinstance(criterion, Criterion) else None
+    attached = rebuild_criterion(model, described, head, tensors)
+    undo.append(attached.undo)
+    return attached
 
 
 def _check_criterion(given: object, saved: Mapping[str, Any], model: nn.Module) -> None:
@@ -339,7 +361,7 @@ def _check_criterion(given: object, saved: Mapping[str, Any], model: nn.Module) 
         )
 
 
-def _take_form(model: nn.Module, head: Mapping[str, Any], undo: list[Callable[[], None]]) -> None:
+def _take_form(model: nn.Module, head: Mapping[str, Any], undo: Undo) -> None:
     """Turn the model's plain head into the kind that was saved."""
     layer, kind = model.get_submodule(head["layer"]), head["kind"]
     if kind == "Linear" or isinstance(layer, SimplexHead):
@@ -398,19 +420,14 @@ def _check_state(model: nn.Module, state: dict[str, Tensor], strict: bool) -> No
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     problems = []
     if strict:
-        missing = [name for name in own if name not in state]
-        unexpected = [name for name in state if name not in own]
-        if missing:
-            problems.append(f"the folder lacks {_listed(missing)}")
-        if unexpected:
-            problems.append(f"the model lacks {_listed(unexpected)}")
+        problems += _listed("the folder lacks", [name for name in own if name not in state])
+        problems += _listed("the model lacks", [name for name in state if name not in own])
     shapes = [
         f"{name} {tuple(state[name].shape)} for {tuple(value.shape)}"
         for name, value in own.items()
         if name in state and state[name].shape != value.shape
     ]
-    if shapes:
-        problems.append(f"the folder has other shapes: {_listed(shapes)}")
+    problems += _listed("the folder has other shapes:", shapes)
     if problems:
         hint = " strict=False loads what is in both." if strict and not shapes else ""
         raise LargeMarginError(
@@ -419,6 +436,11 @@ def _check_state(model: nn.Module, state: dict[str, Tensor], strict: bool) -> No
         )
 
 
-def _listed(names: Sequence[str]) -> str:
+SHOWN = 6
+"""Names listed in a message before the rest is counted."""
+
+
+def _listed(problem: str, names: Sequence[str]) -> list[str]:
+    """A problem with the first names it is about; none where there are none."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    return [f"{problem} {', '.join(names[:SHOWN])}{more}"] if names else []

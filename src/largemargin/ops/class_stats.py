@@ -13,7 +13,13 @@ from largemargin.ops.matmul import Precision, resolve_precision, without_autocas
 from largemargin.ops.norms import promote
 from largemargin.ops.sharded import sharded_stats
 from largemargin.ops.shards import is_shared
-from largemargin.ops.similarity import SIMILARITIES, affine_form, check_scale, dense_logits
+from largemargin.ops.similarity import (
+    SIMILARITIES,
+    affine_form,
+    check_scale,
+    dense_logits,
+    in_one_dtype,
+)
 from largemargin.ops.triton.op import missing, tile_stats
 from largemargin.shapes import Features, Labels, Logits, Prototypes
 from largemargin.tracing import plain_eager, values_are_checked
@@ -153,16 +159,10 @@ def class_stats(
     with without_autocast(features):
         fused = impl == "dense" and fusable(labels, bias, similarity, want)
         if fused and not isinstance(scale, Tensor):
-            return ClassStats(
-                *fused_stats(
-                    features,
-                    prototypes,
-                    labels,
-                    scale=scale,
-                    precision=resolved,
-                    checked=values_are_checked(labels, validate),
-                )
-            )
+            rows, columns = in_one_dtype(features, prototypes)
+            known = values_are_checked(labels, validate)
+            target, rest = fused_stats(rows, columns, labels.long(), scale, resolved, known)
+            return ClassStats(target, None, None, rest, None, None)
         form = affine_form(
             features,
             prototypes,

@@ -6,12 +6,13 @@ are worked on in place. On the CPU the prototypes are not normalised but the col
 product, which are as long as the batch. Second derivatives are those of the dense definition.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from largemargin.ops.dense import Stats, dense_stats
+from largemargin.ops.dense import dense_stats
 from largemargin.ops.matmul import multiply, without_autocast
 from largemargin.ops.norms import (
     EPS,
@@ -21,14 +22,14 @@ from largemargin.ops.norms import (
     inverse_norms,
     row_products,
 )
-from largemargin.ops.similarity import affine_form, dense_logits, in_one_dtype
+from largemargin.ops.similarity import affine_form, dense_logits
 from largemargin.tracing import plain_eager
 
 WANT = ("target", "rest")
 
 
 def fusable(labels: Tensor, bias: Tensor | None, similarity: str, want: tuple[str, ...]) -> bool:
-    """Whether :func:`fused_stats` computes what is asked for."""
+    """Whether ``fused_stats`` computes what is asked for."""
     return (
         similarity == "cosine"
         and set(want) == set(WANT)
@@ -38,27 +39,13 @@ def fusable(labels: Tensor, bias: Tensor | None, similarity: str, want: tuple[st
     )
 
 
-def fused_stats(
-    features: Tensor,
-    prototypes: Tensor,
-    labels: Tensor,
-    *,
-    scale: float,
-    precision: str | None,
-    checked: bool,
-) -> Stats:
+class _TargetAndRest(torch.autograd.Function):
     """The target and rest that ``dense_stats`` finds, where :func:`fusable` and s is a number.
 
-    ``checked`` labels are known to be classes.
+    Features and prototypes have one dtype, labels are int64; ``known`` ones are known to be
+    classes.
     """
-    features, prototypes = in_one_dtype(features, prototypes)
-    target, rest = _TargetAndRest.apply(
-        features, prototypes, labels.long(), scale, precision, checked
-    )
-    return target, None, None, rest, None, None
 
-
-class _TargetAndRest(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -67,7 +54,7 @@ class _TargetAndRest(torch.autograd.Function):
         labels: Tensor,
         scale: float,
         precision: str | None,
-        checked: bool,
+        known: bool,
     ) -> tuple[Tensor, Tensor]:
         inverse = inverse_norms(features)
         rows = features * (inverse * scale)
@@ -83,7 +70,7 @@ class _TargetAndRest(torch.autograd.Function):
             logits.mul_(column_scale.T)
         index = labels[:, None]
         outside = None
-        if not checked:
+        if not known:
             index = index.clamp(0, prototypes.shape[0] - 1)
             outside = (index != labels[:, None]).squeeze(1)
         target = logits.gather(1, index).squeeze(1)
@@ -117,6 +104,9 @@ class _TargetAndRest(torch.autograd.Function):
         with without_autocast(grads[0]):
             found = _differentiable if torch.is_grad_enabled() else _in_place
             return (*found(ctx, *grads), None, None, None, None)
+
+
+fused_stats: Callable[..., tuple[Tensor, Tensor]] = _TargetAndRest.apply
 
 
 def _may_look(tensor: Tensor) -> bool:

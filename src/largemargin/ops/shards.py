@@ -24,7 +24,7 @@ def is_sharded(tensor: object) -> bool:
 
 def is_shared(prototypes: Tensor) -> bool:
     """Whether statistics are made of parts: of several processes, or of a sample of the classes."""
-    return is_sharded(prototypes) or hasattr(prototypes, "class_sample")
+    return hasattr(prototypes, "full_tensor") or hasattr(prototypes, "class_sample")
 
 
 def refuse_sharded(tensor: object, name: str, reason: str) -> None:

@@ -1,11 +1,11 @@
 """``Loss``: the module around a pure per-sample function, with the options all losses share.
 
-The options that every loss has, and what a sum of losses returns.
-
-``check_finite`` beyond the inputs: no value and no gradient of a loss is NaN or infinite.
+What is particular about a loss stands in its class: the attributes and methods of ``Loss`` are
+what attach, schedules, tuning, reports and the command line ask it.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -45,6 +45,7 @@ from largemargin.losses.base.constructor_arguments import (
     wrong_arguments,
 )
 from largemargin.losses.base.scale import auto_scale
+from largemargin.losses.base.setting_ranges import SHARE, Dimension, Limits, Range
 from largemargin.losses.base.terms import class_vector, drawn_matrix, require
 from largemargin.ops.class_stats import IMPLS, ComputeOptions, Impl
 from largemargin.ops.distributed import all_reduce_sum, world_size
@@ -98,6 +99,14 @@ class Batch(NamedTuple):
     num_classes: int
     ignored: Tensor | None
     """(N,), which rows do not count; None where all do."""
+
+
+class MarginCeiling(NamedTuple):
+    """A margin of a loss, and the widest there can be."""
+
+    name: str
+    margin: float | Tensor
+    widest: float
 
 
 WATCHED = ("features", "prototypes", "noisy", "logits", "bias")
@@ -249,6 +258,14 @@ class Loss(Summand, nn.Module):
     every row is ignored or the weights sum to 0, the value is 0 with zero gradients.
     """
 
+    key: ClassVar[str] = ""
+    """Its name in ``LOSSES``, in objective texts and on the command line; the class's otherwise."""
+
+    term: ClassVar[str] = ""
+    """Its name as the term of a sum; ``key`` otherwise."""
+
+    __call__: Callable[..., Tensor]
+
     uses_bias: ClassVar[bool] = False
     """Whether the head's bias enters the loss."""
 
@@ -267,11 +284,51 @@ class Loss(Summand, nn.Module):
     defaults: ClassVar[dict[str, Any]] = {}
     """Common options whose default this loss changes."""
 
+    is_penalty: ClassVar[bool] = False
+    """Whether it shapes features but does not classify: by name it comes with a cross entropy."""
+
+    has_target_curve: ClassVar[bool] = False
+    """Whether it is a softmax over angles in which the logit of the own class alone is changed."""
+
+    widens_margins: ClassVar[bool] = False
+    """Whether it asks for a margin between the classes, which a report then need not advise."""
+
+    gathers_classes: ClassVar[bool] = False
+    """Whether it pulls samples to their class, likewise."""
+
+    # The tables below are those of this class on top of its base classes' (``__init_subclass__``).
+    limits: ClassVar[Mapping[str, Limits]] = {"scale": {"above": 0}, "label_smoothing": SHARE}
+    """What hyper-parameters may become during training; others are >= 0."""
+
+    search_space: ClassVar[Mapping[str, Dimension]] = {
+        "scale": Range(4.0, 64.0),
+        "strength": Range(0.01, 3.0),
+    }
+    """Where tuning looks for hyper-parameters."""
+
+    not_tuned: ClassVar[Mapping[str, str]] = {
+        "label_smoothing": "it is another method, and every loss has it"
+    }
+    """Hyper-parameters that tuning leaves alone, each with the reason."""
+
+    fixed: ClassVar[frozenset[str]] = frozenset()
+    """Numbers that say how something is computed: no schedule moves them."""
+
     per_sample: Callable[..., Tensor]
     """The pure function, (N,) values of ``(*inputs, targets)``; every loss defines it."""
 
     weight: Tensor | None
     class_margins: Tensor | None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own, base = vars(cls), super(cls, cls)
+        if "key" not in own:
+            cls.key = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+        if "term" not in own:
+            cls.term = cls.key
+        for table in ("limits", "search_space", "not_tuned"):
+            setattr(cls, table, {**getattr(base, table), **own.get(table, {})})
 
     def __init__(
         self,
@@ -377,7 +434,8 @@ class Loss(Summand, nn.Module):
 
         Features and prototypes were checked against each other where they came in.
         """
-        self._refuse("soft_targets", isinstance(labels, Tensor) and labels.dim() == 2)
+        if isinstance(labels, Tensor) and labels.dim() == 2:
+            self._refuse("soft_targets", True)
         named = self._named(inputs)
         check_same_device(
             **named, labels=labels, bias=bias, sample_weight=sample_weight, weight=self.weight
@@ -436,7 +494,7 @@ class Loss(Summand, nn.Module):
         if labels.device.type == "cpu" and plain_eager():
             low, high = value_range(labels)
             none_ignored = none_ignored or not low <= ignore_index <= high
-            if none_ignored and 0 <= low and high < num_classes:
+            if none_ignored and low >= 0 and high < num_classes:
                 return inputs, labels, None
         ignored = None
         if not none_ignored:
@@ -549,6 +607,18 @@ class Loss(Summand, nn.Module):
         scale: float | str | None = getattr(self, "scale", None)
         automatic = isinstance(scale, str)
         return float(auto_scale(num_classes, self.aligned_cosine()) if automatic else scale or 1)
+
+    def setting_limits(self, name: str, num_classes: int | None = None) -> Limits:
+        """What a hyper-parameter may become during training."""
+        return self.limits.get(name, {"at_least": 0})
+
+    def margin_ceilings(self, angle: float) -> list[MarginCeiling]:
+        """Its margins, and how wide they can be where no C prototypes are all wider apart."""
+        return []
+
+    def usual_schedule(self, term: str, total_steps: int) -> Sequence[Any]:
+        """The schedules (``lm.schedules``) that ``schedule="preset"`` means for this term."""
+        return ()
 
     def aligned_cosine(self) -> float | Tensor:
         """What the margin leaves of the cosine of a feature on its prototype: psi(0)."""

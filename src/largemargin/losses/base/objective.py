@@ -1,7 +1,6 @@
 """``Objective``: named, weighted terms added up."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -35,6 +34,8 @@ class Objective(Summand, nn.Module):
     and prototypes when they are not given. The result is a ``LossValue``: ``total``, and ``terms``
     with the unweighted value of each term (a composite term's parts as ``name.part``).
     """
+
+    __call__: Callable[..., LossValue]
 
     def __init__(self, **terms: Loss | Weighted) -> None:
         super().__init__()
@@ -77,7 +78,7 @@ class Objective(Summand, nn.Module):
         own: Mapping[str, Mapping[str, Tensor]] | None = None,
     ) -> LossValue:
         """``own`` replaces arguments for single terms: ``{"center": {"features": hidden}}``."""
-        given: dict[str, Any] = {
+        call: dict[str, Any] = {
             "features": features,
             "prototypes": prototypes,
             "labels": labels,
@@ -90,10 +91,11 @@ class Objective(Summand, nn.Module):
         values: dict[str, Tensor] = {}
         for name, loss in self.terms.items():
             assert isinstance(loss, Loss)
-            if "logits" in loss.needs and given["logits"] is None:
-                given["logits"] = _logits(features, prototypes, bias)
-            mine = given if own is None else {**given, **own.get(name, {})}
-            arguments = [self._argument(name, needed, mine) for needed in loss.needs]
+            if "logits" in loss.needs and call["logits"] is None:
+                call["logits"] = _logits(features, prototypes, bias)
+            arguments = self._arguments(
+                name, loss, call if own is None else {**call, **own.get(name, {})}
+            )
             options: dict[str, Any] = {}
             if loss.uses_bias and bias is not None:
                 options["bias"] = bias
@@ -145,14 +147,17 @@ class Objective(Summand, nn.Module):
                 weights |= {f"{name}.{part}": self.weights[name] * w for part, w in parts.items()}
         return weights
 
-    def _argument(self, term: str, name: str, given: dict[str, Any]) -> Any:
-        value = given[name]
-        if value is None:
-            raise LargeMarginError(
-                f"the term {term!r} ({type(self.terms[term]).__name__}) needs {name}, which was "
-                f"not given. Call objective(features, prototypes, labels, {name}=...)."
-            )
-        return value
+    def _arguments(self, term: str, loss: Loss, call: dict[str, Any]) -> list[Any]:
+        """What the loss takes of a call of the objective, in its order."""
+        arguments: list[Any] = []
+        for name in loss.needs:
+            if call[name] is None:
+                raise LargeMarginError(
+                    f"the term {term!r} ({type(loss).__name__}) needs {name}, which was "
+                    f"not given. Call objective(features, prototypes, labels, {name}=...)."
+                )
+            arguments.append(call[name])
+        return arguments
 
     def __mul__(self, factor: float) -> "Objective":
         return Objective(**{name: factor * term for name, term in _named(self).items()})
@@ -193,14 +198,4 @@ def _named(summand: Summand) -> dict[str, Loss | Weighted]:
         return {name: summand.weights[name] * loss for name, loss in parts.items()}
     assert isinstance(summand, Loss | Weighted)
     loss = summand.loss if isinstance(summand, Weighted) else summand
-    return {_name_of(type(loss)): summand}
-
-
-def _name_of(kind: type[Loss]) -> str:
-    from largemargin.losses import LOSSES
-    from largemargin.losses.cross_entropy import CrossEntropy
-
-    if kind is CrossEntropy:
-        return "softmax"
-    known = {each: name for name, each in LOSSES.items()}
-    return known.get(kind) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind.__name__).lower()
+    return {loss.term: summand}
