@@ -99,7 +99,7 @@ def image_net() -> nn.Sequential:
 
 
 def check_evaluation() -> Iterator[str]:
-    """Perturbations, strangers, retrieval and cameras: the same from two ranks as from one."""
+    """Perturbations, OOD scores, retrieval and cameras: the same from two ranks as from one."""
     samples, others = images(), images(30, seed=2)
     config = EvaluationConfig(
         gaussian=(0.1,), draws=2, attacks=("fgsm",), batch_size=32, attack_samples=50
@@ -110,7 +110,7 @@ def check_evaluation() -> Iterator[str]:
         for sync in (False, True)
     )
     yield from differing("evaluate", shared.clean, alone.clean)
-    for part in ("interval", "perturbed", "attacked", "strangers", "retrieval", "cross_camera"):
+    for part in ("interval", "perturbed", "attacked", "ood", "retrieval", "cross_camera"):
         if getattr(shared, part) != getattr(alone, part):
             yield f"{part} is {getattr(shared, part)}, not {getattr(alone, part)}"
     one, two = (

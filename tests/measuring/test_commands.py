@@ -91,7 +91,7 @@ def test_evaluate(copied: Run) -> None:
     assert f"with temperature {fitted.value:.4g}" in done.stdout
 
 
-def test_evaluate_other_data_and_strangers(copied: Run, photos: Path, tmp_path: Path) -> None:
+def test_evaluate_other_data_and_ood(copied: Run, photos: Path, tmp_path: Path) -> None:
     """Files of digits are the digits: same pixels, labels by the names of the folders."""
     out = tmp_path / "out.json"
     words = ["evaluate", str(copied.folder), "--data", str(photos), "--ood", str(photos / "3")]
@@ -102,8 +102,8 @@ def test_evaluate_other_data_and_strangers(copied: Run, photos: Path, tmp_path: 
     want = accuracy_of(copied.model(), [(images, torch.from_numpy(digits.target[:60]))])
     assert found.clean.samples == 60
     assert found.clean.confusion == want.confusion
-    assert found.strangers is not None
-    assert found.strangers.strangers == (digits.target[:60] == 3).sum()
+    assert found.ood is not None
+    assert found.ood.ood == (digits.target[:60] == 3).sum()
     assert found.temperature is None  # the run's own data may not be here
     fitted = calibrate_temperature(copied.model(), copied.data().validation)
     assert main(["predict", str(copied.folder), str(photos / "3"), "--threshold", "none"]) == 0

@@ -61,7 +61,7 @@ def test_parts_are_what_their_functions_find() -> None:
     assert got.interval == wilson(round(got.clean.accuracy * N), N)
     suite = perturbation_suite("auto", (SIZE, SIZE), gaussian=[0.2])
     assert got.perturbed == perturbed_accuracy(model, samples, suite, draws=2)
-    assert got.strangers == detect_ood(model, samples, others)
+    assert got.ood == detect_ood(model, samples, others)
     assert got.retrieval == retrieval_of(*head_inputs_of(model, samples), at=(1, 4))
     assert got.settings == dataclasses.asdict(QUICK)
     assert got.notes == ()
@@ -74,7 +74,7 @@ def test_nothing_but_accuracy() -> None:
         perturbations="none", gaussian=(), uniform=(), attacks=(), retrieval=False
     )
     got = evaluate(net(), data(), config=config)
-    assert (got.perturbed, got.attacked, got.retrieval, got.strangers) == ({}, (), None, None)
+    assert (got.perturbed, got.attacked, got.retrieval, got.ood) == ({}, (), None, None)
     assert got.classes == ("0", "1", "2")
     assert "perturbations" not in str(got)
 
@@ -146,8 +146,8 @@ def test_attached_cosine_head() -> None:
     model = net()
     lm.attach(model, lm.CosFace(scale=8.0))
     got = evaluate(model, data(), config=QUICK, ood=data(9))
-    assert got.strangers is not None
-    assert got.strangers.margin == "cosine"
+    assert got.ood is not None
+    assert got.ood.margin == "cosine"
 
 
 def test_search_across_cameras() -> None:
@@ -316,6 +316,6 @@ def test_on_the_device() -> None:
     assert there.attacked == here.attacked
     assert there.retrieval == here.retrieval
     assert there.cross_camera == here.cross_camera
-    assert there.strangers is not None
-    assert here.strangers is not None
-    assert there.strangers.auroc == pytest.approx(here.strangers.auroc, abs=1e-3)
+    assert there.ood is not None
+    assert here.ood is not None
+    assert there.ood.auroc == pytest.approx(here.ood.auroc, abs=1e-3)

@@ -185,12 +185,12 @@ def test_token_models_have_margins_at_a_layer():
     with pytest.raises(LargeMarginError, match=r"layer_margins=\['embeddings'\]"):
         measure_input_margins(net, loader)
     from largemargin.measuring.input_margins import MarginCollector
-    from largemargin.measuring.probe import Reader
+    from largemargin.measuring.input_space import InputSpace
+    from largemargin.measuring.probe import Probe
 
-    reader = Reader(net, layers=["embed"])
-    collector = MarginCollector(reader, input_margins=False, layer_margins=["embed"])
-    with reader.hooked():
-        collector.add({"ids": ids}, y, None)
+    space = InputSpace(Probe(net))
+    collector = MarginCollector(space, input_margins=False, layer_margins=["embed"])
+    collector.add({"ids": ids}, y, torch.arange(len(y)))
     found = collector.result([]).layers["embed"]
     h = net.embed(ids).detach()
     want = without_own(by_hand(lambda z: net.fc(z.tanh().mean(1)), h, y), y).amin(1)

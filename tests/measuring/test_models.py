@@ -338,19 +338,19 @@ def test_a_head_that_does_something_else_is_noted(data: tuple[Tensor, Tensor]) -
     assert any("makes other logits than its weight" in note for note in found.notes)
 
 
-def test_strangers(data: tuple[Tensor, Tensor]) -> None:
+def test_ood_data(data: tuple[Tensor, Tensor]) -> None:
     net = Net()
     x, y = data
     others = 3 * torch.randn(20, 5).double()
     want = expected(net, x, y, ood=net.eval().body(others).detach())
     net.train()
     for ood in ([others], others.split(6), DataLoader(TensorDataset(others), batch_size=6)):
-        assert measure(net, batches(x, y), ood=ood).strangers == want.strangers
+        assert measure(net, batches(x, y), ood=ood).ood == want.ood
     labelled = [(others, torch.zeros(20).long())]
-    assert measure(net, batches(x, y), ood=labelled).strangers == want.strangers
+    assert measure(net, batches(x, y), ood=labelled).ood == want.ood
     empty = measure(net, batches(x, y), ood=[])
-    assert empty.strangers is not None
-    assert empty.strangers.rejected == 0
+    assert empty.ood is not None
+    assert empty.ood.rejected == 0
     assert any("ood is empty" in note for note in empty.notes)
 
 

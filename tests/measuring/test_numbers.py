@@ -146,15 +146,15 @@ def check_distribution(found: object, values: np.ndarray) -> None:
     close(found.edges, edges)
 
 
-def test_strangers() -> None:
+def test_ood_data() -> None:
     features, labels, weight = problem(3)
     others = torch.randn(13, 5)
     g = measure_arrays(features, labels, weight, ood=others)
     known = oracle.per_sample(features.numpy(), labels.numpy(), weight.numpy())
     strange = oracle.per_sample(others.numpy(), np.zeros(13, int), weight.numpy())
-    assert g.strangers is not None
-    assert (g.strangers.kept, g.strangers.rejected) == (40, 13)
-    for name, value in g.strangers.auroc.items():
+    assert g.ood is not None
+    assert (g.ood.kept, g.ood.rejected) == (40, 13)
+    for name, value in g.ood.auroc.items():
         close(value, oracle.auroc(known[name], strange[name]))
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import largemargin as lm
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.confidence import SCORES, Scored, Scorer
+from largemargin.measuring.logit_model import LogitModel
 from largemargin.measuring.ood import OODScores, detect_ood, false_positive_rate
-from largemargin.measuring.probe import LogitModel
 
 
 def problem() -> tuple[nn.Sequential, Tensor, Tensor]:
@@ -72,7 +72,7 @@ def test_auroc_and_false_positives_equal_scikit_learn() -> None:
         rates, kept, _ = roc_curve(truth, scores, drop_intermediate=False)
         assert got.auroc[name] == pytest.approx(roc_auc_score(truth, scores), abs=1e-12)
         assert got.fpr95[name] == pytest.approx(rates[kept >= 0.95].min())
-    assert (got.known, got.strangers, got.margin) == (53, 31, "distance")
+    assert (got.known, got.ood, got.margin) == (53, 31, "distance")
     assert OODScores.from_json(got.to_json()) == got
 
 
@@ -90,7 +90,7 @@ def test_nothing_to_compare_is_nan() -> None:
     assert math.isnan(false_positive_rate(torch.tensor([math.nan]), torch.ones(2)))
 
 
-def test_bad_strangers() -> None:
+def test_bad_ood() -> None:
     model, known, _ = problem()
     with pytest.raises(LargeMarginError, match="given as ood is empty"):
         detect_ood(model, [known], [])
@@ -98,3 +98,12 @@ def test_bad_strangers() -> None:
         detect_ood(model, [known[None]], [known])
     with pytest.raises(LargeMarginError, match="no linear layer"):
         detect_ood(nn.Sequential(nn.Tanh()), [known], [known])
+
+
+def test_results_of_earlier_versions_are_read() -> None:
+    """They called the out-of-distribution samples strangers."""
+    model, known, strange = problem()
+    got = detect_ood(model, [known], [strange])
+    saved = got.to_dict()
+    saved["strangers"] = saved.pop("ood")
+    assert OODScores.from_dict(saved) == got

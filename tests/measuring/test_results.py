@@ -138,7 +138,7 @@ def test_the_table(arrays: tuple[Tensor, ...]) -> None:
     assert "nothing right to tell them from" in wrong
     plain = str(measure_arrays(*arrays))
     assert "dispersion" not in plain
-    assert "strangers" not in plain
+    assert "OOD" not in plain
 
 
 def test_side_by_side(arrays: tuple[Tensor, ...]) -> None:
@@ -187,8 +187,8 @@ def test_only_results_are_compared(arrays: tuple[Tensor, ...]) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("measure", "compare", "distributions", "reliability", "records", "results"),
-        *("find_blocks", "layers", "embeddings"),
+        *("measure", "compare_geometry", "distributions", "calibration", "records"),
+        *("geometry_result", "layers", "embed", "probe", "logit_model"),
     ],
 )
 def test_examples_in_docstrings(name: str) -> None:

@@ -207,7 +207,7 @@ def test_images_that_are_not_square(tmp_path: Path) -> None:
         assert main(["evaluate", run, *NONE, *words, *read]) == 0
         found = Evaluation.load(out)
         assert found.clean.samples == 24
-        assert found.strangers is not None
+        assert found.ood is not None
 
 
 def test_results_name_their_classes(

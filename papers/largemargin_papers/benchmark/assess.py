@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from largemargin.app.data.samples import Samples
 from largemargin.app.training.run_scores import autocast
 from largemargin.measuring.accuracy import accuracy_of
-from largemargin.measuring.batches import need_labels, pieces
+from largemargin.measuring.batches import need_labels, source_batches
 from largemargin.measuring.confidence import Scorer
+from largemargin.measuring.logit_model import LogitModel
 from largemargin.measuring.perturbed_accuracy import perturbed_accuracy
-from largemargin.measuring.probe import LogitModel
 from largemargin.measuring.retrieval import head_inputs_of, retrieval_of
 from largemargin.measuring.robust.perturbations import SCALED_32, Perturbation
 
@@ -86,9 +86,9 @@ def rejection(model: nn.Module, judged: Samples, device: torch.device) -> dict[s
     scorer = Scorer(reader)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     with reader.evaluating():
-        for piece in pieces(judged, batch_size=BATCH, device=device, workers=0, shared=False):
-            scored = scorer(piece.inputs)
-            right = scored.predicted == need_labels(piece)
+        for batch in source_batches(judged, batch_size=BATCH, device=device, shared=False):
+            scored = scorer(batch.inputs)
+            right = scored.predicted == need_labels(batch.labels)
             parts.append((scored.margin.cpu(), scored.probability.cpu(), right.cpu()))
     margin, probability, right = (torch.cat(each) for each in zip(*parts, strict=True))
     return {

@@ -9,7 +9,7 @@ from largemargin.app.data.samples import Batches, Samples
 from largemargin.app.models.build import Classifier
 from largemargin.app.training.epoch_geometry import spread
 from largemargin.measuring.layers import LayerReader, block_names
-from largemargin.measuring.probe import Capture
+from largemargin.measuring.probe import Probe
 
 FEATURES = "features"
 """What enters the head."""
@@ -38,16 +38,15 @@ def stages_of(
         count: of the samples, at most.
         device: for the passes.
     """
-    capture = Capture(model, layer="head", features=None)
+    probe = Probe(model, layer="head")
     names = [f"backbone.{name}" for name in block_names(model.backbone, model.head)]
-    reader = LayerReader(capture, names)
+    reader = LayerReader(probe, names)
     chosen = samples.subset(spread(samples.labels, count))
     parts: dict[str, list[Tensor]] = {}
     labels = []
-    with capture.running(), reader.hooked(), torch.no_grad():
+    with probe.evaluating():
         for images, label in Batches(chosen, BATCH, device=device, shuffle=False):
-            reader.expect(label)
-            features, _ = capture.read(images)
+            features = probe.read(images, reader.hooks(label)).features
             for name, each in {**reader.taken(), FEATURES: features}.items():
                 parts.setdefault(name, []).append(each.float().cpu())
             labels.append(label.cpu())

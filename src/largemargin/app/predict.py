@@ -15,10 +15,10 @@ from largemargin.app.data.samples import Samples, as_float
 from largemargin.app.data.sources.image_paths import images as images_below
 from largemargin.errors import LargeMarginError, check_number
 from largemargin.geometry.pairs import blocks
+from largemargin.measuring.batches import with_bar
 from largemargin.measuring.confidence import Scorer
+from largemargin.measuring.logit_model import LogitModel
 from largemargin.measuring.predictions import Prediction, Predictions
-from largemargin.measuring.probe import LogitModel
-from largemargin.measuring.progress_bar import with_bar
 from largemargin.measuring.temperature import Temperature, number_of
 from largemargin.measuring.threshold import Threshold
 

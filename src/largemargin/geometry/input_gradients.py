@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_logits, check_number, check_same_device
+from largemargin.geometry.evaluation_mode import evaluation_mode
 from largemargin.geometry.pairs import blocks
 from largemargin.ops.matmul import without_autocast
 from largemargin.ops.norms import promote
@@ -46,26 +47,14 @@ def evaluation(model: Model, inputs: Tensor, precision: str = "highest") -> Iter
     precision or TensorFloat-32 products. Frozen parameters spare the memory of what only their
     gradients need, and compiled models the gradients themselves.
     """
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    modes = [module.training for module in modules]
-    learned = [p for module in modules for p in module.parameters(recurse=False) if p.requires_grad]
-    try:
-        if isinstance(model, nn.Module):
-            model.eval()
-        for parameter in learned:
-            parameter.requires_grad_(False)
-        with (
-            torch.inference_mode(False),
-            torch.enable_grad(),
-            without_autocast(inputs),
-            _products(inputs.device, precision),
-        ):
-            yield
-    finally:
-        for parameter in learned:
-            parameter.requires_grad_(True)
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
+    with (
+        evaluation_mode(model, frozen=True),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        without_autocast(inputs),
+        _products(inputs.device, precision),
+    ):
+        yield
 
 
 @contextmanager

@@ -124,44 +124,50 @@ _Tile = tuple[slice, slice, Tensor | None, float]
 def _search(
     screen: _Screen, tiles: Iterable[_Tile], sign: int, best: float = math.inf
 ) -> tuple[int, int] | None:
-    """The pair of smallest ``sign * distance``, if one is below ``best``.
-
-    A tile is looked at in float32 first. Where that leaves too many pairs open, it is computed in
-    float64, and for the farthest pair, whose distance is as large as anything in the tile, that
-    decides.
-    """
+    """The pair of smallest ``sign * distance``, if one is below ``best``."""
     pair = None
-    for rows, columns, hidden, bound in tiles:
+    for tile in tiles:
+        rows, columns, _, bound = tile
         if bound > best:
             continue
-        for wide in (False, True):
-            table, offset = screen.tile(rows, columns, sign, wide)
-            if hidden is not None:
-                table.masked_fill_(hidden, math.inf)
-            lowest = table.amin(1) + offset
-            smallest, slack = float(lowest.min()), screen.slack[wide]
-            if smallest == math.inf or smallest - slack > best:
-                break
-            if wide and sign < 0:
-                found = (table + offset[:, None]).argmin()[None]
-                found = torch.stack((found // table.shape[1], found % table.shape[1]), 1)
-            else:
-                limit = min(best, smallest + slack) + slack
-                near = (lowest <= limit).nonzero()[:, 0]
-                found = (table[near] + offset[near, None] <= limit).nonzero()
-                found[:, 0] = near[found[:, 0]]
-            if not wide and len(found) > TILE:
-                continue
-            for candidates in torch.split(found, TILE * 8):
-                i, j = candidates[:, 0] + rows.start, candidates[:, 1] + columns.start
-                value, position = (sign * screen.measured(i, j)).min(0)
-                if float(value) < best:
-                    best = float(value)
-                    pair = int(i[position]), int(j[position])
-            break
+        found = _candidates(screen, tile, sign, best)
+        for candidates in torch.split(found, TILE * 8) if len(found) else ():
+            i, j = candidates[:, 0] + rows.start, candidates[:, 1] + columns.start
+            value, position = (sign * screen.measured(i, j)).min(0)
+            if float(value) < best:
+                best = float(value)
+                pair = int(i[position]), int(j[position])
         if best == 0 and sign > 0:
             break
     return None if pair is None else screen.indices(*pair)
+
+
+def _candidates(screen: _Screen, tile: _Tile, sign: int, best: float) -> Tensor:
+    """(n, 2) pairs of a tile that may be below ``best``: row and column in it.
+
+    It is looked at in float32 first. Where that leaves too many pairs open, it is computed in
+    float64, and for the farthest pair, whose distance is as large as anything in the tile, that
+    decides.
+    """
+    rows, columns, hidden, _ = tile
+    for wide in (False, True):
+        table, offset = screen.tile(rows, columns, sign, wide)
+        if hidden is not None:
+            table.masked_fill_(hidden, math.inf)
+        lowest = table.amin(1) + offset
+        smallest, slack = float(lowest.min()), screen.slack[wide]
+        if smallest == math.inf or smallest - slack > best:
+            return torch.empty(0, 2, dtype=torch.long, device=table.device)
+        if wide and sign < 0:
+            first = (table + offset[:, None]).argmin()[None]
+            return torch.stack((first // table.shape[1], first % table.shape[1]), 1)
+        limit = min(best, smallest + slack) + slack
+        near = (lowest <= limit).nonzero()[:, 0]
+        found = (table[near] + offset[near, None] <= limit).nonzero()
+        found[:, 0] = near[found[:, 0]]
+        if len(found) <= TILE:
+            break
+    return found
 
 
 def _triangle(screen: _Screen, *, diagonal: bool) -> Iterator[_Tile]:

@@ -19,20 +19,16 @@ from largemargin.geometry.pairs import widen
 from largemargin.measuring.batches import (
     IGNORED,
     SKIP,
-    Piece,
+    Bar,
+    Batch,
     Source,
     Split,
-    count_pieces,
     digest,
     need_labels,
-    pieces,
 )
 from largemargin.measuring.calibration import Calibration
-from largemargin.measuring.probe import LogitModel
-from largemargin.measuring.progress_bar import with_bar
-from largemargin.measuring.ranks import fail_together
+from largemargin.measuring.logit_model import LogitModel, count_over
 from largemargin.measuring.records import Record
-from largemargin.ops.distributed import world_size
 
 MOST = 1_000_000
 """Images up to which the bits are kept: 170 kB of text."""
@@ -99,9 +95,9 @@ class Rights:
             self.split = None if bool((data.labels == IGNORED).any()) else data
         self.seen: Seen = []
 
-    def add(self, piece: Piece, logits: Tensor) -> None:
+    def add(self, batch: Batch, logits: Tensor) -> None:
         if self.split is not None:
-            self.seen.append((piece.positions, is_right(logits, need_labels(piece))))
+            self.seen.append((batch.indices, is_right(logits, need_labels(batch.labels))))
 
     def found(self) -> Seen:
         """What this process has, on the CPU."""
@@ -362,23 +358,38 @@ def accuracy_of(
         >>> found.per_class, found.balanced, found.confusion
         ((1.0, 0.5), 0.75, ((1, 0), (1, 1)))
     """
-    shared = sync and world_size() > 1
-    made: list[Counts] = []
-    rights = Rights(data)
+    counter, parts = count_over(
+        model,
+        data,
+        lambda reader, where: _AccuracyCounter(reader, data, bins, where),
+        "accuracy",
+        num_classes=num_classes,
+        layer=layer,
+        batch_size=batch_size,
+        device=device,
+        workers=workers,
+        sync=sync,
+        progress=progress,
+    )
+    found = counter.counts.result([sums for sums, _ in parts])
+    return replace(found, correct=counter.rights.result([seen for _, seen in parts]))
 
-    def count() -> tuple[dict[str, Tensor], Seen]:
-        reader = LogitModel(model, num_classes=num_classes, layer=layer)
-        where = reader.device if device is None else torch.device(device)
-        made.append(Counts(reader.num_classes, bins=bins, device=where))
-        read = pieces(data, batch_size=batch_size, device=where, workers=workers, shared=shared)
-        total = count_pieces(data, batch_size, shared=shared)
-        with reader.evaluating():
-            for piece in with_bar(read, "accuracy", total, progress):
-                logits = reader(piece.inputs)
-                made[0].add(logits, need_labels(piece))
-                rights.add(piece, logits)
-        return made[0].sums(), rights.found()
 
-    parts = fail_together(shared, count)
-    found = made[0].result([sums for sums, _ in parts])
-    return replace(found, correct=rights.result([seen for _, seen in parts]))
+class _AccuracyCounter:
+    """Counts and, of a split, which images are right."""
+
+    passes = 1
+
+    def __init__(self, reader: LogitModel, data: Source, bins: int, device: torch.device) -> None:
+        self.reader = reader
+        self.counts = Counts(reader.num_classes, bins=bins, device=device)
+        self.rights = Rights(data)
+
+    def add(self, batch: Batch, shown: Bar) -> None:
+        logits, labels = self.reader(batch.inputs), need_labels(batch.labels)
+        self.counts.add(logits, labels)
+        self.rights.add(batch, logits)
+        shown.update()
+
+    def sums(self) -> tuple[dict[str, Tensor], Seen]:
+        return self.counts.sums(), self.rights.found()

@@ -11,23 +11,19 @@ from largemargin.measuring.accuracy import is_right
 from largemargin.measuring.accuracy_interval import wilson
 from largemargin.measuring.batches import (
     IGNORED,
-    Piece,
+    Bar,
+    Batch,
     Source,
-    count_pieces,
     count_samples,
     known_rows,
     need_images,
     need_labels,
-    pieces,
 )
-from largemargin.measuring.probe import LogitModel
-from largemargin.measuring.progress_bar import Bar, bar
-from largemargin.measuring.ranks import fail_together
+from largemargin.measuring.logit_model import LogitModel, count_over
 from largemargin.measuring.records import Record
 from largemargin.measuring.robust.attacks import KINDS, Attack
 from largemargin.measuring.robust.epsilon_ball import NORMS
 from largemargin.measuring.sample_draws import seed_for
-from largemargin.ops.distributed import world_size
 
 NAMES = tuple(kind if norm == "linf" else f"{kind}_{norm}" for kind in KINDS for norm in NORMS)
 
@@ -104,11 +100,11 @@ class AttackedCounts:
         """Attacks on a batch, which take as many passes of the model as they have steps."""
         return len(self.attacks)
 
-    def add(self, piece: Piece, shown: Bar) -> None:
-        images, labels = need_images(piece, "an attack"), need_labels(piece)
+    def add(self, batch: Batch, shown: Bar) -> None:
+        images, labels = need_images(batch.inputs, "an attack"), need_labels(batch.labels)
         known = known_rows(labels, self.reader.num_classes)
-        chosen = (piece.positions % self.stride == 0).to(labels.device) & known
-        positions = piece.positions[chosen.to(piece.positions.device)].tolist()
+        chosen = (batch.indices % self.stride == 0).to(labels.device) & known
+        positions = batch.indices[chosen.to(batch.indices.device)].tolist()
         images, labels = images[chosen], labels[chosen]
         self.samples += len(labels)
         for number, attack in enumerate(self.attacks):
@@ -198,25 +194,24 @@ def attacked_accuracy(
         max_samples: attack at most so many, spread evenly over the data; default all.
         seed: of random starts.
     """
-    shared = sync and world_size() > 1
-    made: list[AttackedCounts] = []
 
-    def count() -> dict[str, Tensor]:
-        reader = LogitModel(model, num_classes=num_classes)
-        where = reader.device if device is None else torch.device(device)
+    def make_counter(reader: LogitModel, where: torch.device) -> AttackedCounts:
         stride = stride_for(data, max_samples, name="max_samples", every="max_samples=None")
-        counts = AttackedCounts(reader, attacks, seed=seed, device=where, stride=stride)
-        made.append(counts)
-        number = count_pieces(data, batch_size, shared=shared)
-        read = pieces(data, batch_size=batch_size, device=where, workers=workers, shared=shared)
-        total = None if number is None else number * counts.passes
-        with reader.evaluating(), bar("attacks", total, progress) as shown:
-            for piece in read:
-                counts.add(piece, shown)
-        return counts.sums()
+        return AttackedCounts(reader, attacks, seed=seed, device=where, stride=stride)
 
-    parts = fail_together(shared, count)
-    return made[0].result(parts)
+    counter, parts = count_over(
+        model,
+        data,
+        make_counter,
+        "attacks",
+        num_classes=num_classes,
+        batch_size=batch_size,
+        device=device,
+        workers=workers,
+        sync=sync,
+        progress=progress,
+    )
+    return counter.result(parts)
 
 
 def attack_curve(

@@ -1,12 +1,14 @@
-"""Reading loaders: batches of inputs, labels and sample indices, on the model's device.
+"""Data of any kind, batch by batch on the model's device: splits and loaders.
 
-Data of any kind, piece by piece on the device, with the position of every sample.
+:func:`source_batches` gives every sample of all processes once, with its position in the data.
+:func:`loader_batches` gives what a loader yields, repeated samples included.
 """
 
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -28,155 +30,10 @@ NOTHING = f"nothing was measured: the data is empty, or all of it is labelled {I
 LABELS = ("labels", "label", "targets", "target")
 """Names under which labels are looked for in a batch that is a dict."""
 
-
-def device_of(model: nn.Module) -> torch.device:
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
-
-
-def chosen(inputs: Any, rows: Tensor, count: int) -> Any:
-    """Those rows of a batch of inputs."""
-    if isinstance(inputs, dict):
-        return {name: chosen(each, rows, count) for name, each in inputs.items()}
-    if isinstance(inputs, tuple):
-        return tuple(chosen(each, rows, count) for each in inputs)
-    if isinstance(inputs, Tensor) and inputs.dim() > 0 and inputs.shape[0] == count:
-        return inputs if len(rows) == count else inputs[rows]
-    return inputs
-
-
-def call(model: nn.Module, inputs: Any) -> Any:
-    if isinstance(inputs, dict):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-
-
-def batches(
-    loader: Iterable[Any], device: torch.device, progress: bool
-) -> Iterator[tuple[Any, Tensor | None, Tensor | None]]:
-    """Inputs, labels and, under a DistributedSampler, indices (-1 for repeated samples).
-
-    Inputs are a tensor, a tuple (the model's arguments) or a dict (its keyword arguments).
-    """
-    positions = _positions(loader)
-    start = 0
-    for batch in _bar(loader, progress):
-        inputs, given = _split(batch)
-        inputs = moved(inputs, device)
-        labels = None if given is None else _labels(given).to(device)
-        index = None
-        if positions is not None:
-            size = len(_first(inputs) if labels is None else labels)
-            index = positions[start : start + size]
-            start += size
-        yield inputs, labels, index
-
-
-def order_note(loader: Iterable[Any]) -> str | None:
-    """What sample indices mean where they are not positions in the dataset."""
-    sampler, batched = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
-    if sampler is None or isinstance(sampler, DistributedSampler):
-        return None
-    if isinstance(sampler, SequentialSampler) and type(batched) in (BatchSampler, type(None)):
-        return None
-    if type(sampler).__name__ == "_InfiniteConstantSampler":  # an iterable dataset
-        return None
-    return "the loader draws samples in an order of its own: indices count them as they came"
-
-
-def dataset_size(loader: Iterable[Any]) -> float:
-    """Samples of the dataset behind a loader; infinite where there is no telling."""
-    dataset = getattr(loader, "dataset", None)
-    return len(dataset) if isinstance(dataset, Sized) else math.inf
-
-
-def given_labels(labels: Tensor | None) -> Tensor:
-    """The labels of a batch, which :func:`batches` may not have found."""
-    if labels is None:
-        raise LargeMarginError(
-            "the loader yields inputs without labels. Yield (inputs, labels), or dicts with "
-            '"labels"; a single batch is [(inputs, labels)]. Data without labels goes to ood=.'
-        )
-    return labels
-
-
-def _split(batch: Any) -> tuple[Any, Any]:
-    if isinstance(batch, Mapping):
-        name = next((each for each in LABELS if each in batch), None)
-        return {key: each for key, each in batch.items() if key != name}, (
-            None if name is None else batch[name]
-        )
-    if isinstance(batch, tuple | list) and len(batch) >= 2:
-        inputs = batch[:-1]
-        if len(inputs) > 1:
-            return tuple(inputs), batch[-1]
-        # default_collate makes lists of tuples.
-        only = inputs[0]
-        return tuple(only) if isinstance(only, list) else only, batch[-1]
-    return (batch[0] if isinstance(batch, tuple | list) and len(batch) == 1 else batch), None
-
-
-def _labels(given: Any) -> Tensor:
-    try:
-        labels = torch.as_tensor(given)
-    except (TypeError, ValueError, RuntimeError):
-        raise LargeMarginError(
-            f"labels must be class indices, but the loader yields {type(given).__name__}"
-            f"{f' of {type(given[0]).__name__}' if isinstance(given, tuple | list) else ''}. Yield "
-            "(inputs, labels) with labels last."
-        ) from None
-    if labels.dim() == 0:
-        raise LargeMarginError(
-            "the loader must yield batches, but it yields single samples (the label is one "
-            "number). Wrap the dataset: torch.utils.data.DataLoader(dataset, batch_size=256)."
-        )
-    if labels.dtype == torch.uint8:
-        labels = labels.long()  # torch takes class 156 for -100 there
-    one_column = labels.dim() == 2 and labels.shape[1] == 1 and not labels.is_floating_point()
-    return labels[:, 0] if one_column else labels
-
-
-def _first(inputs: Any) -> Any:
-    """Something as long as the batch is."""
-    if isinstance(inputs, dict):
-        return _first(next(iter(inputs.values())))
-    return _first(inputs[0]) if isinstance(inputs, tuple) else inputs
-
-
-def moved(inputs: Any, device: torch.device) -> Any:
-    """Inputs of a model with all their tensors on a device."""
-    if isinstance(inputs, Mapping):
-        return {name: moved(each, device) for name, each in inputs.items()}
-    if isinstance(inputs, tuple):
-        return tuple(moved(each, device) for each in inputs)
-    return inputs.to(device, non_blocking=True) if isinstance(inputs, Tensor) else inputs
-
-
-def _positions(loader: Iterable[Any]) -> Tensor | None:
-    sampler = getattr(loader, "sampler", None)
-    if not isinstance(sampler, DistributedSampler):
-        return None
-    index = torch.tensor(list(iter(sampler)), dtype=torch.long)
-    size = len(sampler.dataset)  # type: ignore[arg-type]
-    place = torch.arange(len(index)) * sampler.num_replicas + sampler.rank
-    return torch.where(place < size, index, -1)
-
-
-def _bar(loader: Iterable[Any], progress: bool) -> Iterable[Any]:
-    if not progress:
-        return loader
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        raise MissingPackage(
-            "progress=True needs tqdm. Install it: pip install tqdm, or pass progress=False."
-        ) from None
-    bar: Iterable[Any] = tqdm(loader, unit="batch", desc="measuring")
-    return bar
-
-
 RANGE = 1e-3
 """How far images may lie outside [0, 1]: resizing overshoots a little."""
+
+T = TypeVar("T")
 
 
 class ImageBatch(NamedTuple):
@@ -224,35 +81,29 @@ class SplitBatches(Protocol):
     def epoch(self, epoch: int) -> Iterator[ImageBatch]: ...
 
 
-def digest(split: Split) -> str:
-    """Of names and labels: equal where two runs saw the same images with the same labels."""
-    found = hashlib.sha256("\n".join(split.ids).encode())
-    found.update(split.labels.numpy().tobytes())
-    return found.hexdigest()
-
-
 Source: TypeAlias = Split | Iterable[Any]
 """A split of a data set, or a loader: whatever :func:`largemargin.measure` takes."""
 
 
-class Piece(NamedTuple):
+class Batch(NamedTuple):
     """A batch on the device."""
 
     inputs: Any
-    """Images (B, C, H, W) in [0, 1]; a tuple or dict for models of several inputs."""
+    """A tensor, a tuple (the model's arguments) or a dict (its keyword arguments)."""
     labels: Tensor | None
-    positions: Tensor
-    """(B,) on the CPU: of the samples in the data set, or in the order of arrival."""
+    indices: Tensor
+    """(B,) on the CPU: positions of the samples in the data set, or in the order of arrival; -1
+    for samples that a DistributedSampler repeats."""
 
 
-def pieces(
+def source_batches(
     source: Source,
     *,
     batch_size: int,
     device: torch.device,
     workers: int = 0,
     shared: bool = True,
-) -> Iterator[Piece]:
+) -> Iterator[Batch]:
     """The batches of this process; all processes together have every sample once.
 
     Args:
@@ -264,21 +115,36 @@ def pieces(
     """
     _check_source(source)
     if isinstance(source, Split):
-        yield from _of_split(source, batch_size, device, workers, shared)
+        first, last = _share(len(source), shared)
+        if first == last:
+            return
+        mine = source if last - first == len(source) else source.subset(range(first, last))
+        for images, labels, indices in mine.read(batch_size, device=device, workers=workers):
+            yield Batch(images, labels, indices + first)
     elif isinstance(source, SplitBatches):
-        for batch in source.epoch(0):
-            yield Piece(batch.images.to(device), batch.labels.to(device), batch.indices)
+        for images, labels, indices in source.epoch(0):
+            yield Batch(images.to(device), labels.to(device), indices)
     else:
-        yield from _of_loader(source, device)
+        yield from _without_repeats(source, device)
 
 
-def count_pieces(source: Source, batch_size: int, *, shared: bool = True) -> int | None:
-    """How many pieces :func:`pieces` yields; None where there is no telling."""
+def count_batches(source: Source, batch_size: int, *, shared: bool = True) -> int | None:
+    """How many batches :func:`source_batches` yields; None where there is no telling."""
     check_count("batch_size", batch_size, at_least=1)
     if isinstance(source, Split):
         first, last = _share(len(source), shared)
         return -(-(last - first) // batch_size)
     return len(source) if isinstance(source, Sized) else None
+
+
+def count_samples(source: Source) -> float:
+    """Samples of the data set, of all processes; infinite where there is no telling."""
+    if isinstance(source, Split):
+        return len(source)
+    if isinstance(source, SplitBatches):
+        return len(source.samples)
+    dataset = getattr(source, "dataset", None)
+    return len(dataset) if isinstance(dataset, Sized) else math.inf
 
 
 def _check_source(source: Any) -> None:
@@ -293,13 +159,6 @@ def _check_source(source: Any) -> None:
         raise LargeMarginError("data must be a split or a loader, but there is none: it is None.")
 
 
-def count_samples(source: Source) -> float:
-    """Samples of the data set, of all processes; infinite where there is no telling."""
-    if isinstance(source, Split):
-        return len(source)
-    return len(source.samples) if isinstance(source, SplitBatches) else dataset_size(source)
-
-
 def _share(count: int, shared: bool) -> tuple[int, int]:
     """The samples of this process, from the first to the one after the last."""
     world = world_size() if shared else 1
@@ -309,46 +168,152 @@ def _share(count: int, shared: bool) -> tuple[int, int]:
     return count * rank // world, count * (rank + 1) // world
 
 
-def _of_split(
-    split: Split, batch_size: int, device: torch.device, workers: int, shared: bool
-) -> Iterator[Piece]:
-    first, last = _share(len(split), shared)
-    if first == last:
-        return
-    mine = split if last - first == len(split) else split.subset(range(first, last))
-    for batch in mine.read(batch_size, device=device, workers=workers):
-        yield Piece(batch.images, batch.labels, batch.indices + first)
-
-
-def _of_loader(loader: Iterable[Any], device: torch.device) -> Iterator[Piece]:
+def _without_repeats(loader: Iterable[Any], device: torch.device) -> Iterator[Batch]:
     # Numbers of other processes begin elsewhere, so that no two samples share random draws.
     start = dist.get_rank() << 40 if world_size() > 1 else 0
-    plain = loader if hasattr(loader, "sampler") else (_pair(each) for each in loader)
-    for inputs, labels, positions in batches(plain, device, False):
-        size = _length(inputs) if labels is None else len(labels)
-        if positions is None:
-            yield Piece(inputs, labels, torch.arange(start, start + size))
-            start += size
+    positioned = has_positions(loader)
+    for inputs, labels, index in loader_batches(loader, device):
+        if not positioned:
+            yield Batch(inputs, labels, index + start)
             continue
-        kept = (positions >= 0).nonzero()[:, 0]
+        kept = (index >= 0).nonzero()[:, 0]
         here = kept.to(device)
-        yield Piece(
-            chosen(inputs, here, size), None if labels is None else labels[here], positions[kept]
+        known = None if labels is None else labels[here]
+        yield Batch(chosen(inputs, here, len(index)), known, index[kept])
+
+
+def loader_batches(
+    loader: Iterable[Any], device: torch.device, *, progress: bool = False
+) -> Iterator[Batch]:
+    """What a loader yields, on the device."""
+    positions = _positions(loader)
+    total = len(loader) if progress and isinstance(loader, Sized) else None
+    start = 0
+    for given in with_bar(loader, "measuring", total, progress):
+        inputs, labels = _parts(given)
+        inputs = moved(inputs, device)
+        labels = None if labels is None else _as_labels(labels).to(device)
+        end = start + (_length(inputs) if labels is None else len(labels))
+        index = torch.arange(start, end) if positions is None else positions[start:end]
+        start = end
+        yield Batch(inputs, labels, index)
+
+
+def has_positions(loader: Iterable[Any]) -> bool:
+    """Whether the batches of a loader come with their positions in the data set."""
+    return isinstance(getattr(loader, "sampler", None), DistributedSampler)
+
+
+def _positions(loader: Iterable[Any]) -> Tensor | None:
+    sampler = getattr(loader, "sampler", None)
+    if not isinstance(sampler, DistributedSampler):
+        return None
+    index = torch.tensor(list(iter(sampler)), dtype=torch.long)
+    size = len(sampler.dataset)  # type: ignore[arg-type]
+    place = torch.arange(len(index)) * sampler.num_replicas + sampler.rank
+    return torch.where(place < size, index, -1)
+
+
+def order_note(loader: Iterable[Any]) -> str | None:
+    """What sample indices mean where they are not positions in the dataset."""
+    sampler, batched = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
+    if sampler is None or isinstance(sampler, DistributedSampler):
+        return None
+    if isinstance(sampler, SequentialSampler) and type(batched) in (BatchSampler, type(None)):
+        return None
+    if type(sampler).__name__ == "_InfiniteConstantSampler":  # an iterable dataset
+        return None
+    return "the loader draws samples in an order of its own: indices count them as they came"
+
+
+def _parts(batch: Any) -> tuple[Any, Any]:
+    """Inputs and labels of what a loader yields; None for no labels."""
+    if isinstance(batch, ImageBatch):
+        return batch.images, batch.labels
+    if isinstance(batch, Mapping):
+        name = next((each for each in LABELS if each in batch), None)
+        inputs = {key: each for key, each in batch.items() if key != name}
+        return inputs, None if name is None else batch[name]
+    if not isinstance(batch, tuple | list):
+        return batch, None
+    if len(batch) < 2:
+        return (batch[0] if batch else batch), None
+    if len(batch) > 2:
+        return tuple(batch[:-1]), batch[-1]
+    # default_collate makes lists of tuples.
+    return tuple(batch[0]) if isinstance(batch[0], list) else batch[0], batch[1]
+
+
+def _as_labels(given: Any) -> Tensor:
+    try:
+        labels = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        raise LargeMarginError(
+            f"labels must be class indices, but the loader yields {type(given).__name__}"
+            f"{f' of {type(given[0]).__name__}' if isinstance(given, tuple | list) else ''}. Yield "
+            "(inputs, labels) with labels last."
+        ) from None
+    if labels.dim() == 0:
+        raise LargeMarginError(
+            "the loader must yield batches, but it yields single samples (the label is one "
+            "number). Wrap the dataset: torch.utils.data.DataLoader(dataset, batch_size=256)."
         )
-
-
-def _pair(batch: Any) -> Any:
-    return (batch.images, batch.labels) if isinstance(batch, ImageBatch) else batch
+    if labels.dtype == torch.uint8:
+        labels = labels.long()  # torch takes class 156 for -100 there
+    one_column = labels.dim() == 2 and labels.shape[1] == 1 and not labels.is_floating_point()
+    return labels[:, 0] if one_column else labels
 
 
 def _length(inputs: Any) -> int:
+    """Samples of a batch without labels."""
     if isinstance(inputs, dict):
         return _length(next(iter(inputs.values())))
-    return _length(inputs[0]) if isinstance(inputs, tuple) else len(inputs)
+    if isinstance(inputs, tuple):
+        return _length(inputs[0])
+    if isinstance(inputs, Tensor) and inputs.dim() == 0:
+        return 1
+    return len(inputs) if isinstance(inputs, Sized) else 1
 
 
-def need_labels(piece: Piece) -> Tensor:
-    return given_labels(piece.labels)
+def moved(inputs: Any, device: torch.device) -> Any:
+    """Inputs of a model with all their tensors on a device."""
+    if isinstance(inputs, Mapping):
+        return {name: moved(each, device) for name, each in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(moved(each, device) for each in inputs)
+    return inputs.to(device, non_blocking=True) if isinstance(inputs, Tensor) else inputs
+
+
+def chosen(inputs: Any, rows: Tensor, count: int) -> Any:
+    """Those rows of a batch of inputs."""
+    if isinstance(inputs, dict):
+        return {name: chosen(each, rows, count) for name, each in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(chosen(each, rows, count) for each in inputs)
+    if isinstance(inputs, Tensor) and inputs.dim() > 0 and inputs.shape[0] == count:
+        return inputs if len(rows) == count else inputs[rows]
+    return inputs
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def need_labels(labels: Tensor | None) -> Tensor:
+    """The labels of a batch, which a loader may not have."""
+    if labels is None:
+        raise LargeMarginError(
+            "the loader yields inputs without labels. Yield (inputs, labels), or dicts with "
+            '"labels"; a single batch is [(inputs, labels)]. Data without labels goes to ood=.'
+        )
+    return labels
 
 
 def known_rows(labels: Tensor, num_classes: int) -> Tensor:
@@ -359,15 +324,14 @@ def known_rows(labels: Tensor, num_classes: int) -> Tensor:
     return known
 
 
-def need_images(piece: Piece, what: str) -> Tensor:
-    """The images of a piece: (B, C, H, W), floating point."""
-    images = piece.inputs
-    if isinstance(images, Tensor) and images.dim() == 4 and images.is_floating_point():
-        return images
+def need_images(inputs: Any, what: str) -> Tensor:
+    """Inputs that are images: (B, C, H, W), floating point."""
+    if isinstance(inputs, Tensor) and inputs.dim() == 4 and inputs.is_floating_point():
+        return inputs
     given = (
-        f"a {images.dtype} tensor of shape {tuple(images.shape)}"
-        if isinstance(images, Tensor)
-        else f"a {type(images).__name__}"
+        f"a {inputs.dtype} tensor of shape {tuple(inputs.shape)}"
+        if isinstance(inputs, Tensor)
+        else f"a {type(inputs).__name__}"
     )
     raise LargeMarginError(
         f"{what} needs images of shape (N, C, H, W) with values in [0, 1], but the data yields "
@@ -386,3 +350,44 @@ def check_range(images: Tensor) -> None:
             f"{low:.3g} to {high:.3g}. Normalise in the model, with "
             "largemargin.app.models.Normalize in front of it, and pass images in [0, 1]."
         )
+
+
+def digest(split: Split) -> str:
+    """Of names and labels: equal where two runs saw the same images with the same labels."""
+    found = hashlib.sha256("\n".join(split.ids).encode())
+    found.update(split.labels.numpy().tobytes())
+    return found.hexdigest()
+
+
+class Bar(Protocol):
+    """A progress bar."""
+
+    def update(self, n: int = 1, /) -> Any: ...
+
+
+class _NoBar:
+    def update(self, n: int = 1, /) -> None:
+        pass
+
+
+@contextmanager
+def bar(what: str, total: int | None, progress: bool) -> Iterator[Bar]:
+    """A bar of ``total`` passes of the model over a batch, on the first process only."""
+    if not progress or (world_size() > 1 and dist.get_rank() > 0):
+        yield _NoBar()
+        return
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        raise MissingPackage(
+            "progress=True needs tqdm. Install it: pip install tqdm, or pass progress=False."
+        ) from None
+    with tqdm(total=total, desc=what, unit="batch", leave=False) as shown:
+        yield shown
+
+
+def with_bar(values: Iterable[T], what: str, total: int | None, progress: bool) -> Iterator[T]:
+    with bar(what, total, progress) as shown:
+        for each in values:
+            yield each
+            shown.update()

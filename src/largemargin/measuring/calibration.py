@@ -1,4 +1,4 @@
-"""Whether probabilities are honest, and whether small margins tell errors and strangers apart."""
+"""Whether probabilities are honest, and whether small margins tell errors and OOD samples apart."""
 
 import math
 from dataclasses import dataclass

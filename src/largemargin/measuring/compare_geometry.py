@@ -32,7 +32,7 @@ SHOWN = {
     "compactness.ideal_ratio": "dispersion / separation",
     "calibration.expected_error": "calibration error",
     "errors.auroc.lead_raw": "errors told by logit margin, AUROC",
-    "strangers.auroc.lead_raw": "strangers told by logit margin, AUROC",
+    "ood.auroc.lead_raw": "OOD samples told by logit margin, AUROC",
     "input_margins.overall.mean": "linearised margin at the input, mean",
     "input_margins.overall.ratio": "linearised margin at the input, mean / std",
     "curvature.overall.mean": "input curvature, mean",
@@ -83,11 +83,8 @@ class Comparison(Record):
         heads = zip((*self.names, "change"), columns, strict=True)
         text = [" " * width + "".join(f"  {name:>{wide}}" for name, wide in heads)]
         for label, each in lines:
-            change = (
-                f"{each.change:+.4g}"
-                if each.change and each.change == each.change
-                else number(each.change)
-            )
+            signed = each.change != 0 and not math.isnan(each.change)
+            change = f"{each.change:+.4g}" if signed else number(each.change)
             values = zip((number(each.first), number(each.second), change), columns, strict=True)
             text.append(f"{label:<{width}}" + "".join(f"  {v:>{wide}}" for v, wide in values))
         return "\n".join([*text, *(f"note: {note}" for note in self.notes)])
@@ -138,22 +135,23 @@ def _numbers(record: Any, path: str = "") -> Iterator[tuple[str, float]]:
         if field.name == "format":
             continue
         value, here = getattr(record, field.name), f"{path}{field.name}"
-        if isinstance(value, Record):
-            yield from _numbers(value, f"{here}.")
-        elif field.name == "layers":
-            for each in value or ():
-                yield from _numbers(each, f"{here}.{each.name}.")
-        elif field.name == "quantiles":
+        if field.name == "layers":
+            value = {each.name: each for each in value or ()}
+        if field.name == "quantiles":
             yield f"{path}minimum", value[0.0]
             yield f"{path}median", value[0.5]
         elif isinstance(value, dict):
             for key, each in value.items():
-                if isinstance(each, Record):
-                    yield from _numbers(each, f"{here}.{key}.")
-                elif isinstance(each, int | float):
-                    yield f"{here}.{key}", float(each)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            yield here, float(value)
+                yield from _entry(f"{here}.{key}", each)
+        else:
+            yield from _entry(here, value)
+
+
+def _entry(path: str, value: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(value, Record):
+        yield from _numbers(value, f"{path}.")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path, float(value)
 
 
 def _layer_lines(quantities: dict[str, Difference]) -> list[tuple[str, Difference]]:
@@ -180,19 +178,28 @@ def _change(first: float, second: float) -> float:
     return 0.0 if first == second else second - first
 
 
+def _layer_names(g: Geometry) -> list[str] | None:
+    return [each.name for each in g.layers] if g.layers else None
+
+
+def _differ(one: object, other: object) -> bool:
+    """Whether two things that are known are not the same."""
+    return one is not None and other is not None and one != other
+
+
 def _notes(a: Geometry, b: Geometry, names: tuple[str, str]) -> Iterator[str]:
     for what in ("samples", "classes", "dim"):
         one, other = getattr(a, what), getattr(b, what)
         if one != other:
             called = "dimensions" if what == "dim" else what
             yield f"{names[0]} has {one} {called}, {names[1]} has {other}"
-    if a.data != b.data and a.data is not None and b.data is not None:
+    if _differ(a.data, b.data):
         yield f"they are of different data: {names[0]} of {a.data}, {names[1]} of {b.data}"
-    if a.class_names != b.class_names and a.class_names is not None and b.class_names is not None:
+    if _differ(a.class_names, b.class_names):
         yield "their classes have different names: differences by class mean nothing"
-    layers = [[each.name for each in g.layers or ()] for g in (a, b)]
-    if layers[0] != layers[1] and all(layers):
-        yield f"layers differ ({layers[0]}; {layers[1]}): those of one name are compared"
+    one, other = _layer_names(a), _layer_names(b)
+    if _differ(one, other):
+        yield f"layers differ ({one}; {other}): those of one name are compared"
     if (a.similarity, a.scale) != (b.similarity, b.scale):
         yield (
             f"logits are made differently ({a.similarity}, scale {a.scale:g}; {b.similarity}, "

@@ -1,7 +1,4 @@
-"""Predictions with what speaks for them: probability, margin, largest logit, energy.
-
-One pass over validation data, for numbers that are calibrated on it.
-"""
+"""Predictions with what speaks for them: probability, margin, largest logit, energy."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,19 +8,10 @@ from torch import Tensor
 
 from largemargin.errors import LargeMarginError
 from largemargin.geometry.pairs import widen
-from largemargin.measuring.batches import (
-    IGNORED,
-    Source,
-    count_pieces,
-    known_rows,
-    need_labels,
-    pieces,
-)
-from largemargin.measuring.probe import LogitModel, head_view
-from largemargin.measuring.progress_bar import with_bar
-from largemargin.measuring.ranks import fail_together
+from largemargin.measuring.batches import IGNORED, Batch, Source, known_rows, need_labels
+from largemargin.measuring.logit_model import LogitModel, columns_of
+from largemargin.measuring.probe import head_view
 from largemargin.measuring.scores import Scores
-from largemargin.ops.distributed import world_size
 
 
 class Scored(NamedTuple):
@@ -46,7 +34,7 @@ SCORES = Scored._fields[1:]
 
 
 class Scorer:
-    """A model with its head, ready to be asked about batches of inputs.
+    """A model with its head: scores of its predictions, batch by batch.
 
     Use it inside ``with reader.evaluating():``.
     """
@@ -83,49 +71,27 @@ class Scorer:
         return Scored(predicted, divided.reciprocal(), margin, top - second, top, top + total.log())
 
 
-def columns_of(
+def validation_columns(
     reader: LogitModel,
     validation: Source,
-    read: Callable[[Any, Tensor], tuple[Tensor, ...]],
-    *,
+    columns: Callable[[Any, Tensor], tuple[Tensor, ...]],
     what: str,
-    batch_size: int,
-    device: torch.device | str | None,
-    workers: int,
-    sync: bool,
-    progress: bool,
+    **options: Any,
 ) -> tuple[Tensor, ...]:
-    """What ``read(inputs, labels)`` gives for all samples, on the CPU, of all processes.
+    """What ``columns(inputs, labels)`` gives for all samples that are not labelled -100.
 
-    Args:
-        reader: the model, put in evaluation mode for the pass.
-        validation: labelled data; rows whose label is -100 are dropped.
-        read: columns of a batch, one row per sample.
-        what: is calibrated, for the progress bar and the message where there is no data.
-        batch_size, device, workers, sync, progress: as in :func:`accuracy_of`.
+    ``what`` is calibrated; the options are those of :func:`columns_of`.
     """
-    where = reader.device if device is None else torch.device(device)
-    shared = sync and world_size() > 1
 
-    def rows() -> list[tuple[Tensor, ...]]:
-        found = pieces(
-            validation, batch_size=batch_size, device=where, workers=workers, shared=shared
-        )
-        total = count_pieces(validation, batch_size, shared=shared)
-        parts = []
-        with reader.evaluating():
-            for piece in with_bar(found, what, total, progress):
-                labels = need_labels(piece)
-                known = known_rows(labels, reader.num_classes)
-                columns = read(piece.inputs, labels)
-                parts.append(tuple(column[known].cpu() for column in columns))
-        return parts
+    def known(batch: Batch) -> tuple[Tensor, ...]:
+        labels = need_labels(batch.labels)
+        keep = known_rows(labels, reader.num_classes)
+        return tuple(column[keep] for column in columns(batch.inputs, labels))
 
-    every = [part for parts in fail_together(shared, rows) for part in parts]
-    columns = tuple(torch.cat(column) for column in zip(*every, strict=True))
-    if not columns or len(columns[0]) == 0:
+    found = columns_of(reader, validation, known, what, **options)
+    if not found or len(found[0]) == 0:
         raise LargeMarginError(
             f"a {what} is calibrated on validation data, but it is empty, or all of it is labelled "
             f"{IGNORED}."
         )
-    return columns
+    return found

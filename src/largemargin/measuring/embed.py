@@ -8,7 +8,6 @@ What a model makes of chosen samples, at its layers and its head, clean and unde
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
@@ -21,15 +20,16 @@ from largemargin.geometry.pairs import blocks
 from largemargin.measuring.batches import (
     IGNORED,
     SKIP,
-    batches,
     device_of,
-    given_labels,
+    loader_batches,
     moved,
+    need_labels,
     order_note,
 )
 from largemargin.measuring.feature_geometry import Variance
+from largemargin.measuring.input_space import InputSpace, Normalization, need_tensor
 from largemargin.measuring.layers import LayerReader, Layers
-from largemargin.measuring.probe import Capture, Normalization, Reader, need_tensor
+from largemargin.measuring.probe import Probe
 from largemargin.measuring.projection import METHODS, project
 from largemargin.measuring.records import Record
 from largemargin.measuring.robust.perturbations import Perturbation, add_gaussian
@@ -125,9 +125,8 @@ def draw_from(
     progress: bool = False,
 ) -> Drawn:
     """The samples of a loader that the quotas take; they stay on the CPU."""
-    arrived = 0
-    for inputs, labels, index in batches(loader, torch.device("cpu"), progress):
-        labels = given_labels(labels)
+    for inputs, given, index in loader_batches(loader, torch.device("cpu"), progress=progress):
+        labels = need_labels(given)
         if labels.dim() != 1:
             raise LargeMarginError(
                 "embeddings need one label per sample, but the labels' shape is "
@@ -136,9 +135,6 @@ def draw_from(
         labels = labels.cpu()
         used = labels[labels != IGNORED]
         check_labels(used, len(used), num_classes, soft=False, skip=SKIP, validate=True)
-        if index is None:
-            index = torch.arange(arrived, arrived + len(labels))
-        arrived += len(labels)
         quotas.offer(labels, index, inputs)
     return quotas.drawn()
 
@@ -212,10 +208,10 @@ class SampleReading:
         )
 
 
-def layer_reader(capture: Capture, layers: Layers) -> tuple[LayerReader | None, list[str] | None]:
+def layer_reader(probe: Probe, layers: Layers) -> tuple[LayerReader | None, list[str] | None]:
     """What reads the layers before the head, and the names asked for; None for all it reads."""
     if isinstance(layers, str):
-        return LayerReader(capture, layers), None
+        return LayerReader(probe, layers), None
     names = list(layers)
     others = [name for name in names if name != PENULTIMATE]
     if not names or len(set(names)) != len(names):
@@ -223,21 +219,21 @@ def layer_reader(capture: Capture, layers: Layers) -> tuple[LayerReader | None, 
     if not others:
         return None, names
     pools = {name: layers[name] for name in others} if isinstance(layers, Mapping) else others
-    return LayerReader(capture, pools), names
+    return LayerReader(probe, pools), names
 
 
 class Observer:
-    """Takes batches of samples through a model. Use it while capture and reader are hooked."""
+    """Takes batches of samples through a model in evaluation mode."""
 
     def __init__(
         self,
-        capture: Capture,
+        probe: Probe,
         reader: LayerReader | None,
         names: list[str] | None,
         device: torch.device,
         batch_size: int,
     ) -> None:
-        self.capture, self.reader, self.names = capture, reader, names
+        self.probe, self.reader, self.names = probe, reader, names
         self.device, self.batch_size = device, batch_size
 
     def see(self, drawn: Drawn, changes: dict[str, Change]) -> SampleReading:
@@ -264,9 +260,8 @@ class Observer:
     def _read(self, drawn: Drawn, part: slice, change: Change) -> dict[str, Tensor]:
         """Features of a batch by layer, and under no name its logits; on the CPU."""
         inputs = change(joined(drawn.inputs[part]), drawn.index[part])
-        if self.reader is not None:
-            self.reader.expect(drawn.labels[part])
-        features, logits = self.capture.read(moved(inputs, self.device))
+        hooks = None if self.reader is None else self.reader.hooks(drawn.labels[part])
+        features, logits, _ = self.probe.read(moved(inputs, self.device), hooks)
         if features.dim() != 2:
             raise LargeMarginError(
                 "embeddings need one vector per sample at the head, but what enters it has the "
@@ -290,7 +285,7 @@ def check_noise(noise: object) -> None:
     )
 
 
-def disturbing(space: Reader, noise: Noise, seed: int) -> Change:
+def disturbing(space: InputSpace, noise: Noise, seed: int) -> Change:
     """Inputs under noise, which belongs to each sample and lies before normalisation."""
 
     def change(inputs: Any, index: Tensor) -> Any:
@@ -438,18 +433,17 @@ def embed(
     check_number("batch_size", batch_size, at_least=1)
     if noise is not None:
         check_noise(noise)
-    capture = Capture(model, layer=layer, features=None)
-    where = torch.device(device) if device is not None else device_of(capture.model)
-    num_classes = len(capture.view().weight)
+    probe = Probe(model, layer=layer)
+    where = torch.device(device) if device is not None else device_of(probe.model)
+    num_classes = len(probe.view().weight)
     quotas = Quotas(max_samples, num_classes, classes, seed)
-    reader, names = layer_reader(capture, layers)
+    reader, names = layer_reader(probe, layers)
     changes: dict[str, Change] = {CLEAN: lambda inputs, index: inputs}
     if noise is not None:
-        space = Reader(model, layer=layer, normalization=normalization)
-        changes[NOISY] = disturbing(space, noise, seed)
+        changes[NOISY] = disturbing(InputSpace(probe, normalization), noise, seed)
     drawn = draw_from(loader, quotas, num_classes=num_classes, progress=progress)
-    with capture.running(), nullcontext() if reader is None else reader.hooked():
-        seen = Observer(capture, reader, names, where, batch_size).see(drawn, changes)
+    with probe.evaluating():
+        seen = Observer(probe, reader, names, where, batch_size).see(drawn, changes)
     notes = [*quotas.notes(), *([] if reader is None else reader.notes())]
     order = order_note(loader)
     notes += [] if order is None else [order]

@@ -27,7 +27,8 @@ from largemargin.geometry.pac_bayes import (
 )
 from largemargin.geometry.pairs import blocks, distances, widen
 from largemargin.heads.head_spec import boundary_form
-from largemargin.measuring.probe import Reader
+from largemargin.measuring.input_space import InputSpace
+from largemargin.measuring.probe import LayerHook
 from largemargin.measuring.records import Record
 from largemargin.measuring.stream import Stream
 
@@ -126,8 +127,8 @@ class FullyConnected:
     with ReLU between has to give the head's output on every batch.
     """
 
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
+    def __init__(self, space: InputSpace) -> None:
+        self.space = space
         self.reason: str | None = None
         """Why the model is something else."""
         self.weights: list[Tensor] = []
@@ -137,15 +138,15 @@ class FullyConnected:
         self._look()
 
     def _look(self) -> None:
-        model = self.reader.model
+        model, head = self.space.model, self.space.head
         linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
         known = {id(p) for module in linear for p in (module.weight, module.bias) if p is not None}
         others = [name for name, p in model.named_parameters() if id(p) not in known]
         if others:
             kinds = {type(model.get_submodule(name.rpartition(".")[0])).__name__ for name in others}
             self.reason = f"it has other layers than linear ones: {', '.join(sorted(kinds))}"
-        elif not isinstance(self.reader.head, nn.Linear):
-            self.reason = f"its head is a {type(self.reader.head).__name__}"
+        elif not isinstance(head, nn.Linear):
+            self.reason = f"its head is a {type(head).__name__}"
         elif any(module.bias is not None and bool(module.bias.any()) for module in linear):
             self.reason = "its layers have biases"
 
@@ -157,18 +158,11 @@ class FullyConnected:
             self.reason = "its inputs are not vectors"
             return
         order: list[nn.Linear] = []
-        hooks = [
-            module.register_forward_hook(lambda each, args, output: order.append(each))
-            for module in self.reader.model.modules()
-            if isinstance(module, nn.Linear)
-        ]
-        try:
-            logits = self.reader(inputs)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        modules = self.space.model.named_modules()
+        hooks = {name: _append_to(order) for name, each in modules if isinstance(each, nn.Linear)}
+        logits = self.space.read(inputs, hooks).logits
         self.weights = [module.weight.detach() for module in order]
-        rows = self.reader.normalized(inputs).flatten(1)
+        rows = self.space.normalized(inputs).flatten(1)
         if not self._explains(rows, logits):
             self.reason = "it is not a chain of linear layers with ReLU between them"
             return
@@ -222,6 +216,14 @@ class FullyConnected:
             return False
         scale = float(logits.abs().max())
         return bool(torch.allclose(below, logits, rtol=1e-4, atol=1e-5 * max(scale, 1e-30)))
+
+
+def _append_to(order: list[nn.Linear]) -> LayerHook:
+    def append(module: nn.Module, output: Any) -> None:
+        assert isinstance(module, nn.Linear)
+        order.append(module)
+
+    return append
 
 
 MET, BROKEN, OPEN = "met", "broken", "cannot be checked"

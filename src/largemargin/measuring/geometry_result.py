@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from largemargin.measuring.calibration import Calibration, Rejection
 from largemargin.measuring.distributions import Distribution, Margins
@@ -58,7 +59,7 @@ class Geometry(Record):
     calibration: Calibration
     errors: Rejection
     """How well the lead of the predicted class tells right from wrong predictions."""
-    strangers: Rejection | None
+    ood: Rejection | None
     """How well it tells this data from that of the ``ood`` loader."""
     notes: tuple[str, ...]
     """What could not be measured, and why."""
@@ -79,6 +80,8 @@ class Geometry(Record):
     class_names: tuple[str, ...] | None = None
     """What the classes are called, in the order of the labels; None where nobody said."""
     format: int = FORMAT
+
+    RENAMED: ClassVar[dict[str, str]] = {"strangers": "ood"}
 
     def __str__(self) -> str:
         return table(self)
@@ -201,7 +204,7 @@ def _closest_means(g: Geometry) -> str:
 
 def _trust(g: Geometry) -> list[tuple[str, str]]:
     lines = [("calibration error", _percent(g.calibration.expected_error))]
-    for name, found in (("errors", g.errors), ("strangers", g.strangers)):
+    for name, found in (("errors", g.errors), ("OOD samples", g.ood)):
         if found is not None:
             value = f"AUROC {number(found.auroc['lead_raw'])}, {found.rejected:,} of them"
             told = value if found.kept else "nothing right to tell them from"

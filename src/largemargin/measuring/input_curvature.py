@@ -24,14 +24,15 @@ from largemargin.geometry.curvature import (
 )
 from largemargin.geometry.input_gradients import PRECISIONS, evaluation, sample_groups
 from largemargin.geometry.pairs import blocks
-from largemargin.measuring.batches import batches, chosen, device_of
+from largemargin.measuring.batches import chosen, device_of, loader_batches
 from largemargin.measuring.distributions import (
     ClassDistribution,
     Distribution,
     describe,
     describe_classes,
 )
-from largemargin.measuring.probe import Columns, Normalization, Reader, need_tensor
+from largemargin.measuring.input_space import Columns, InputSpace, Normalization, need_tensor
+from largemargin.measuring.probe import Probe
 from largemargin.measuring.records import Record
 from largemargin.measuring.robust.perturbations import add_gaussian, add_uniform
 from largemargin.measuring.sample_draws import SampleDraws
@@ -78,23 +79,22 @@ class StabilityCollector:
     """The columns that both bounds are made of; K is known only after the last batch."""
 
     def __init__(
-        self, reader: Reader, *, sigma: float, radius: float, draws: int, seed: int, exact: bool
+        self, space: InputSpace, *, sigma: float, radius: float, draws: int, seed: int, exact: bool
     ) -> None:
-        self.reader, self.sigma, self.radius = reader, sigma, radius
+        self.space, self.sigma, self.radius = space, sigma, radius
         self.draws, self.exact = draws, exact
         self.source = SampleDraws(seed, "stability noise")
 
     def measure(
         self, images: Tensor, labels: Tensor, index: Tensor, batch_size: int
     ) -> dict[str, Tensor]:
-        reader = self.reader
-        weight, bias = reader.linear_head()
+        weight, bias = self.space.linear_head()
         found: dict[str, list[Tensor]] = {}
-        with evaluation(reader, images):
+        with evaluation(self.space, images):
             for part in sample_groups(images, self.draws, batch_size):
                 x = images[part]
                 bounds = curvature_bounds(
-                    reader.backbone,
+                    self.space.backbone,
                     weight,
                     x,
                     labels[part],
@@ -177,7 +177,7 @@ class CurvatureRobustness(Record):
 
 
 def count_correct(
-    reader: Reader,
+    space: InputSpace,
     images: Tensor,
     labels: Tensor,
     index: Tensor,
@@ -205,7 +205,7 @@ def count_correct(
                 noisy = add_gaussian(clean, noise[part], sigma=amount)
             else:
                 noisy = add_uniform(clean, noise[part], amplitude=amount)
-            right.append(reader(noisy).argmax(1) == labels[samples][row[part]])
+            right.append(space(noisy).argmax(1) == labels[samples][row[part]])
         parts.append(torch.cat(right).view(len(x), draws))
     return torch.cat(parts)
 
@@ -319,7 +319,7 @@ class CurvatureCollector:
 
     def __init__(
         self,
-        reader: Reader,
+        space: InputSpace,
         settings: CurvatureSettings,
         *,
         max_samples: int | None = None,
@@ -328,13 +328,13 @@ class CurvatureCollector:
         settings.check()
         if batch_size is not None:
             check_number("batch_size", batch_size, at_least=1)
-        self.reader, self.settings, self.batch_size = reader, settings, batch_size
-        self.columns = Columns(reader.num_classes, max_samples)
+        self.space, self.settings, self.batch_size = space, settings, batch_size
+        self.columns = Columns(space.num_classes, max_samples)
         self.directions = SampleDraws(settings.seed, "directions")
         self.stability: StabilityCollector | None = None
         if settings.sigma is not None:
             self.stability = StabilityCollector(
-                reader,
+                space,
                 sigma=settings.sigma,
                 radius=settings.radius,
                 draws=settings.stability_draws,
@@ -342,21 +342,21 @@ class CurvatureCollector:
                 exact=settings.exact,
             )
 
-    def add(self, inputs: Any, labels: Tensor | None, index: Tensor | None) -> None:
+    def add(self, inputs: Any, labels: Tensor | None, index: Tensor) -> None:
         found = self.columns.choose(labels, index)
         if found is None:
             return
         rows, targets, numbers = found
         images = need_tensor(chosen(inputs, rows, self.columns.size), "curvature")
-        images = self.reader.raw(images)
+        images = self.space.raw(images)
         size = self.batch_size or self.columns.size
         for part in sample_groups(images, self.settings.num_directions, size):
             x, y, which = images[part], targets[part], numbers[part]
             self.columns.add(curvature=self._curvature(x, y, which, size))
         for kind, amount in self.settings.noise.items():
-            with evaluation(self.reader, images), torch.no_grad():
+            with evaluation(self.space, images), torch.no_grad():
                 correct = count_correct(
-                    self.reader,
+                    self.space,
                     images,
                     targets,
                     numbers,
@@ -375,10 +375,10 @@ class CurvatureCollector:
         precision = self.settings.precision
         if self.settings.method == "products":
             return curvature_limit(
-                self.reader, x, y, directions=directions, chunk_size=size, precision=precision
+                self.space, x, y, directions=directions, chunk_size=size, precision=precision
             )
         return curvature(
-            self.reader,
+            self.space,
             x,
             y,
             directions=directions,
@@ -398,7 +398,7 @@ class CurvatureCollector:
             )
         return Curvature(
             self.settings,
-            self.reader.units,
+            self.space.units,
             len(values),
             math.sqrt(2 / self.settings.num_directions),
             describe(values, bins=bins),
@@ -456,13 +456,14 @@ def measure_curvature(
         >>> measure_curvature(model, data, CurvatureSettings(num_directions=5)).samples
         4
     """
-    reader = Reader(model, layer=layer, normalization=normalization)
     collector = CurvatureCollector(
-        reader, settings or CurvatureSettings(), max_samples=max_samples, batch_size=batch_size
+        InputSpace(Probe(model, layer=layer), normalization),
+        settings or CurvatureSettings(),
+        max_samples=max_samples,
+        batch_size=batch_size,
     )
     where = torch.device(device) if device is not None else device_of(model)
-    with reader.hooked():
-        for inputs, labels, index in batches(loader, where, progress):
-            collector.add(inputs, labels, index)
+    for batch in loader_batches(loader, where, progress=progress):
+        collector.add(*batch)
     found = [] if notes is None else notes
     return collector.result(found, bins, shared=world_size() > 1)

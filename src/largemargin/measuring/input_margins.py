@@ -1,26 +1,32 @@
 """Linearised margins in input space and at layers: how far a sample is from another decision."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from largemargin.dropin.find_head import find_module
+from largemargin.dropin.model_outputs import tensors_in
 from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.geometry.input_gradients import evaluation
 from largemargin.losses.layer_margin import NORMS
-from largemargin.measuring.batches import batches, chosen, device_of
+from largemargin.measuring.batches import chosen, device_of, loader_batches
 from largemargin.measuring.distributions import (
     ClassDistribution,
     Distribution,
     describe,
     describe_classes,
 )
-from largemargin.measuring.probe import INPUT, Columns, Normalization, Reader
+from largemargin.measuring.input_space import Columns, InputSpace, Normalization
+from largemargin.measuring.probe import LayerHook, Probe
 from largemargin.measuring.records import Record
 from largemargin.ops.distributed import world_size
 from largemargin.ops.norms import promote, safe_norm
+
+INPUT = "input"
+"""Stands for the model's input among names of layers."""
 
 ODN = "odn"
 """Name of the column of input margins with the rival of the largest logit."""
@@ -61,7 +67,7 @@ class MarginCollector:
 
     def __init__(
         self,
-        reader: Reader,
+        space: InputSpace,
         *,
         input_margins: bool,
         layer_margins: Sequence[str],
@@ -74,13 +80,21 @@ class MarginCollector:
         check_number("eps", eps, at_least=0)
         if topk is not None:
             check_number("topk", topk, at_least=1)
-        self.reader, self.norm, self.eps = reader, norm, eps
+        if isinstance(layer_margins, str):
+            raise LargeMarginError(
+                f"layer_margins must be a list of names, but {layer_margins!r} was given. Write "
+                f"[{layer_margins!r}]."
+            )
+        self.space, self.norm, self.eps = space, norm, eps
         self.input_margins, self.places = input_margins, list(dict.fromkeys(layer_margins))
-        others = reader.num_classes - 1
+        for name in self.places:
+            if name != INPUT:
+                find_module(space.model, name)
+        others = space.num_classes - 1
         self.rivals = min(topk or others, others) if self.places else 1
-        self.columns = Columns(reader.num_classes, max_samples)
+        self.columns = Columns(space.num_classes, max_samples)
 
-    def add(self, inputs: Any, labels: Tensor | None, index: Tensor | None) -> None:
+    def add(self, inputs: Any, labels: Tensor | None, index: Tensor) -> None:
         found = self.columns.choose(labels, index)
         if found is None:
             return
@@ -88,18 +102,11 @@ class MarginCollector:
         self.columns.add(**self._margins(chosen(inputs, rows, self.columns.size), targets))
 
     def _margins(self, inputs: Any, labels: Tensor) -> dict[str, Tensor]:
-        reader = self.reader
-        with evaluation(reader, labels):
+        with evaluation(self.space, labels):
             if isinstance(inputs, Tensor):
-                inputs = reader.raw(inputs)
+                inputs = self.space.raw(inputs)
             source, inputs = _differentiable(inputs)
-            logits = reader(inputs)
-            if not bool(torch.isfinite(logits).all()):
-                raise LargeMarginError(
-                    "logits must be finite, but some are NaN or infinite. Look for a diverged "
-                    "model or broken inputs."
-                )
-            points = dict(reader.outputs)
+            logits, points = self._pass(inputs)
             if self.input_margins or INPUT in self.places:
                 if source is None:
                     raise LargeMarginError(
@@ -114,25 +121,44 @@ class MarginCollector:
             best: dict[str, Tensor] = {}
             for rank, rival in enumerate(order.unbind(1)):
                 gap = (own - values.gather(1, rival[:, None]))[:, 0]
-                gradients = torch.autograd.grad(
-                    gap.sum(),
-                    list(points.values()),
-                    retain_graph=rank + 1 < self.rivals,
-                    allow_unused=True,
-                )
-                for (name, point), gradient in zip(points.items(), gradients, strict=True):
-                    if gradient is None:
-                        raise LargeMarginError(
-                            f"the logits do not depend on {name!r}, of shape "
-                            f"{tuple(point.shape)}. Name a layer on the way to the head."
-                        )
-                    distance = self._distance(gap.detach(), gradient, point, len(labels))
+                last = rank + 1 == self.rivals
+                for name, distance in self._distances(gap, points, keep_graph=not last):
                     if name == INPUT and rank == 0 and self.input_margins:
                         best[ODN] = distance
                     if name in self.places:
                         # NaN (no distance to this rival) gives way to the others.
                         best[name] = torch.fmin(best.get(name, distance), distance)
         return {name: each.detach() for name, each in best.items()}
+
+    def _pass(self, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Logits, and the outputs of the named layers that they depend on."""
+        points: dict[str, Tensor] = {}
+        hooks = {name: _keep_in(points, name) for name in self.places if name != INPUT}
+        logits = self.space.read(inputs, hooks).logits
+        missing = [name for name in hooks if name not in points]
+        if missing:
+            raise LargeMarginError(f"the model did not call {missing}. Name layers that it uses.")
+        if not bool(torch.isfinite(logits).all()):
+            raise LargeMarginError(
+                "logits must be finite, but some are NaN or infinite. Look for a diverged model or "
+                "broken inputs."
+            )
+        return logits, points
+
+    def _distances(
+        self, gap: Tensor, points: dict[str, Tensor], *, keep_graph: bool
+    ) -> Iterator[tuple[str, Tensor]]:
+        """At every place the distance to where the linearised gap, (N,), is closed."""
+        gradients = torch.autograd.grad(
+            gap.sum(), list(points.values()), retain_graph=keep_graph, allow_unused=True
+        )
+        for (name, point), gradient in zip(points.items(), gradients, strict=True):
+            if gradient is None:
+                raise LargeMarginError(
+                    f"the logits do not depend on {name!r}, of shape {tuple(point.shape)}. Name a "
+                    "layer on the way to the head."
+                )
+            yield name, self._distance(gap.detach(), gradient, point, len(gap))
 
     def _distance(self, gap: Tensor, gradient: Tensor, point: Tensor, count: int) -> Tensor:
         if point.dim() == 0 or point.shape[0] != count:
@@ -226,9 +252,8 @@ def measure_input_margins(
         >>> round(measure_input_margins(model, data).input.overall.mean, 3)
         1.414
     """
-    reader = Reader(model, layer=layer, layers=layer_margins, normalization=normalization)
     collector = MarginCollector(
-        reader,
+        InputSpace(Probe(model, layer=layer), normalization),
         input_margins=True,
         layer_margins=layer_margins,
         norm=norm,
@@ -237,10 +262,32 @@ def measure_input_margins(
         max_samples=max_samples,
     )
     where = torch.device(device) if device is not None else device_of(model)
-    with reader.hooked():
-        for inputs, labels, index in batches(loader, where, progress):
-            collector.add(inputs, labels, index)
+    for batch in loader_batches(loader, where, progress=progress):
+        collector.add(*batch)
     return collector.result([], bins, shared=world_size() > 1)
+
+
+def _keep_in(points: dict[str, Tensor], name: str) -> LayerHook:
+    """Keeps a layer's output. What follows gets a copy, since it may write into it."""
+
+    def keep(module: nn.Module, output: Any) -> Any:
+        if name in points:
+            raise LargeMarginError(
+                f"the model calls the layer {name!r} several times, so that its output is not one "
+                "point. Name another layer."
+            )
+        found = tensors_in(output)
+        if not found or not found[0].is_floating_point():
+            raise LargeMarginError(
+                f"the layer {name!r} must give a floating point tensor, but it gives "
+                f"{type(output).__name__}."
+            )
+        points[name] = found[0]
+        if torch.is_grad_enabled() and not found[0].requires_grad:
+            found[0].requires_grad_()  # behind an integer input, with parameters frozen
+        return found[0].clone() if found[0] is output else None
+
+    return keep
 
 
 def _differentiable(inputs: Any) -> tuple[Tensor | None, Any]:

@@ -5,19 +5,18 @@ Finding the blocks of a network: what a study "block by block" looks at.
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from largemargin.dropin.find_head import ancestors, find_module
 from largemargin.dropin.model_outputs import tensors_in
 from largemargin.errors import LargeMarginError
 from largemargin.geometry.pairs import blocks, widen
-from largemargin.measuring.probe import Capture
+from largemargin.measuring.probe import LayerHook, Probe
 from largemargin.measuring.ranks import gather
 from largemargin.measuring.stream import ClassSums, FeatureStore, append, check_norms, gather_store
 from largemargin.ops.norms import safe_norm
@@ -138,17 +137,16 @@ class LayerFacts:
 
 
 class LayerReader:
-    """Reads named layers while a :class:`Capture` runs its model: one row per sample each.
+    """Takes named layers while a :class:`Probe` reads its model: one row per sample each.
 
     (N, D) is taken as it is. Images (N, C, H, W) and volumes are averaged over space. (N, T, D) is
     averaged over T; where the labels are (N, T) too, every position is a row. The output of a
     one-dimensional convolution, (N, C, L), is averaged over L.
     """
 
-    def __init__(self, capture: Capture, layers: Layers) -> None:
-        self.capture = capture
+    def __init__(self, probe: Probe, layers: Layers) -> None:
         self.found_by_us = isinstance(layers, str) and layers == BLOCKS
-        self.pools = _named(capture, layers)
+        self.pools = _pools(probe, layers)
         self.labels = torch.zeros(0)
         self.facts: dict[str, LayerFacts] = {}
         self.rows: dict[str, Tensor] = {}
@@ -157,22 +155,10 @@ class LayerReader:
         self.settled = False
         """A batch has gone through: blocks are no longer dropped."""
 
-    @contextmanager
-    def hooked(self) -> Iterator["LayerReader"]:
-        handles: list[RemovableHandle] = []
-        try:
-            for name in self.pools:
-                module = find_module(self.capture.model, name)
-                handles.append(module.register_forward_hook(self._keep(name)))
-            yield self
-        finally:
-            for handle in handles:
-                handle.remove()
-            self.rows = {}
-
-    def expect(self, labels: Tensor) -> None:
-        """Before a pass: the labels of its samples."""
+    def hooks(self, labels: Tensor) -> dict[str, LayerHook]:
+        """For a pass of samples with these labels."""
         self.labels, self.rows = labels, {}
+        return {name: partial(self._take, name) for name in self.pools}
 
     def taken(self) -> dict[str, Tensor]:
         """After it: (N, D) of every layer, in the order they were named in."""
@@ -203,18 +189,12 @@ class LayerReader:
                 f"layers='blocks' found no block that can be measured: {self.dropped}. Name layers."
             )
 
-    def _keep(self, name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if not self.capture.reading or name not in self.pools:
-                return
-            if name in self.rows:
-                self._refuse(name, "the model calls it several times in a forward pass")
-                return
-            self._take(name, module, output)
-
-        return hook
-
     def _take(self, name: str, module: nn.Module, output: Any) -> None:
+        if name not in self.pools:
+            return
+        if name in self.rows:
+            self._refuse(name, "the model calls it several times in a forward pass")
+            return
         pool, found = self.pools[name], tensors_in(output)
         reason = self._unfit(output, found, pool)
         if reason is not None:
@@ -303,14 +283,14 @@ def _doubts(first: Tensor, found: list[Tensor]) -> Iterator[str]:
         )
 
 
-def _named(capture: Capture, layers: Layers) -> dict[str, Pool | None]:
+def _pools(probe: Probe, layers: Layers) -> dict[str, Pool | None]:
     if isinstance(layers, str):
         if layers != BLOCKS:
             raise LargeMarginError(
                 f"layers must be a list of names or {BLOCKS!r}, but {layers!r} was given. Write "
                 f"[{layers!r}]."
             )
-        return dict.fromkeys(block_names(capture.model, capture.head))
+        return dict.fromkeys(block_names(probe.model, probe.head))
     pools: dict[str, Pool | None]
     pools = dict(layers) if isinstance(layers, Mapping) else dict.fromkeys(layers)
     if not isinstance(layers, Mapping) and len(pools) != len(layers):
@@ -321,7 +301,7 @@ def _named(capture: Capture, layers: Layers) -> dict[str, Pool | None]:
                 f"layers must be names, but {type(name).__name__} was given. Names are those of "
                 "model.named_modules()."
             )
-        find_module(capture.model, name)
+        find_module(probe.model, name)
         if pool is not None and not callable(pool):
             raise LargeMarginError(
                 f"layers must map names to functions that pool, but {name!r} is mapped to {pool!r}."

@@ -11,7 +11,8 @@ from largemargin.errors import LargeMarginError, check_labels, check_number
 from largemargin.geometry.input_gradients import evaluation, input_gradient
 from largemargin.geometry.pairs import blocks
 from largemargin.measuring.batches import device_of
-from largemargin.measuring.probe import Normalization, Reader, need_tensor
+from largemargin.measuring.input_space import InputSpace, Normalization, need_tensor
+from largemargin.measuring.probe import Probe
 from largemargin.measuring.records import Record
 from largemargin.measuring.sample_draws import SampleDraws
 
@@ -77,50 +78,47 @@ def measure_surface(
         raise LargeMarginError(f"points must be odd, but {points} was given.")
     if extent is not None:
         check_number("extent", extent, above=0)
-    reader = Reader(model, layer=layer, normalization=normalization)
+    space = InputSpace(Probe(model, layer=layer), normalization)
     inputs = need_tensor(inputs, "a loss surface").to(device_of(model))
     labels = labels.to(inputs.device)
     check_labels(
-        labels, len(inputs), reader.num_classes, soft=False, skip="leave them out", validate=True
+        labels, len(inputs), space.num_classes, soft=False, skip="leave them out", validate=True
     )
-    raw = reader.raw(inputs.detach())
+    raw = space.raw(inputs.detach())
     size = extent or CIFAR_NOISE * math.sqrt(raw.shape[1:].numel())
     steps = torch.linspace(-size, size, points, dtype=torch.float64)
     steps[points // 2] = 0
     random = SampleDraws(seed, "surface")
-    with reader.hooked():
-        found = input_gradient(reader, raw, labels, chunk_size=batch_size)
-        surfaces = []
-        for number, (x, gradient) in enumerate(zip(raw, found.gradient, strict=True)):
-            draws = random.normal(torch.tensor([number]), 2, x[None])[0].double().flatten(1)
-            u, v = _axes(gradient.double().flatten(), draws)
-            a, b = (
-                each.to(x.device).flatten() for each in torch.meshgrid(steps, steps, indexing="ij")
+    found = input_gradient(space, raw, labels, chunk_size=batch_size)
+    surfaces = []
+    for number, (x, gradient) in enumerate(zip(raw, found.gradient, strict=True)):
+        draws = random.normal(torch.tensor([number]), 2, x[None])[0].double().flatten(1)
+        u, v = _axes(gradient.double().flatten(), draws)
+        a, b = (each.to(x.device).flatten() for each in torch.meshgrid(steps, steps, indexing="ij"))
+        moves = a[:, None] * u + b[:, None] * v
+        losses, classes = [], []
+        with evaluation(space, raw), torch.no_grad():
+            for part in blocks(len(moves), batch_size):
+                logits = space((x + moves[part].view(-1, *x.shape)).to(x.dtype))
+                target = labels[number].long().expand(len(logits))
+                losses.append(F.cross_entropy(logits, target, reduction="none"))
+                classes.append(logits.argmax(1))
+        grid = torch.cat(losses).view(points, points).tolist()
+        predicted = torch.cat(classes).view(points, points).tolist()
+        surfaces.append(
+            LossSurface(
+                number,
+                int(labels[number]),
+                space.units,
+                grid[points // 2][points // 2],
+                float(gradient.double().norm()),
+                tuple(steps.tolist()),
+                tuple(steps.tolist()),
+                tuple(tuple(row) for row in grid),
+                tuple(tuple(row) for row in predicted),
+                seed,
             )
-            moves = a[:, None] * u + b[:, None] * v
-            losses, classes = [], []
-            with evaluation(reader, raw), torch.no_grad():
-                for part in blocks(len(moves), batch_size):
-                    logits = reader((x + moves[part].view(-1, *x.shape)).to(x.dtype))
-                    target = labels[number].long().expand(len(logits))
-                    losses.append(F.cross_entropy(logits, target, reduction="none"))
-                    classes.append(logits.argmax(1))
-            grid = torch.cat(losses).view(points, points).tolist()
-            predicted = torch.cat(classes).view(points, points).tolist()
-            surfaces.append(
-                LossSurface(
-                    number,
-                    int(labels[number]),
-                    reader.units,
-                    grid[points // 2][points // 2],
-                    float(gradient.double().norm()),
-                    tuple(steps.tolist()),
-                    tuple(steps.tolist()),
-                    tuple(tuple(row) for row in grid),
-                    tuple(tuple(row) for row in predicted),
-                    seed,
-                )
-            )
+        )
     return tuple(surfaces)
 
 

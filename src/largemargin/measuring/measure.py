@@ -1,16 +1,10 @@
-"""``measure``: how wide the margins of a trained model are, in one call.
-
-From what a pass has left behind to a result.
-
-The parts of a measurement that look behind the features: inputs, layers, curvature, bounds.
-
-One pass of a model over a loader, into a stream.
-"""
+"""``measure``: how wide the margins of a trained model are, in one pass over data."""
 
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,15 +14,17 @@ from torch import Tensor, nn
 
 from largemargin.dropin.model_outputs import flat_beside, rows
 from largemargin.errors import LargeMarginError, check_choice, check_matrix, check_number
+from largemargin.geometry.pairs import blocks
 from largemargin.heads.head_spec import HeadView
 from largemargin.measuring.batches import (
     IGNORED,
     NOTHING,
-    batches,
     chosen,
-    dataset_size,
+    count_samples,
     device_of,
-    given_labels,
+    has_positions,
+    loader_batches,
+    need_labels,
     order_note,
 )
 from largemargin.measuring.calibration import Rejection, calibration, rejection
@@ -43,9 +39,10 @@ from largemargin.measuring.generalization import BoundSettings, FullyConnected, 
 from largemargin.measuring.geometry_result import Geometry, WorstSample
 from largemargin.measuring.input_curvature import CurvatureCollector, CurvatureSettings
 from largemargin.measuring.input_margins import MarginCollector
+from largemargin.measuring.input_space import Columns, InputSpace, Normalization
 from largemargin.measuring.layer_geometry import LayerGeometry, measure_layer
 from largemargin.measuring.layers import LayerReader, Layers, LayerStreams
-from largemargin.measuring.probe import Capture, Columns, Normalization, Reader, differs
+from largemargin.measuring.probe import Probe, differs
 from largemargin.measuring.prototype_geometry import measure_prototypes
 from largemargin.measuring.ranks import fail_together, gather
 from largemargin.measuring.scores import LEADS
@@ -53,362 +50,6 @@ from largemargin.measuring.sphere import check_sphere, measure_sphere
 from largemargin.measuring.stream import FeatureStore, Stream, check_norms
 from largemargin.ops.distributed import world_size
 from largemargin.ops.similarity import SIMILARITIES
-
-
-def build_geometry(
-    stream: Stream,
-    *,
-    radius: float,
-    worst: int,
-    bins: int,
-    strangers: list[dict[str, Tensor]] | None = None,
-    pairwise: bool = False,
-    sphere: bool = False,
-    layers: LayerStreams | None = None,
-    notes: Iterable[str] = (),
-) -> Geometry:
-    """The geometry of what a stream has taken in."""
-    if stream.seen == 0:
-        raise LargeMarginError(NOTHING)
-    head, notes = stream.head, list(notes)
-    labels, predicted = stream.column("label"), stream.column("predicted")
-    norms = stream.column("norm")
-    check_norms(norms, stream.column("index"))
-    absent = (stream.sums.counts == 0).nonzero()[:, 0].tolist()
-    if absent:
-        notes.append(f"no samples of class {_listed(absent)}: numbers by class are NaN there")
-    if stream.scores.curved:
-        notes.append(
-            "distances to boundaries are NaN: those of a cosine head with a bias are not planes"
-        )
-    correct = predicted == labels
-    leads = {name: stream.column(name) for name in LEADS}
-    return Geometry(
-        samples=stream.seen,
-        classes=stream.num_classes,
-        dim=stream.dim,
-        similarity=head.similarity,
-        scale=float(head.scale),
-        accuracy=float(correct.double().mean()),
-        loss=float(stream.column("loss").mean()),
-        feature_norm=describe(norms, bins=bins),
-        margins={
-            name: Margins(
-                describe(stream.column(name), bins=bins),
-                describe_classes(stream.column(name), labels, stream.num_classes),
-            )
-            for name in ("raw", "cosine", "distance")
-        },
-        softmax_bias=describe(stream.column("softmax_bias"), bins=bins),
-        worst=_worst(stream, worst),
-        prototypes=measure_prototypes(head.weight, notes),
-        centers=measure_centers(stream.sums),
-        variance=measure_variance(stream.sums, notes),
-        collapse=measure_collapse(stream, notes),
-        compactness=measure_compactness(stream, radius, notes) if pairwise else None,
-        calibration=calibration(stream.column("confidence"), correct),
-        errors=rejection(
-            {name: each[correct] for name, each in leads.items()},
-            {name: each[~correct] for name, each in leads.items()},
-        ),
-        strangers=_rejected(leads, strangers, notes),
-        sphere=measure_sphere(stream, notes) if sphere else None,
-        layers=None if layers is None else _layers(layers, stream, radius, bins, notes),
-        notes=tuple(notes),
-    )
-
-
-def _layers(
-    layers: LayerStreams, stream: Stream, radius: float, bins: int, notes: list[str]
-) -> tuple[LayerGeometry, ...]:
-    notes += layers.reader.notes()
-    found = tuple(
-        measure_layer(each, stream, radius=radius, bins=bins, notes=notes)
-        for each in layers.streams.values()
-    )
-    if any(each.store is None for each in layers.streams.values()):
-        notes.append("margins and accuracy at layers need the features, which pairwise=True keeps")
-    return found
-
-
-def _rejected(
-    leads: dict[str, Tensor], strangers: list[dict[str, Tensor]] | None, notes: list[str]
-) -> Rejection | None:
-    if strangers is None:
-        return None
-    others = {name: torch.cat([each[name] for each in strangers]) for name in LEADS}
-    if len(others[LEADS[0]]) == 0:
-        notes.append("the loader given as ood is empty: its AUROC is NaN")
-    return rejection(leads, others)
-
-
-def _worst(stream: Stream, count: int) -> tuple[WorstSample, ...]:
-    names = ("index", "label", "predicted", "rival", "raw", "cosine", "distance")
-    columns = [stream.column(name) for name in names]
-    order = columns[0].argsort(stable=True)
-    order = order[columns[4][order].argsort(stable=True)][:count]
-    return tuple(
-        WorstSample(*row) for row in zip(*(c[order].tolist() for c in columns), strict=True)
-    )
-
-
-def _listed(classes: list[int]) -> str:
-    shown = ", ".join(str(each) for each in classes[:8])
-    return shown if len(classes) <= 8 else f"{shown} and {len(classes) - 8} others"
-
-
-class InputParts:
-    """Takes in the batches of a measurement, as far as one of these parts was asked for."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        layer: str | None = None,
-        input_margins: bool = False,
-        layer_margins: Sequence[str] = (),
-        curvature: bool | CurvatureSettings = False,
-        bounds: bool | BoundSettings = False,
-        max_samples: int | None = None,
-        normalization: Normalization | None = None,
-        radius: float = 0.5,
-    ) -> None:
-        if max_samples is not None:
-            check_number("max_samples", max_samples, at_least=1)
-        reader = Reader(model, layer=layer, layers=layer_margins, normalization=normalization)
-        self.reader = reader
-        self.margins: MarginCollector | None = None
-        self.curvature: CurvatureCollector | None = None
-        self.bounds: BoundSettings | None = None
-        if input_margins or layer_margins:
-            self.margins = MarginCollector(
-                reader,
-                input_margins=input_margins,
-                layer_margins=layer_margins,
-                max_samples=max_samples,
-            )
-        if curvature:
-            settings = _settings("curvature", curvature, CurvatureSettings())
-            self.curvature = CurvatureCollector(reader, settings, max_samples=max_samples)
-        if bounds:
-            self.bounds = _settings("bounds", bounds, BoundSettings(radius=radius))
-            self.bounds.check()
-            self.network = FullyConnected(reader)
-            self.columns = Columns(reader.num_classes, max_samples)
-
-    def __bool__(self) -> bool:
-        return any(each is not None for each in (self.margins, self.curvature, self.bounds))
-
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Hooks on the model, where something was asked for."""
-        if not self:
-            yield
-            return
-        with self.reader.hooked():
-            yield
-
-    def add(self, inputs: Any, labels: Tensor, index: Tensor | None) -> None:
-        if self.margins is not None:
-            self.margins.add(inputs, labels, index)
-        if self.curvature is not None:
-            self.curvature.add(inputs, labels, index)
-        if self.bounds is not None and self.network.reason is None:
-            found = self.columns.choose(labels, index)
-            if found is not None:
-                images = chosen(inputs, found[0], self.columns.size)
-                with torch.no_grad():
-                    if isinstance(images, Tensor):
-                        images = self.reader.raw(images)
-                    self.network.add(images)
-
-    def results(
-        self, stream: Stream, notes: list[str], *, bins: int, shared: bool
-    ) -> dict[str, Any]:
-        """Fields of a geometry, by name."""
-        found: dict[str, Any] = {}
-        if self.margins is not None:
-            margins = self.margins.result(notes, bins, shared=shared)
-            found |= {"input_margins": margins.input, "layer_margins": margins.layers}
-        if self.curvature is not None:
-            found["curvature"] = self.curvature.result(notes, bins, shared=shared)
-        if self.bounds is not None:
-            if shared:
-                self.network.merge(gather(self.network.mine()))
-            found["bounds"] = measure_bounds(stream, self.network, self.bounds)
-        return found
-
-
-S = TypeVar("S", CurvatureSettings, BoundSettings)
-
-
-def _settings(name: str, given: bool | S, default: S) -> S:
-    if given is True:
-        return default
-    if isinstance(given, type(default)):
-        return given
-    raise LargeMarginError(
-        f"{name} must be True, False or a {type(default).__name__}, but "
-        f"{type(given).__name__} was given."
-    )
-
-
-@dataclass
-class Passed:
-    """What a pass has to say beside its stream."""
-
-    samples: int = 0
-    """That came, each sequence one."""
-    rows: int = 0
-    """That came, those that were skipped among them."""
-    skipped: int = 0
-    """Labelled -100."""
-    numbered: bool = False
-    """Samples came with their positions in the dataset."""
-    own_logits: bool = False
-    """The head does not do what its weight and bias say."""
-
-
-class Samples:
-    """Takes the samples of a loader through a model into a stream."""
-
-    def __init__(
-        self,
-        capture: Capture,
-        stream: Stream,
-        device: torch.device,
-        progress: bool,
-        beside: InputParts | None = None,
-        layers: LayerStreams | None = None,
-    ) -> None:
-        self.capture = capture
-        self.beside = beside
-        """What else is measured of every batch."""
-        self.layers = layers
-        self.stream = stream
-        self.device = device
-        self.progress = progress
-        self.passed = Passed()
-
-    def read(self, loader: Iterable[Any]) -> Passed:
-        for inputs, labels, index in batches(loader, self.device, self.progress):
-            labels = given_labels(labels)
-            if self.layers is not None:
-                self.layers.reader.expect(labels)
-            features, outputs = self.capture.read(inputs)
-            if self.passed.rows == 0 and self.capture.source is None:
-                self.passed.own_logits = differs(self.stream.head, features, outputs)
-            self.passed.samples += len(labels)
-            flat = flat_beside(labels, features).to(features.device)
-            self._add(rows(features), flat, index)
-            if self.beside is not None:
-                self.beside.add(inputs, labels, index)
-        return self.passed
-
-    def _add(self, features: Tensor, labels: Tensor, index: Tensor | None) -> None:
-        """Rows to measure and their indices: no ignored ones, no repeated ones."""
-        count = len(features)
-        if len(labels) != count or labels.dim() != 1:
-            self.stream.add(features, labels)  # which says what is wrong
-            return
-        if index is None:
-            where = torch.arange(self.passed.rows, self.passed.rows + count)
-        else:
-            self.passed.numbered = True
-            # Positions of a sequence follow each other.
-            length = count // max(len(index), 1)
-            inside = torch.arange(length) + length * index[:, None]
-            where = torch.where(index[:, None] < 0, -1, inside).flatten()
-        where = where.to(features.device)
-        ignored = labels == IGNORED
-        self.passed.rows += count
-        self.passed.skipped += int((ignored & (where >= 0)).sum())
-        keep = ~ignored & (where >= 0)
-        whole = bool(keep.all())
-        if not whole:
-            features, labels, where = features[keep], labels[keep], where[keep]
-        if self.layers is not None:
-            self.layers.select(None if whole else keep, where)
-        self.stream.add(features, labels, where)
-        if self.layers is not None:
-            self.layers.add(labels)
-
-    def number(self, passes: list[Passed]) -> None:
-        """Count on from the processes before this one, where samples had no number."""
-        if not any(each.numbered for each in passes):
-            before = sum(each.rows for each in passes[: dist.get_rank()])
-            parts = self.stream.columns["index"]
-            self.stream.columns["index"] = [each + before for each in parts]
-
-    def read_strangers(self, loader: Iterable[Any]) -> dict[str, Tensor]:
-        def parts() -> Iterator[Tensor]:
-            for inputs, _, index in batches(loader, self.device, self.progress):
-                flat = rows(self.capture.read(inputs)[0])
-                if index is not None and len(index) == len(flat):
-                    flat = flat[(index >= 0).to(flat.device)]
-                yield flat
-
-        return leads(self.stream, parts())
-
-    def notes(self, loader: Iterable[Any], passes: list[Passed]) -> list[str]:
-        """What a reader of the result has to know about how it was read."""
-        found = []
-        order = order_note(loader)
-        if order is not None:
-            found.append(order)
-        if len(passes) > 1 and not any(each.numbered for each in passes):
-            found.append(
-                "indices count the samples of one process after those of another; use a "
-                "DistributedSampler for positions in the dataset"
-            )
-            more = sum(each.samples for each in passes) - dataset_size(loader)
-            if more > 0:
-                found.append(
-                    f"the processes read {more} samples more than the dataset has: those that were "
-                    "repeated to fill up batches count more than once"
-                )
-        skipped = sum(each.skipped for each in passes)
-        if skipped:
-            found.append(skipped_note(skipped))
-        if any(each.own_logits for each in passes):
-            found.append(
-                f"the head {self.capture.head_name!r} makes other logits than its weight and bias "
-                "do: accuracy, loss and margins are those of its weight as a plain "
-                f"{self.stream.head.similarity!r} head"
-            )
-        if self.capture.source is not None:
-            found.append(
-                f"features are those of {self.capture.features_name!r}; accuracy, loss and margins "
-                "are those of the head on them"
-            )
-        return found
-
-
-def skipped_note(count: int) -> str:
-    return f"{count} samples labelled {IGNORED} were skipped"
-
-
-def leads(stream: Stream, parts: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Scores of features of other data than the stream's."""
-    scores = stream.scores
-    found: dict[str, list[Tensor]] = {name: [torch.zeros(0).double()] for name in LEADS}
-    for features in parts:
-        check_matrix("ood", features, "(N, D)")
-        if features.shape[1] != stream.dim:
-            raise LargeMarginError(
-                f"features of the data given as ood must have {stream.dim} columns, as the head's "
-                f"weight has, but their shape is {tuple(features.shape)}."
-            )
-        for part in torch.split(features.to(scores.weight.device), scores.rows_at_once):
-            each = scores.unlabelled(part)
-            if not bool(torch.isfinite(each["lead_raw"]).all()):
-                raise LargeMarginError(
-                    "features must be finite, but the data given as ood has NaN or infinite ones."
-                )
-            for name in LEADS:
-                found[name].append(each[name].double().cpu())
-    return {name: torch.cat(each) for name, each in found.items()}
-
 
 COVARIANCE_DIM = 4096
 """Widest features whose D x D covariance (NC1) is kept: 128 MiB in float64."""
@@ -489,53 +130,46 @@ def measure(
         >>> measure(model, data).margins["raw"].overall.minimum
         2.0
     """
-    _check_settings(radius, worst, bins)
-    _check_data_name(data_name)
-    capture = Capture(model, layer=layer, features=features)
-    where = torch.device(device) if device is not None else device_of(capture.model)
+    _check_settings(radius, worst, bins, data_name)
+    probe = Probe(model, layer=layer, features=features)
+    where = torch.device(device) if device is not None else device_of(probe.model)
     parts = InputParts(
-        model,
-        layer=layer,
+        InputSpace(probe, normalization),
         input_margins=input_margins,
         layer_margins=layer_margins,
         curvature=curvature,
         bounds=bounds,
         max_samples=max_samples,
-        normalization=normalization,
         radius=radius,
     )
+    shared = sync and world_size() > 1
     with ExitStack() as stack:
-        stack.enter_context(capture.running())
-        stack.enter_context(parts.hooked())
-        folder = _folder(store, stack) if pairwise or bounds or sphere else None
-        kept = _store(folder, "features") if pairwise or bounds or sphere else None
-        stream = _stream(capture.view(), kept)
+        stack.enter_context(probe.evaluating())
+        keeps_features = bool(pairwise or bounds or sphere)
+        folder = _folder(store, stack) if keeps_features else None
+        stream = _stream(probe.view(), _store(folder, "features") if keeps_features else None)
         names = _checked_names(class_names, stream.num_classes)
         if sphere:
             check_sphere(stream.dim)
-        beside = _layer_streams(capture, layers, stream, pairwise, folder)
-        samples = Samples(capture, stream, where, progress, parts, beside)
-        shared = sync and world_size() > 1
-        with nullcontext() if beside is None else beside.reader.hooked():
-            passes = fail_together(shared, lambda: samples.read(loader))
+        streams = _layer_streams(probe, layers, stream, pairwise, folder)
+        run = MeasuringPass(probe, stream, where, progress, parts, streams)
+        counts = fail_together(shared, lambda: run.over(loader))
         if shared:
-            samples.number(passes)
+            run.number(counts)
             stream = stream.merged()
-            if beside is not None:
-                beside.merge()
-        strangers = None
-        if ood is not None:
-            strangers = fail_together(shared, lambda: samples.read_strangers(ood))
+            if streams is not None:
+                streams.merge()
+        others = None if ood is None else fail_together(shared, partial(run.over_ood, ood))
         geometry = build_geometry(
             stream,
             radius=radius,
             worst=worst,
             bins=bins,
-            strangers=strangers,
+            ood=others,
             pairwise=pairwise,
             sphere=sphere,
-            layers=beside,
-            notes=samples.notes(loader, passes),
+            layers=streams,
+            notes=run.notes(loader, counts),
         )
         notes = list(geometry.notes)
         found = parts.results(stream, notes, bins=bins, shared=shared)
@@ -572,13 +206,41 @@ def measure_arrays(
         >>> measure_arrays(features, torch.tensor([0, 1]), torch.eye(2)).accuracy
         1.0
     """
-    _check_settings(radius, worst, bins)
-    _check_data_name(data_name)
+    _check_settings(radius, worst, bins, data_name)
     check_choice("similarity", similarity, SIMILARITIES)
     check_number("scale", scale, above=0)
     check_number("batch_size", batch_size, at_least=1)
     features, labels, weight = (torch.as_tensor(each) for each in (features, labels, weight))
-    bias = None if bias is None else torch.as_tensor(bias)
+    bias = None if bias is None else torch.as_tensor(bias).detach()
+    _check_arrays(features, labels, weight, bias)
+    stream = _stream(
+        HeadView(weight.detach(), bias, similarity, scale),
+        FeatureStore() if pairwise or sphere else None,
+    )
+    names = _checked_names(class_names, stream.num_classes)
+    if sphere:
+        check_sphere(stream.dim)
+    for part in blocks(len(features), batch_size):
+        stream.add(*_known(features[part], labels[part], part.start))
+    skipped = len(features) - stream.seen
+    others = None
+    if ood is not None:
+        ood = torch.as_tensor(ood)
+        others = [leads(stream, (ood[part] for part in blocks(len(ood), batch_size)))]
+    geometry = build_geometry(
+        stream,
+        radius=radius,
+        worst=worst,
+        bins=bins,
+        ood=others,
+        pairwise=pairwise,
+        sphere=sphere,
+        notes=[skipped_note(skipped)] if skipped else [],
+    )
+    return replace(geometry, data=data_name, class_names=names)
+
+
+def _check_arrays(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     if bias is not None and tuple(bias.shape) != tuple(weight.shape[:1]):
         raise LargeMarginError(
             f"bias must have one number per row of weight, ({weight.shape[0]},), but its shape is "
@@ -589,35 +251,6 @@ def measure_arrays(
             "labels must have one entry per row of features, but the shape of features is "
             f"{tuple(features.shape)} and that of labels {tuple(labels.shape)}."
         )
-    stream = _stream(
-        HeadView(weight.detach(), None if bias is None else bias.detach(), similarity, scale),
-        FeatureStore() if pairwise or sphere else None,
-    )
-    names = _checked_names(class_names, stream.num_classes)
-    if sphere:
-        check_sphere(stream.dim)
-    notes = []
-    for start in range(0, len(features), batch_size):
-        part = slice(start, start + batch_size)
-        stream.add(*_known(features[part], labels[part], start))
-    if stream.seen < len(features):
-        notes.append(skipped_note(len(features) - stream.seen))
-    strangers = None
-    if ood is not None:
-        others = torch.as_tensor(ood)
-        parts = [others[start : start + batch_size] for start in range(0, len(others), batch_size)]
-        strangers = [leads(stream, parts)]
-    geometry = build_geometry(
-        stream,
-        radius=radius,
-        worst=worst,
-        bins=bins,
-        strangers=strangers,
-        pairwise=pairwise,
-        sphere=sphere,
-        notes=notes,
-    )
-    return replace(geometry, data=data_name, class_names=names)
 
 
 def _known(features: Tensor, labels: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -629,17 +262,14 @@ def _known(features: Tensor, labels: Tensor, start: int) -> tuple[Tensor, Tensor
     return features[keep.to(features.device)], labels[keep], where[keep.cpu()]
 
 
-def _check_settings(radius: float, worst: int, bins: int) -> None:
+def _check_settings(radius: float, worst: int, bins: int, data_name: object) -> None:
     check_number("radius", radius, at_least=0)
     check_number("worst", worst, at_least=0)
     check_number("bins", bins, at_least=1)
-
-
-def _check_data_name(given: object) -> None:
-    if given is not None and not isinstance(given, str):
+    if data_name is not None and not isinstance(data_name, str):
         raise LargeMarginError(
             f"data_name must say in words what is measured, as 'CIFAR-10, test', but "
-            f"{type(given).__name__} was given."
+            f"{type(data_name).__name__} was given."
         )
 
 
@@ -673,14 +303,359 @@ def _store(folder: Path | None, name: str) -> FeatureStore:
 
 
 def _layer_streams(
-    capture: Capture, layers: Layers, stream: Stream, pairwise: bool, folder: Path | None
+    probe: Probe, layers: Layers, stream: Stream, pairwise: bool, folder: Path | None
 ) -> LayerStreams | None:
     if not layers:
         return None
     return LayerStreams(
-        LayerReader(capture, layers),
+        LayerReader(probe, layers),
         num_classes=stream.num_classes,
         like=stream.scores.weight,
         widest=COVARIANCE_DIM,
         store=lambda name: _store(folder, name) if pairwise else None,
     )
+
+
+@dataclass
+class PassCounts:
+    """What a pass has to say beside its stream."""
+
+    samples: int = 0
+    """That came, each sequence one."""
+    rows: int = 0
+    """That came, those that were skipped among them."""
+    skipped: int = 0
+    """Labelled -100."""
+    numbered: bool = False
+    """Samples came with their positions in the dataset."""
+    own_logits: bool = False
+    """The head does not do what its weight and bias say."""
+
+
+class MeasuringPass:
+    """Takes the samples of a loader through a model into a stream."""
+
+    def __init__(
+        self,
+        probe: Probe,
+        stream: Stream,
+        device: torch.device,
+        progress: bool,
+        parts: "InputParts",
+        layers: LayerStreams | None,
+    ) -> None:
+        self.probe = probe
+        self.stream = stream
+        self.device = device
+        self.progress = progress
+        self.parts = parts
+        self.layers = layers
+        self.counts = PassCounts()
+
+    def over(self, loader: Iterable[Any]) -> PassCounts:
+        self.counts.numbered = has_positions(loader)
+        for inputs, given, index in loader_batches(loader, self.device, progress=self.progress):
+            labels = need_labels(given)
+            hooks = None if self.layers is None else self.layers.reader.hooks(labels)
+            features, logits, _ = self.probe.read(inputs, hooks)
+            if self.counts.rows == 0 and self.probe.features_name is None:
+                self.counts.own_logits = differs(self.stream.head, features, logits)
+            self.counts.samples += len(labels)
+            flat = flat_beside(labels, features).to(features.device)
+            self._add(rows(features), flat, index)
+            self.parts.add(inputs, labels, index)
+        return self.counts
+
+    def _add(self, features: Tensor, labels: Tensor, index: Tensor) -> None:
+        """Rows to measure and their indices: no ignored ones, no repeated ones."""
+        count = len(features)
+        if len(labels) != count or labels.dim() != 1:
+            self.stream.add(features, labels)  # which says what is wrong
+            return
+        if not self.counts.numbered:
+            where = torch.arange(self.counts.rows, self.counts.rows + count)
+        else:
+            # Positions of a sequence follow each other.
+            length = count // max(len(index), 1)
+            inside = torch.arange(length) + length * index[:, None]
+            where = torch.where(index[:, None] < 0, -1, inside).flatten()
+        where = where.to(features.device)
+        ignored = labels == IGNORED
+        self.counts.rows += count
+        self.counts.skipped += int((ignored & (where >= 0)).sum())
+        keep = ~ignored & (where >= 0)
+        whole = bool(keep.all())
+        if not whole:
+            features, labels, where = features[keep], labels[keep], where[keep]
+        if self.layers is not None:
+            self.layers.select(None if whole else keep, where)
+        self.stream.add(features, labels, where)
+        if self.layers is not None:
+            self.layers.add(labels)
+
+    def number(self, counts: list[PassCounts]) -> None:
+        """Count on from the processes before this one, where samples had no number."""
+        if not any(each.numbered for each in counts):
+            before = sum(each.rows for each in counts[: dist.get_rank()])
+            parts = self.stream.columns["index"]
+            self.stream.columns["index"] = [each + before for each in parts]
+
+    def over_ood(self, loader: Iterable[Any]) -> dict[str, Tensor]:
+        """Scores of other data."""
+
+        def features() -> Iterator[Tensor]:
+            for inputs, _, index in loader_batches(loader, self.device, progress=self.progress):
+                flat = rows(self.probe.read(inputs).features)
+                if len(index) == len(flat):
+                    flat = flat[(index >= 0).to(flat.device)]
+                yield flat
+
+        return leads(self.stream, features())
+
+    def notes(self, loader: Iterable[Any], counts: list[PassCounts]) -> list[str]:
+        """What a reader of the result has to know about how it was read."""
+        order = order_note(loader)
+        found = [] if order is None else [order]
+        if len(counts) > 1 and not any(each.numbered for each in counts):
+            found += _unnumbered_notes(loader, counts)
+        skipped = sum(each.skipped for each in counts)
+        if skipped:
+            found.append(skipped_note(skipped))
+        if any(each.own_logits for each in counts):
+            found.append(
+                f"the head {self.probe.head_name!r} makes other logits than its weight and bias "
+                "do: accuracy, loss and margins are those of its weight as a plain "
+                f"{self.stream.head.similarity!r} head"
+            )
+        if self.probe.features_name is not None:
+            found.append(
+                f"features are those of {self.probe.features_name!r}; accuracy, loss and margins "
+                "are those of the head on them"
+            )
+        return found
+
+
+def _unnumbered_notes(loader: Iterable[Any], counts: list[PassCounts]) -> Iterator[str]:
+    """Of processes whose loaders do not say which samples they give."""
+    yield (
+        "indices count the samples of one process after those of another; use a "
+        "DistributedSampler for positions in the dataset"
+    )
+    more = sum(each.samples for each in counts) - count_samples(loader)
+    if more > 0:
+        yield (
+            f"the processes read {more} samples more than the dataset has: those that were "
+            "repeated to fill up batches count more than once"
+        )
+
+
+def skipped_note(count: int) -> str:
+    return f"{count} samples labelled {IGNORED} were skipped"
+
+
+def leads(stream: Stream, parts: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Scores of features of other data than the stream's."""
+    scores = stream.scores
+    found: dict[str, list[Tensor]] = {name: [torch.zeros(0).double()] for name in LEADS}
+    for features in parts:
+        check_matrix("ood", features, "(N, D)")
+        if features.shape[1] != stream.dim:
+            raise LargeMarginError(
+                f"features of the data given as ood must have {stream.dim} columns, as the head's "
+                f"weight has, but their shape is {tuple(features.shape)}."
+            )
+        for part in torch.split(features.to(scores.weight.device), scores.rows_at_once):
+            each = scores.unlabelled(part)
+            if not bool(torch.isfinite(each["lead_raw"]).all()):
+                raise LargeMarginError(
+                    "features must be finite, but the data given as ood has NaN or infinite ones."
+                )
+            for name in LEADS:
+                found[name].append(each[name].double().cpu())
+    return {name: torch.cat(each) for name, each in found.items()}
+
+
+class InputParts:
+    """The parts of a measurement that look behind the features: at inputs, layers and curvature.
+
+    Takes in the batches of a measurement, as far as one of these parts was asked for.
+    """
+
+    def __init__(
+        self,
+        space: InputSpace,
+        *,
+        input_margins: bool = False,
+        layer_margins: Sequence[str] = (),
+        curvature: bool | CurvatureSettings = False,
+        bounds: bool | BoundSettings = False,
+        max_samples: int | None = None,
+        radius: float = 0.5,
+    ) -> None:
+        if max_samples is not None:
+            check_number("max_samples", max_samples, at_least=1)
+        self.space = space
+        self.margins: MarginCollector | None = None
+        self.curvature: CurvatureCollector | None = None
+        self.bounds: BoundSettings | None = None
+        if input_margins or layer_margins:
+            self.margins = MarginCollector(
+                space,
+                input_margins=input_margins,
+                layer_margins=layer_margins,
+                max_samples=max_samples,
+            )
+        if curvature:
+            settings = _settings("curvature", curvature, CurvatureSettings())
+            self.curvature = CurvatureCollector(space, settings, max_samples=max_samples)
+        if bounds:
+            self.bounds = _settings("bounds", bounds, BoundSettings(radius=radius))
+            self.bounds.check()
+            self.network = FullyConnected(space)
+            self.columns = Columns(space.num_classes, max_samples)
+
+    def add(self, inputs: Any, labels: Tensor, index: Tensor) -> None:
+        if self.margins is not None:
+            self.margins.add(inputs, labels, index)
+        if self.curvature is not None:
+            self.curvature.add(inputs, labels, index)
+        if self.bounds is not None and self.network.reason is None:
+            found = self.columns.choose(labels, index)
+            if found is not None:
+                images = chosen(inputs, found[0], self.columns.size)
+                with torch.no_grad():
+                    if isinstance(images, Tensor):
+                        images = self.space.raw(images)
+                    self.network.add(images)
+
+    def results(
+        self, stream: Stream, notes: list[str], *, bins: int, shared: bool
+    ) -> dict[str, Any]:
+        """Fields of a geometry, by name."""
+        found: dict[str, Any] = {}
+        if self.margins is not None:
+            margins = self.margins.result(notes, bins, shared=shared)
+            found |= {"input_margins": margins.input, "layer_margins": margins.layers}
+        if self.curvature is not None:
+            found["curvature"] = self.curvature.result(notes, bins, shared=shared)
+        if self.bounds is not None:
+            if shared:
+                self.network.merge(gather(self.network.mine()))
+            found["bounds"] = measure_bounds(stream, self.network, self.bounds)
+        return found
+
+
+S = TypeVar("S", CurvatureSettings, BoundSettings)
+
+
+def _settings(name: str, given: bool | S, default: S) -> S:
+    if given is True:
+        return default
+    if isinstance(given, type(default)):
+        return given
+    raise LargeMarginError(
+        f"{name} must be True, False or a {type(default).__name__}, but "
+        f"{type(given).__name__} was given."
+    )
+
+
+def build_geometry(
+    stream: Stream,
+    *,
+    radius: float,
+    worst: int,
+    bins: int,
+    ood: list[dict[str, Tensor]] | None = None,
+    pairwise: bool = False,
+    sphere: bool = False,
+    layers: LayerStreams | None = None,
+    notes: Iterable[str] = (),
+) -> Geometry:
+    """The geometry of what a stream has taken in."""
+    if stream.seen == 0:
+        raise LargeMarginError(NOTHING)
+    head, notes = stream.head, list(notes)
+    labels, predicted = stream.column("label"), stream.column("predicted")
+    norms = stream.column("norm")
+    check_norms(norms, stream.column("index"))
+    absent = (stream.sums.counts == 0).nonzero()[:, 0].tolist()
+    if absent:
+        notes.append(f"no samples of class {_listed(absent)}: numbers by class are NaN there")
+    if stream.scores.curved:
+        notes.append(
+            "distances to boundaries are NaN: those of a cosine head with a bias are not planes"
+        )
+    correct = predicted == labels
+    leads = {name: stream.column(name) for name in LEADS}
+    return Geometry(
+        samples=stream.seen,
+        classes=stream.num_classes,
+        dim=stream.dim,
+        similarity=head.similarity,
+        scale=float(head.scale),
+        accuracy=float(correct.double().mean()),
+        loss=float(stream.column("loss").mean()),
+        feature_norm=describe(norms, bins=bins),
+        margins={
+            name: Margins(
+                describe(stream.column(name), bins=bins),
+                describe_classes(stream.column(name), labels, stream.num_classes),
+            )
+            for name in ("raw", "cosine", "distance")
+        },
+        softmax_bias=describe(stream.column("softmax_bias"), bins=bins),
+        worst=_worst(stream, worst),
+        prototypes=measure_prototypes(head.weight, notes),
+        centers=measure_centers(stream.sums),
+        variance=measure_variance(stream.sums, notes),
+        collapse=measure_collapse(stream, notes),
+        compactness=measure_compactness(stream, radius, notes) if pairwise else None,
+        calibration=calibration(stream.column("confidence"), correct),
+        errors=rejection(
+            {name: each[correct] for name, each in leads.items()},
+            {name: each[~correct] for name, each in leads.items()},
+        ),
+        ood=_rejected(leads, ood, notes),
+        sphere=measure_sphere(stream, notes) if sphere else None,
+        layers=None if layers is None else _layers(layers, stream, radius, bins, notes),
+        notes=tuple(notes),
+    )
+
+
+def _layers(
+    layers: LayerStreams, stream: Stream, radius: float, bins: int, notes: list[str]
+) -> tuple[LayerGeometry, ...]:
+    notes += layers.reader.notes()
+    found = tuple(
+        measure_layer(each, stream, radius=radius, bins=bins, notes=notes)
+        for each in layers.streams.values()
+    )
+    if any(each.store is None for each in layers.streams.values()):
+        notes.append("margins and accuracy at layers need the features, which pairwise=True keeps")
+    return found
+
+
+def _rejected(
+    leads: dict[str, Tensor], ood: list[dict[str, Tensor]] | None, notes: list[str]
+) -> Rejection | None:
+    if ood is None:
+        return None
+    others = {name: torch.cat([each[name] for each in ood]) for name in LEADS}
+    if len(others[LEADS[0]]) == 0:
+        notes.append("the loader given as ood is empty: its AUROC is NaN")
+    return rejection(leads, others)
+
+
+def _worst(stream: Stream, count: int) -> tuple[WorstSample, ...]:
+    names = ("index", "label", "predicted", "rival", "raw", "cosine", "distance")
+    columns = [stream.column(name) for name in names]
+    order = columns[0].argsort(stable=True)
+    order = order[columns[4][order].argsort(stable=True)][:count]
+    return tuple(
+        WorstSample(*row) for row in zip(*(c[order].tolist() for c in columns), strict=True)
+    )
+
+
+def _listed(classes: list[int]) -> str:
+    shown = ", ".join(str(each) for each in classes[:8])
+    return shown if len(classes) <= 8 else f"{shown} and {len(classes) - 8} others"

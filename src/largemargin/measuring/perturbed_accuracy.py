@@ -12,18 +12,15 @@ from largemargin.errors import LargeMarginError, check_choice, check_count, chec
 from largemargin.measuring.accuracy import is_right
 from largemargin.measuring.batches import (
     IGNORED,
-    Piece,
+    Bar,
+    Batch,
     Source,
     check_range,
-    count_pieces,
     known_rows,
     need_images,
     need_labels,
-    pieces,
 )
-from largemargin.measuring.probe import LogitModel
-from largemargin.measuring.progress_bar import Bar, bar
-from largemargin.measuring.ranks import fail_together
+from largemargin.measuring.logit_model import LogitModel, count_over
 from largemargin.measuring.records import Record
 from largemargin.measuring.robust.epsilon_ball import LEVELS
 from largemargin.measuring.robust.perturbations import (
@@ -35,7 +32,6 @@ from largemargin.measuring.robust.perturbations import (
     Stripes,
 )
 from largemargin.measuring.sample_draws import seed_for
-from largemargin.ops.distributed import world_size
 
 SUITES = ("none", "small", "road", "auto")
 
@@ -201,14 +197,14 @@ class PerturbedCounts:
         """Passes of the model over a batch."""
         return sum(self.runs.values())
 
-    def add(self, piece: Piece, shown: Bar) -> None:
+    def add(self, batch: Batch, shown: Bar) -> None:
         """Every perturbation in every run, so that images are read once."""
-        images, labels = need_images(piece, "a perturbation"), need_labels(piece)
+        images, labels = need_images(batch.inputs, "a perturbation"), need_labels(batch.labels)
         check_range(images)
         self.samples += known_rows(labels, self.reader.num_classes).sum()
         for name, what in self.perturbations.items():
             for run in range(self.runs[name]):
-                drawn = self.draws(what, run, images, piece.positions)
+                drawn = self.draws(what, run, images, batch.indices)
                 logits = self.reader(what.apply(images, drawn))
                 self.right[name][run] += is_right(logits, labels).sum()
                 shown.update()
@@ -271,21 +267,18 @@ def perturbed_accuracy(
         >>> len(found["noise"].runs)
         3
     """
-    shared = sync and world_size() > 1
-    made: list[PerturbedCounts] = []
-
-    def count() -> dict[str, Tensor]:
-        reader = LogitModel(model, num_classes=num_classes)
-        where = reader.device if device is None else torch.device(device)
-        counts = PerturbedCounts(reader, perturbations, draws=draws, seed=seed, device=where)
-        made.append(counts)
-        read = pieces(data, batch_size=batch_size, device=where, workers=workers, shared=shared)
-        number = count_pieces(data, batch_size, shared=shared)
-        total = None if number is None else number * counts.passes
-        with reader.evaluating(), bar("perturbations", total, progress) as shown:
-            for piece in read:
-                counts.add(piece, shown)
-        return counts.sums()
-
-    parts = fail_together(shared, count)
-    return made[0].result(parts)
+    counter, parts = count_over(
+        model,
+        data,
+        lambda reader, where: PerturbedCounts(
+            reader, perturbations, draws=draws, seed=seed, device=where
+        ),
+        "perturbations",
+        num_classes=num_classes,
+        batch_size=batch_size,
+        device=device,
+        workers=workers,
+        sync=sync,
+        progress=progress,
+    )
+    return counter.result(parts)

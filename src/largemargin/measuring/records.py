@@ -7,7 +7,7 @@ import os
 import types
 import typing
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from largemargin.errors import LargeMarginError
 
@@ -35,38 +35,43 @@ def plain(value: Any) -> Any:
 
 def revive(kind: Any, value: Any) -> Any:
     """The value of type ``kind`` that :func:`plain` made this from."""
-    origin = typing.get_origin(kind)
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        if value is None:
-            return None
-        kinds = [each for each in typing.get_args(kind) if each is not type(None)]
-        if len(kinds) > 1:  # a record, or the number that stands for one
-            record = isinstance(value, dict)
-            kinds = [each for each in kinds if dataclasses.is_dataclass(each) == record]
-        (inner,) = kinds
-        return revive(inner, value)
+        return None if value is None else revive(_member_of(inner, value), value)
     if origin is tuple:
-        inner = typing.get_args(kind)
-        if inner[-1] is Ellipsis:
-            return tuple(revive(inner[0], each) for each in value)
-        return tuple(revive(each, part) for each, part in zip(inner, value, strict=True))
+        kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
+        return tuple(revive(each, part) for each, part in zip(kinds, value, strict=True))
     if origin is dict:
-        key_kind, value_kind = typing.get_args(kind)
-        return {key_kind(key): revive(value_kind, each) for key, each in value.items()}
+        return {inner[0](key): revive(inner[1], each) for key, each in value.items()}
     if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        names = {field.name for field in dataclasses.fields(kind)}
-        _check_format(kind, value)
-        unknown = sorted(set(value) - names)
-        if unknown:
-            raise LargeMarginError(
-                f"the file holds {unknown} that this version does not know. It was written by a "
-                "newer one; upgrade largemargin."
-            )
-        return kind(**{name: revive(hints[name], each) for name, each in value.items()})  # type: ignore[operator]
+        return _revive_record(kind, value)
     if kind is float:
         return _SPECIAL[value] if isinstance(value, str) else float(value)
     return value
+
+
+def _member_of(union: tuple[Any, ...], value: Any) -> Any:
+    """Which type of a union a value is of: of a record and the number that stands for one."""
+    kinds = [each for each in union if each is not type(None)]
+    if len(kinds) > 1:
+        record = isinstance(value, dict)
+        kinds = [each for each in kinds if dataclasses.is_dataclass(each) == record]
+    (kind,) = kinds
+    return kind
+
+
+def _revive_record(kind: Any, value: Any) -> Any:
+    _check_format(kind, value)
+    renamed = getattr(kind, "RENAMED", {})
+    value = {renamed.get(name, name): each for name, each in value.items()}
+    unknown = sorted(set(value) - {field.name for field in dataclasses.fields(kind)})
+    if unknown:
+        raise LargeMarginError(
+            f"the file holds {unknown} that this version does not know. It was written by a newer "
+            "one; upgrade largemargin."
+        )
+    hints = typing.get_type_hints(kind)
+    return kind(**{name: revive(hints[name], each) for name, each in value.items()})
 
 
 def _check_format(kind: Any, value: Any) -> None:
@@ -83,6 +88,9 @@ def _check_format(kind: Any, value: Any) -> None:
 @dataclasses.dataclass(frozen=True)
 class Record:
     """A result that can be written to JSON, read back, and compared: NaN equals NaN."""
+
+    RENAMED: ClassVar[dict[str, str]] = {}
+    """Fields that earlier versions wrote under another name: from that name to today's."""
 
     def __init_subclass__(cls) -> None:
         # Before the dataclass decorator, which leaves alone what a class has already.

@@ -14,7 +14,7 @@ from largemargin.dropin.find_head import find_layer, find_module, unwrapped
 from largemargin.errors import LargeMarginError, check_number
 from largemargin.geometry.dispersion import rescale_network
 from largemargin.geometry.input_gradients import evaluation
-from largemargin.measuring.probe import Reader
+from largemargin.measuring.probe import Probe
 
 AFFINE = (
     *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
@@ -38,6 +38,7 @@ FUNCTIONS: set[Any] = {
     *(F.max_pool1d, F.max_pool2d, F.avg_pool1d, F.avg_pool2d, torch.transpose, torch.permute),
     *(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d),
 }
+SUMS: set[Any] = {operator.add, operator.iadd, torch.add}
 METHODS = {
     *("relu", "relu_", "flatten", "view", "reshape", "squeeze", "unsqueeze", "mean", "sum"),
     *("amax", "contiguous", "permute", "transpose"),
@@ -82,27 +83,7 @@ def rescale_model(
             "a Euclidean head decides by distances to class vectors that stay where they are, so "
             "predictions would change."
         )
-    found, trouble = _produced_by(bare, head_name, head)
-    if features_layer is None:
-        if found is None:
-            raise LargeMarginError(
-                f"the layer that produces the features was not found: {trouble}. Name it, with a "
-                "batch to check it on: features_layer=..., inputs=..."
-            )
-        name = found
-    else:
-        find_module(bare, features_layer)
-        name = features_layer
-        if found is not None and found != name:
-            raise LargeMarginError(
-                f"features_layer={name!r} does not produce the features: {found!r} comes after it "
-                "and before the head."
-            )
-        if found is None and inputs is None:
-            raise LargeMarginError(
-                f"whether the features scale with {name!r} is not known: {trouble}. Pass a batch "
-                "to check it on: inputs=..."
-            )
+    name = _features_layer(bare, head_name, features_layer, checked=inputs is not None)
     changed = copy.deepcopy(bare)
     _scale(changed, name, head_name, alpha)
     if inputs is not None:
@@ -110,40 +91,33 @@ def rescale_model(
     return changed
 
 
-def _scale(changed: nn.Module, name: str, head_name: str, alpha: float) -> None:
-    source, head = changed.get_submodule(name), changed.get_submodule(head_name)
-    if not isinstance(source, AFFINE) or source.weight is None:
-        raise LargeMarginError(
-            f"layer {name!r} must be a linear, convolution or normalisation layer with a weight, "
-            f"but it is {source}."
-        )
-    for module, its in ((source, name), (head, head_name)):
-        if is_parametrized(module):
+def _features_layer(model: nn.Module, head_name: str, given: str | None, *, checked: bool) -> str:
+    """The layer that produces the features: found, or given and not contradicted by tracing."""
+    found, trouble = _produced_by(model, head_name)
+    if given is None:
+        if found is None:
             raise LargeMarginError(
-                f"layer {its!r} is parametrized, so that its weight cannot be multiplied. Remove "
-                "the parametrization first: torch.nn.utils.parametrize.remove_parametrizations."
+                f"the layer that produces the features was not found: {trouble}. Name it, with a "
+                "batch to check it on: features_layer=..., inputs=..."
             )
-    own = {id(p) for p in source.parameters()} | {id(p) for p in (getattr(head, "bias", None),)}
-    for place, module in changed.named_modules():
-        if module is not source and module is not head:
-            shared = [n for n, p in module.named_parameters(recurse=False) if id(p) in own]
-            if shared:
-                raise LargeMarginError(
-                    f"layer {place!r} shares its {shared[0]} with {name!r}: scaling one would "
-                    "change the other."
-                )
-    bias = getattr(head, "bias", None)
-    new = rescale_network(source.weight, source.bias, bias, factor=alpha)
-    with torch.no_grad():
-        source.weight.copy_(new.weight)
-        if source.bias is not None and new.bias is not None:
-            source.bias.copy_(new.bias)
-        if bias is not None and new.head_bias is not None:
-            bias.copy_(new.head_bias)
+        return found
+    find_module(model, given)
+    if found is not None and found != given:
+        raise LargeMarginError(
+            f"features_layer={given!r} does not produce the features: {found!r} comes after it "
+            "and before the head."
+        )
+    if found is None and not checked:
+        raise LargeMarginError(
+            f"whether the features scale with {given!r} is not known: {trouble}. Pass a batch to "
+            "check it on: inputs=..."
+        )
+    return given
 
 
-def _produced_by(model: nn.Module, head_name: str, head: nn.Module) -> tuple[str | None, str]:
+def _produced_by(model: nn.Module, head_name: str) -> tuple[str | None, str]:
     """The layer whose output becomes the features, by tracing back from the head; or why not."""
+    head = model.get_submodule(head_name)
     if head is model:
         return None, "no layer comes before the head"
     try:
@@ -155,27 +129,35 @@ def _produced_by(model: nn.Module, head_name: str, head: nn.Module) -> tuple[str
         return None, f"the model calls its head {len(calls)} times"
     features = calls[0].args[0] if calls[0].args else next(iter(calls[0].kwargs.values()))
     for node in _backwards(features):
-        if node.op == "call_module":
-            module = model.get_submodule(str(node.target))
-            if isinstance(module, AFFINE):
-                uses = [each for each in graph.nodes if each.target == node.target]
-                if len(uses) > 1:
-                    return None, f"the model calls {node.target!r} {len(uses)} times"
-                return str(node.target), ""
-            if not isinstance(module, HOMOGENEOUS):
-                kind = type(module).__name__
-                return (
-                    None,
-                    f"{kind} {str(node.target)!r} before the head does not commute with a factor",
-                )
-        elif node.op == "call_function" and node.target in (operator.add, torch.add, operator.iadd):
-            return None, "the features are a sum of several layers' outputs"
-        elif not (
-            (node.op == "call_function" and node.target in FUNCTIONS)
-            or (node.op == "call_method" and node.target in METHODS)
-        ):
-            return None, f"{node.name!r} before the head does not commute with a factor"
+        if node.op == "call_module" and isinstance(_module(model, node), AFFINE):
+            uses = sum(each.target == node.target for each in graph.nodes)
+            if uses > 1:
+                return None, f"the model calls {node.target!r} {uses} times"
+            return str(node.target), ""
+        trouble = _not_homogeneous(model, node)
+        if trouble:
+            return None, trouble
     return None, "no layer comes before the head"
+
+
+def _not_homogeneous(model: nn.Module, node: fx.Node) -> str:
+    """Why a step before the head does not commute with a factor; nothing where it does."""
+    if node.op == "call_module":
+        module = _module(model, node)
+        if isinstance(module, HOMOGENEOUS):
+            return ""
+        kind = type(module).__name__
+        return f"{kind} {str(node.target)!r} before the head does not commute with a factor"
+    if node.op == "call_function" and node.target in SUMS:
+        return "the features are a sum of several layers' outputs"
+    known = {"call_function": FUNCTIONS, "call_method": METHODS}
+    if node.target in known.get(node.op, ()):
+        return ""
+    return f"{node.name!r} before the head does not commute with a factor"
+
+
+def _module(model: nn.Module, node: fx.Node) -> nn.Module:
+    return model.get_submodule(str(node.target))
 
 
 def _backwards(node: Any) -> Iterator[fx.Node]:
@@ -195,16 +177,55 @@ class _Tracer(fx.Tracer):
         return m is self.head or super().is_leaf_module(m, module_qualified_name)
 
 
+def _scale(changed: nn.Module, name: str, head_name: str, alpha: float) -> None:
+    source, head = changed.get_submodule(name), changed.get_submodule(head_name)
+    if not isinstance(source, AFFINE) or source.weight is None:
+        raise LargeMarginError(
+            f"layer {name!r} must be a linear, convolution or normalisation layer with a weight, "
+            f"but it is {source}."
+        )
+    for module, its in ((source, name), (head, head_name)):
+        if is_parametrized(module):
+            raise LargeMarginError(
+                f"layer {its!r} is parametrized, so that its weight cannot be multiplied. Remove "
+                "the parametrization first: torch.nn.utils.parametrize.remove_parametrizations."
+            )
+    bias = getattr(head, "bias", None)
+    scaled = [p for p in (*source.parameters(), bias) if p is not None]
+    _check_unshared(changed, (source, head), scaled, name)
+    new = rescale_network(source.weight, source.bias, bias, factor=alpha)
+    with torch.no_grad():
+        for parameter, value in (
+            (source.weight, new.weight),
+            (source.bias, new.bias),
+            (bias, new.head_bias),
+        ):
+            if parameter is not None and value is not None:
+                parameter.copy_(value)
+
+
+def _check_unshared(
+    model: nn.Module, owners: tuple[nn.Module, ...], scaled: list[Tensor], name: str
+) -> None:
+    own = {id(parameter) for parameter in scaled}
+    for place, module in model.named_modules():
+        if any(module is owner for owner in owners):
+            continue
+        shared = [each for each, p in module.named_parameters(recurse=False) if id(p) in own]
+        if shared:
+            raise LargeMarginError(
+                f"layer {place!r} shares its {shared[0]} with {name!r}: scaling one would change "
+                "the other."
+            )
+
+
 def _compare(
     model: nn.Module, changed: nn.Module, layer: str | None, inputs: Tensor, alpha: float, name: str
 ) -> None:
     found = []
     for each in (model, changed):
-        reader = Reader(each, layer=layer)
-        with reader.hooked(), evaluation(reader, inputs), torch.no_grad():
-            reader(inputs)
-            assert reader.features is not None
-            found.append(reader.features)
+        with evaluation(each, inputs), torch.no_grad():
+            found.append(Probe(each, layer=layer).read(inputs).features)
     size = float(found[0].abs().max())
     close = 1e-4 if found[0].dtype == torch.float32 else 1e-9
     if not torch.allclose(alpha * found[0], found[1], rtol=close, atol=close * alpha * size):

@@ -1,8 +1,7 @@
 """Retrieval: do the nearest neighbours of a sample belong to its class?
 
-Person re-identification across cameras: the protocol of Market-1501 and DukeMTMC.
-
-What the head of a model sees of every sample.
+Of any features (:func:`retrieval_of`), and of people across cameras by the protocol of Market-1501
+and DukeMTMC (:func:`cross_camera`). :func:`head_inputs_of` takes the features of a model.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,12 +19,9 @@ from largemargin.errors import (
     check_matrix,
 )
 from largemargin.geometry.pairs import blocks, squared_distances, widen
-from largemargin.measuring.batches import Source, count_pieces, need_labels, pieces
-from largemargin.measuring.probe import LogitModel
-from largemargin.measuring.progress_bar import with_bar
-from largemargin.measuring.ranks import fail_together
+from largemargin.measuring.batches import Batch, Source, need_labels
+from largemargin.measuring.logit_model import LogitModel, columns_of
 from largemargin.measuring.records import Record
-from largemargin.ops.distributed import world_size
 from largemargin.ops.norms import normalize
 
 SIMILARITIES = ("cosine", "euclidean")
@@ -403,22 +399,23 @@ def head_inputs_of(
         torch.Size([3, 4])
     """
     reader = LogitModel(model)
-    where = reader.device if device is None else torch.device(device)
-    shared = sync and world_size() > 1
 
-    def read() -> list[tuple[Tensor, Tensor, Tensor]]:
-        found = pieces(data, batch_size=batch_size, device=where, workers=workers, shared=shared)
-        total = count_pieces(data, batch_size, shared=shared)
-        parts = []
-        with reader.evaluating():
-            for piece in with_bar(found, "features", total, progress):
-                _, features = reader.read(piece.inputs)
-                parts.append((features.cpu(), need_labels(piece).cpu(), piece.positions))
-        return parts
+    def columns(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        return reader.read(batch.inputs)[1], need_labels(batch.labels), batch.indices
 
-    every = [part for parts in fail_together(shared, read) for part in parts]
-    if not every:
+    found = columns_of(
+        reader,
+        data,
+        columns,
+        "features",
+        batch_size=batch_size,
+        device=device,
+        workers=workers,
+        sync=sync,
+        progress=progress,
+    )
+    if not found:
         raise LargeMarginError("there is nothing to take features of: the data is empty.")
-    features, labels, positions = (torch.cat(column) for column in zip(*every, strict=True))
-    order = positions.argsort(stable=True)
+    features, labels, index = found
+    order = index.argsort(stable=True)
     return HeadInputs(features[order], labels[order])

@@ -10,8 +10,8 @@ from largemargin.errors import LargeMarginError, check_number
 from largemargin.geometry.pairs import blocks
 from largemargin.measuring.accuracy import Counts
 from largemargin.measuring.batches import IGNORED, Source
-from largemargin.measuring.confidence import columns_of
-from largemargin.measuring.probe import LogitModel
+from largemargin.measuring.confidence import validation_columns
+from largemargin.measuring.logit_model import LogitModel
 from largemargin.measuring.records import Record
 
 MOST = 2**29
@@ -132,11 +132,11 @@ def calibrate_temperature(
             )
         return logits, labels
 
-    logits, labels = columns_of(
+    logits, labels = validation_columns(
         reader,
         validation,
         read,
-        what="temperature",
+        "temperature",
         batch_size=batch_size,
         device=device,
         workers=workers,

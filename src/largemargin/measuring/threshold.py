@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.measuring.batches import Source
-from largemargin.measuring.confidence import Scorer, columns_of
+from largemargin.measuring.confidence import Scorer, validation_columns
+from largemargin.measuring.logit_model import LogitModel
 from largemargin.measuring.ood import keeping
-from largemargin.measuring.probe import LogitModel
 from largemargin.measuring.records import Record
 
 RULES = ("keep", "accuracy")
@@ -97,11 +97,11 @@ def calibrate_threshold(
         scored = scorer(inputs)
         return scored.margin, scored.predicted == labels
 
-    margins, right = columns_of(
+    margins, right = validation_columns(
         reader,
         validation,
         read,
-        what="threshold",
+        "threshold",
         batch_size=batch_size,
         device=device,
         workers=workers,

@@ -1,0 +1,192 @@
+"""A model as a function of its inputs before normalisation, with gradients to them.
+
+Margins and curvature in input space are taken here, and kept sample by sample in columns.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from largemargin.errors import LargeMarginError, check_labels
+from largemargin.measuring.batches import IGNORED, NOTHING, SKIP, need_labels
+from largemargin.measuring.probe import LayerHook, Probe, Reading
+from largemargin.measuring.ranks import gather
+from largemargin.ops.norms import normalize
+
+Numbers: TypeAlias = float | Sequence[float]
+Normalization: TypeAlias = tuple[Numbers, Numbers]
+"""Mean and standard deviation, one number each or one per channel."""
+
+
+class InputSpace(nn.Module):
+    """A model whose result is its head's output, one row of logits per sample.
+
+    Wrappers (DDP, torch.compile) are taken off: gradients with respect to inputs are no step of
+    training that they should take part in. With ``normalization``, the mean and standard deviation
+    that the loader normalises by, it takes inputs as they were before.
+    """
+
+    def __init__(self, probe: Probe, normalization: Normalization | None = None) -> None:
+        super().__init__()
+        self.model = probe.model
+        self.probe = probe
+        self.mean: Tensor | None = None
+        self.std: Tensor | None = None
+        if normalization is not None:
+            self.mean, self.std = _numbers(normalization)
+
+    @property
+    def head(self) -> nn.Module:
+        return self.probe.head
+
+    @property
+    def num_classes(self) -> int:
+        return self.probe.num_classes
+
+    @property
+    def units(self) -> str:
+        """In which units inputs are, for a result to say."""
+        if self.std is None:
+            return "as the loader gives them"
+        return "before normalisation"
+
+    def forward(self, inputs: Any) -> Tensor:
+        return self.read(inputs).logits
+
+    def read(self, inputs: Any, layers: Mapping[str, LayerHook] | None = None) -> Reading:
+        """One pass; ``layers`` as in :meth:`Probe.read`."""
+        reading = self.probe.read(_unharmed(self.normalized(inputs)), layers)
+        if reading.logits.dim() != 2:
+            raise LargeMarginError(
+                "margins and curvature in input space need one row of logits per sample, but the "
+                f"head {self.probe.head_name!r} made the shape {tuple(reading.logits.shape)}."
+            )
+        return reading
+
+    def backbone(self, inputs: Tensor) -> Tensor:
+        """Features in which the head is linear: its input, of length 1 for a cosine head."""
+        features = self.read(inputs).features
+        cosine = getattr(self.head, "similarity", "dot") == "cosine"
+        return normalize(features) if cosine else features
+
+    def linear_head(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of the head on those features, up to a shift common to all classes."""
+        view = self.probe.view()
+        weight, bias = view.weight, view.bias
+        if view.similarity in ("cosine", "cosine_prototypes"):
+            weight = normalize(weight)
+        elif view.similarity == "euclidean":
+            half = -0.5 * weight.square().sum(1)
+            bias = half if bias is None else half + bias
+        return view.scale * weight, None if bias is None else view.scale * bias
+
+    def raw(self, inputs: Tensor) -> Tensor:
+        """Inputs of the loader as they were before normalisation."""
+        std, mean = self._per_channel(self.std, inputs), self._per_channel(self.mean, inputs)
+        inputs = inputs if std is None else inputs * std
+        return inputs if mean is None else inputs + mean
+
+    def normalized(self, inputs: Any) -> Any:
+        if not isinstance(inputs, Tensor):
+            return inputs
+        std, mean = self._per_channel(self.std, inputs), self._per_channel(self.mean, inputs)
+        inputs = inputs if mean is None else inputs - mean
+        return inputs if std is None else inputs / std
+
+    def _per_channel(self, values: Tensor | None, inputs: Tensor) -> Tensor | None:
+        if values is None or values.dim() == 0:
+            return None if values is None else values.to(inputs)
+        if values.dim() != 1 or inputs.dim() < 2 or len(values) != inputs.shape[1]:
+            raise LargeMarginError(
+                "normalization must be one mean and one standard deviation, or one for each of the "
+                f"channels, dimension 1 of inputs of shape {tuple(inputs.shape)}, but the shape "
+                f"{tuple(values.shape)} was given."
+            )
+        return values.to(inputs).view(1, -1, *[1] * (inputs.dim() - 2))
+
+
+def _numbers(normalization: Normalization) -> tuple[Tensor, Tensor]:
+    try:
+        mean, std = (torch.as_tensor(each, dtype=torch.float64) for each in normalization)
+    except (TypeError, ValueError):
+        raise LargeMarginError(
+            f"normalization must be (mean, std), but {normalization!r} was given."
+        ) from None
+    if not bool((std > 0).all()):
+        raise LargeMarginError(f"standard deviations must be positive, but {std} was given.")
+    return mean, std
+
+
+def _unharmed(inputs: Any) -> Any:
+    """Copies of leaves: a model may write into its input, which a leaf does not allow."""
+    if isinstance(inputs, dict):
+        return {name: _unharmed(each) for name, each in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(_unharmed(each) for each in inputs)
+    leaf = isinstance(inputs, Tensor) and inputs.is_leaf and inputs.requires_grad
+    return inputs.clone() if leaf else inputs
+
+
+def need_tensor(inputs: Any, what: str) -> Tensor:
+    """The one floating point tensor that a model takes."""
+    if isinstance(inputs, Tensor) and inputs.is_floating_point():
+        return inputs
+    given = f"{inputs.dtype} tensor" if isinstance(inputs, Tensor) else type(inputs).__name__
+    raise LargeMarginError(
+        f"{what} needs a model of one floating point tensor, but the loader gives a {given}. For "
+        "token ids measure margins at a layer: layer_margins=['embeddings']."
+    )
+
+
+class Columns:
+    """Numbers of each sample, batch by batch: indices, labels and what else is named.
+
+    Samples with an index below 0 are repetitions and left out, as are those labelled -100 and
+    those from ``max_samples`` on.
+    """
+
+    def __init__(self, num_classes: int, max_samples: int | None) -> None:
+        self.num_classes = num_classes
+        self.limit = math.inf if max_samples is None else max_samples
+        self.parts: dict[str, list[Tensor]] = {}
+        self.size = 0
+        """Rows of the batch that was looked at last."""
+
+    def choose(self, labels: Tensor | None, index: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Which rows of a batch to take, with their labels and indices; None for no row."""
+        labels = need_labels(labels)
+        if labels.dim() != 1:
+            raise LargeMarginError(
+                "margins and curvature in input space need one label per sample, but the labels' "
+                f"shape is {tuple(labels.shape)}."
+            )
+        self.size = len(labels)
+        index = index.cpu()
+        keep = (index >= 0) & (index < self.limit) & (labels != IGNORED).cpu()
+        rows = keep.nonzero()[:, 0]
+        if len(rows) == 0:
+            return None
+        here = rows.to(labels.device)
+        labels = labels[here]
+        check_labels(labels, len(rows), self.num_classes, soft=False, skip=SKIP, validate=True)
+        self.add(label=labels.long(), index=index[rows])
+        return here, labels.long(), index[rows]
+
+    def add(self, **values: Tensor) -> None:
+        for name, each in values.items():
+            self.parts.setdefault(name, []).append(each.detach().cpu())
+
+    def joined(self, shared: bool) -> dict[str, Tensor]:
+        """The columns, where ``shared`` those of all processes, in the order of sample indices."""
+        mine = {name: torch.cat(parts) for name, parts in self.parts.items()}
+        everyone = [each for each in (gather(mine) if shared else [mine]) if each]
+        if not everyone:
+            raise LargeMarginError(NOTHING)
+        columns = {name: torch.cat([each[name] for each in everyone]) for name in everyone[0]}
+        if shared:
+            order = columns["index"].argsort(stable=True)
+            columns = {name: each[order] for name, each in columns.items()}
+        return columns
