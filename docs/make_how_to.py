@@ -76,11 +76,11 @@ def page() -> str:
     lines = [
         "# How to train with it",
         "",
-        "Made by `docs/make_how_to.py` from the scripts in this folder; do not edit by hand. Each",
-        "is complete, runs in seconds without a download, and is run by the tests. They learn",
-        "scikit-learn's digits and need it too (`pip install scikit-learn`); only",
-        "`omniglot_embeddings.py` draws characters of its own. Nothing is released yet: install",
-        "lines, here and on the other pages, run in a clone of the repository.",
+        "Each script is complete, takes seconds, downloads nothing, and is run by the tests. They",
+        "train on scikit-learn's digits, so they also need `pip install scikit-learn`; only",
+        "`omniglot_embeddings.py` draws its own characters. Nothing is released yet: the install",
+        "commands, here and on the other pages, run in a clone of the repository. (This page is",
+        "made by `docs/make_how_to.py` from the scripts in this folder; do not edit it by hand.)",
         "",
         "| how to | script | install |",
         "|---|---|---|",
@@ -91,7 +91,7 @@ def page() -> str:
         title = heading(path)
         lines.append(f"| [{title}](#{anchor(title)}) | [{path.name}]({path.name}) | {install} |")
     if pages():
-        lines += ["", "To read beside them:", ""]
+        lines += ["", "Guides:", ""]
         lines += [f"- [{title}]({path.name})" for title, path in pages()]
     for path in scripts():
         code = path.read_text(encoding="utf-8").rstrip("\n")

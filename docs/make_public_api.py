@@ -1,10 +1,11 @@
 """Writes docs/public_api.txt: every public name and signature, one per line.
 
 Run ``python docs/make_public_api.py`` when the interface changes on purpose; a test shows the
-difference until then. The source text is read, nothing is imported, so that the list does not
-depend on the versions of Python and torch.
+difference until then. Signatures are read from the source text, so that the list does not depend
+on the versions of Python and torch; the names of losses are asked of ``lm.LOSSES``.
 """
 
+import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -60,10 +61,18 @@ def _member(member: griffe.Object | griffe.Alias) -> str:
     annotation = f": {member.annotation}" if getattr(member, "annotation", None) else ""
     value = getattr(member, "value", None)
     if member.parent is not None and member.parent.is_module:
-        keys = re.findall(r"'(\w+)': ", str(value))
+        keys = re.findall(r"'(\w+)': ", str(value)) or _keys(member)
         return f"{member.name}{annotation}" + (f" of {', '.join(keys)}" if keys else "")
     default = f" = {value}" if value is not None and annotation and not kind else ""
     return f"{kind}{member.name}{annotation}{default}"
+
+
+def _keys(member: griffe.Object | griffe.Alias) -> list[str]:
+    """Keys of a table that is derived, as ``LOSSES`` is from the losses."""
+    if not str(member.annotation).startswith("dict[str, type["):
+        return []
+    assert member.parent is not None
+    return list(getattr(importlib.import_module(member.parent.path), member.name))
 
 
 def _signature(function: griffe.Object | griffe.Alias) -> str:

@@ -1,8 +1,11 @@
-"""The API reference: a page per public module, an entry per public name, read without importing.
+"""The API reference: a page per public module, an entry per public name.
 
-The same list decides what the snapshot of the public API holds (``make_public_api.py``).
+Everything is read from the source text. Only the names of losses are asked of the core, which finds
+them by itself. The same list decides what the snapshot of the public API holds
+(``make_public_api.py``).
 """
 
+import importlib
 from functools import cache
 from pathlib import Path
 
@@ -51,6 +54,9 @@ INTEGRATIONS = (
     *("timm", "metric_learning", "torchmetrics"),
 )
 
+DERIVED = ("largemargin", "largemargin.functional")
+"""Modules whose names follow from the losses; they need no more than torch."""
+
 PLAIN = (
     griffe.Kind.FUNCTION,
     griffe.Kind.CLASS,
@@ -70,7 +76,11 @@ def package() -> griffe.Object:
 def find(module: str, name: str) -> griffe.Object | griffe.Alias:
     """The object that ``module.name`` is; a function wins over the file it shares its name with."""
     inside = f"{module}.{name}".removeprefix("largemargin.")
-    found = package()[inside]
+    try:
+        found = package()[inside]
+    except KeyError:  # a name that the module does not write down
+        value = getattr(importlib.import_module(module), name)
+        found = package()[f"{value.__module__}.{value.__qualname__}".removeprefix("largemargin.")]
     if found.is_module and name in found.members:
         found = found[name]
     return found.final_target if found.is_alias else found
@@ -80,6 +90,8 @@ def names(module: str) -> list[str]:
     """Public names of a module, without modules: ``__all__``, or what it defines itself."""
     holder = package() if module == "largemargin" else package()[module.split(".", 1)[1]]
     listed = [str(name) for name in holder.exports or ()]
+    if module in DERIVED:
+        listed = list(dict.fromkeys([*listed, *importlib.import_module(module).__all__]))
     if not listed:
         listed = [
             name
@@ -130,7 +142,7 @@ def pages() -> dict[str, str]:
         made[f"api/{page}.md"] = _page(module, sentence, [module])
     integrations = [f"largemargin.integrations.{each}" for each in INTEGRATIONS]
     made["api/integrations.md"] = _page(
-        "largemargin.integrations", "For the trainers and libraries people use.", integrations
+        "largemargin.integrations", "Integrations with trainers and libraries.", integrations
     )
     return made
 
@@ -139,8 +151,8 @@ def _index() -> str:
     lines = [
         "# API reference",
         "",
-        "What is listed here is public; what that promises is the [stability "
-        "policy](../stability.md).",
+        "The names listed here are public; the [stability policy](../stability.md) says what that "
+        "means.",
         "",
         "| module | what it is for | names |",
         "|---|---|---|",
@@ -149,8 +161,8 @@ def _index() -> str:
         lines.append(f"| [`{module}`]({page}.md) | {sentence} | {len(modules()[module])} |")
     count = sum(len(modules()[f"largemargin.integrations.{each}"]) for each in INTEGRATIONS)
     lines.append(
-        "| [`largemargin.integrations`](integrations.md) | For the trainers and libraries people "
-        f"use. | {count} |"
+        "| [`largemargin.integrations`](integrations.md) | Integrations with trainers and "
+        f"libraries. | {count} |"
     )
     return "\n".join(lines) + "\n"
 

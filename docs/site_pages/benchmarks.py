@@ -10,16 +10,16 @@ from site_pages.results import PML_JUMPS, jumps
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 ABOUT = {
-    "cpu_heads": "Classification heads on a CPU, forward and backward, beside "
-    "pytorch-metric-learning (PML); providers interleaved in one run, values and gradients "
+    "cpu_heads": "Classification heads on a CPU, forward and backward, compared with "
+    "pytorch-metric-learning (PML). Providers are interleaved in one run; values and gradients are "
     "compared before timing.",
     "import_time": "What `import largemargin` adds to a process.",
-    "measure": "Measuring beside an evaluation pass, and beside the usual loops.",
-    "training_speed_cpu": "The training engine beside a loop written by hand, on a CPU.",
+    "measure": "Measuring, compared with an evaluation pass and with the usual loops.",
+    "training_speed_cpu": "The training engine, compared with a hand-written loop, on a CPU.",
     "training_speed_cuda": "The same on a GPU: ResNet-18 for 32 × 32 images, bfloat16.",
-    "input_curvature_cpu": "Input-loss curvature beside forward and backward passes, on a CPU.",
+    "input_curvature_cpu": "Input-loss curvature next to forward and backward passes, on a CPU.",
     "input_curvature_cuda": "The same on a GPU, 10,000 images.",
-    "discriminative_stability": "What makes the printed discriminative loss diverge, on digits: "
+    "discriminative_stability": "What makes the published discriminative loss diverge, on digits: "
     "see [the discriminative loss at ordinary learning rates](how-to/discriminative.md).",
     "discriminative_stability_cifar10": "The same on CIFAR-10.",
 }

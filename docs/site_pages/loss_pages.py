@@ -16,26 +16,24 @@ from site_pages.docstrings import OPEN_POINT, to_markdown
 from site_pages.sources import ORIGINALS, PAPERS, Paper
 
 LINEAR = (
-    "One product of features and class vectors, O(N C D), the same as a linear head, and O(N C) "
-    "for "
-    'the rest. `impl="dense"` keeps the (N, C) logits for the backward pass; `impl="chunked"` '
-    "keeps nothing of that size and computes the product again."
+    "One product of features and class vectors, O(N C D), as in a linear head, and O(N C) for the "
+    'rest. `impl="dense"` keeps the (N, C) logits for the backward pass; `impl="chunked"` keeps '
+    "nothing of that size and computes the product again."
 )
 COSTS = {
-    "center": "O(N D); the centers are (C, D) numbers beside the model.",
+    "center": "O(N D), and a (C, D) buffer for the centers.",
     "centroid_norm": "O(N D).",
     "compactness": "O(N D).",
     "layer_margin": "One more backward pass with `topk` (default C - 1) directions per sample, "
     "batched.",
     "margin_distribution": "One more backward pass to the inputs, and a second derivative through "
     "it only with `differentiable_norm=True`.",
-    "stability": "O(N D), and a second forward pass for the noisy inputs, which the training loop "
-    "makes.",
+    "stability": "O(N D), and a second forward pass for the noisy inputs in the training loop.",
     "super_symmetry": "O(C² D) and a (C, C) matrix.",
     "zero_centroid": "O(C D).",
-    "dense_hinge": "O(N C D), and the (N, C) logits are kept: every rival counts by itself.",
+    "dense_hinge": "O(N C D); the (N, C) logits are kept, since every rival counts by itself.",
     "centroid_margin": "O(N D) for the centroids and O(K C D) for the nearest boundaries of the K "
-    "classes of the batch, searched without gradient in blocks; no (C, C) array.",
+    "classes of the batch; the search runs in blocks without gradient, with no (C, C) array.",
 }
 SAME_COST = {
     "margin_hinge": "margin_distribution",
@@ -135,7 +133,7 @@ def _called(name: str) -> str:
     function = _function(name)
     if function is not None:
         found.append(f"[`functional.{function}`][{api.links()[function]}]")
-    return f"Called as {called}; by name `{name}` on the command line. API: {', '.join(found)}."
+    return f"Call it as {called}; on the command line it is `{name}`. API: {', '.join(found)}."
 
 
 def _arguments(loss: type[Loss]) -> str:
@@ -207,18 +205,18 @@ def _options(loss: type[Loss]) -> str:
         shown: make_tables.reason(loss, option) for option, shown in make_tables.OPTIONS.items()
     }
     has = ", ".join(shown for shown, why in reasons.items() if why is None)
-    lines = [f"It takes {has}."]
+    lines = [f"Supported: {has}."]
     if any(reasons.values()):
-        lines += ["", "It does not take:", ""]
+        lines += ["", "Not supported:", ""]
         for why in dict.fromkeys(why for why in reasons.values() if why is not None):
             alike = [shown for shown, said in reasons.items() if said == why]
             lines.append(f"- {', '.join(alike)}: {why}")
     changed = ", ".join(f"`{key}={value!r}`" for key, value in loss.defaults.items())
-    note = f"\n\nCommon options with another default here: {changed}." if changed else ""
+    note = f"\n\nDefaults that differ from other losses: {changed}." if changed else ""
     return (
         "\n".join(lines)
         + note
-        + f"\n\nWhat they mean: [`lm.Loss`][{api.links()['Loss']}]; all losses side by side: "
+        + f"\n\nMeaning of the options: [`lm.Loss`][{api.links()['Loss']}]; options of all losses: "
         "[losses and their options](../losses.md)."
     )
 

@@ -133,13 +133,13 @@ def _index() -> str:
     lines = [
         "# Reproductions",
         "",
-        "Every table of the five papers has a recipe: settings as printed, what the paper leaves "
-        "open and how it was read, and the reported numbers. `largemargin reproduce` runs one and "
-        "writes what it measured beside it. This page is made from those files; where none was "
-        f'written it says "{READY}". Reported and measured numbers never share a column, and '
-        "verdicts follow [a rule that was fixed before anything was measured](rule.md).",
+        "Every table of the five papers has a recipe with the printed settings, our reading of "
+        "what the paper leaves open, and the reported numbers. `largemargin reproduce` runs a "
+        "recipe and stores what it measured. This page is made from those files; a table without "
+        f'one is marked "{READY}". Reported and measured numbers never share a column, and '
+        "verdicts follow [a rule fixed before anything was measured](rule.md).",
         "",
-        "| paper | table | numbers reported | runs | here |",
+        "| paper | table | numbers reported | runs | status |",
         "|---|---|---|---|---|",
     ]
     for table in tables():
@@ -185,7 +185,7 @@ def _table(table: Table) -> list[str]:
     lines = [f"## {_short(table)} {{ #{table.anchor} }}", "", f"**{_capital(state(table))}.**", ""]
     lines += [f"`largemargin reproduce {file}`", ""]
     if table.recipe.readings:
-        lines += ['??? note "What the paper leaves open, and how it was read"', ""]
+        lines += ['??? note "What the paper leaves open, and our reading"', ""]
         lines += [f"    - {' '.join(reading.split())}" for reading in table.recipe.readings] + [""]
     for each in table.measured:
         lines += [f"Measured, {each.protocol}. {_made(table, each.protocol)}", ""]
@@ -231,7 +231,7 @@ def _rows(lines: list[Line]) -> list[str]:
 
 
 def _reported(table: Table) -> list[str]:
-    """All the paper's numbers, folded in."""
+    """All the paper's numbers, in a block that opens on a click."""
     keys = list(dict.fromkeys(key for claim in table.claims for key in claim.key))
     heads = [*(key.replace("_", " ") for key in keys), "quantity", "reported"]
     count = sum(claim.reported is not None for claim in table.claims)

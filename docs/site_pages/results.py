@@ -20,7 +20,7 @@ MANY = 10_000
 """Classes from which on it was seen."""
 
 AT_RATES = (
-    "- At learning rates from 0.001 to 0.1, short runs on digits and CIFAR-10, beside softmax: "
+    "- Short runs on digits and CIFAR-10 with learning rates from 0.001 to 0.1, next to softmax: "
     "[measured](../how-to/discriminative.md#measured)."
 )
 BESIDE = {"discriminative": [AT_RATES], "stable_discriminative": [AT_RATES]}
@@ -63,7 +63,7 @@ def cost_of_loss(name: str) -> str:
         if row["provider"].lower().split(",")[0].split()[0] == called
     ]
     if not found:
-        return f"Time beside other heads: {NOT_MEASURED}."
+        return f"Time relative to other heads: {NOT_MEASURED}."
     lines = [
         "| N, C, D | variant | time | against | ratio | kept for backward, in N × C floats |",
         "|---|---|---|---|---|---|",
