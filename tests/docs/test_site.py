@@ -101,7 +101,9 @@ def test_search_needs_no_server(site: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["index", "losses/cosface", "api/geometry", "errata"])
+@pytest.mark.parametrize(
+    "page", ["index", "choosing", "benchmarks", "losses/cosface", "api/geometry", "errata"]
+)
 def test_a_browser_asks_nobody_but_the_disk(site: Path, page: str) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     browser_path = Path("/usr/bin/chromium")
