@@ -145,7 +145,7 @@ def test_the_page_is_made_from_the_scripts() -> None:
         ("lightning", "lightning.pytorch", "lightning"),
         ("hugging_face", "transformers", "transformers"),
         ("timm", "timm.task", "timm"),
-        ("metric_states", "torchmetrics", "torchmetrics"),
+        ("torchmetrics", "torchmetrics", "torchmetrics"),
     ],
 )
 def test_a_missing_package_is_named_with_its_extra(

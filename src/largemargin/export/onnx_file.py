@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from largemargin.dropin.find_head import unwrapped
 from largemargin.errors import LargeMarginError, MissingPackage
@@ -66,15 +67,8 @@ def to_onnx(
         The path of the file.
     """
     target = Path(path)
-    if target.exists() and not overwrite:
-        raise LargeMarginError(f"{target} exists already. Pass overwrite=True to replace it.")
-    if not target.parent.is_dir():
-        raise LargeMarginError(f"there is no folder {target.parent} to write {target.name} to.")
-    for package in ("onnx", "onnxscript"):
-        if find_spec(package) is None:
-            raise MissingPackage(
-                f"Writing ONNX needs {package}. Install it: pip install 'largemargin[export]'"
-            )
+    _check_target(target, overwrite)
+    _check_packages()
     _check_metadata(metadata or {})
     program, facts, checks = trace(
         model,
@@ -90,18 +84,7 @@ def to_onnx(
     if class_names is not None:
         check_class_names(class_names, facts)
     names = _input_names(unwrapped(model)[0], example)
-    with warnings.catch_warnings():
-        # torch 2.11's exporter calls what torch 2.11 has deprecated.
-        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
-        made = torch.onnx.export(
-            program,
-            input_names=names,
-            output_names=[outputs],
-            opset_version=opset,
-            dynamo=True,
-            verbose=False,
-        )
-    assert made is not None
+    made = _convert(program, names, outputs, opset)
     if dynamic_batch:
         _name_batch(made.model.graph)
     own = _metadata(facts, outputs, temperature, class_names)
@@ -117,6 +100,39 @@ def to_onnx(
             shutil.move(weights, target.with_name(weights.name))
         os.replace(draft, target)
     return target
+
+
+def _check_target(target: Path, overwrite: bool) -> None:
+    if target.exists() and not overwrite:
+        raise LargeMarginError(f"{target} exists already. Pass overwrite=True to replace it.")
+    if not target.parent.is_dir():
+        raise LargeMarginError(f"there is no folder {target.parent} to write {target.name} to.")
+
+
+def _check_packages() -> None:
+    for package in ("onnx", "onnxscript"):
+        if find_spec(package) is None:
+            raise MissingPackage(
+                f"Writing ONNX needs {package}. Install it: pip install 'largemargin[export]'"
+            )
+
+
+def _convert(
+    program: ExportedProgram, names: list[str], output: str, opset: int | None
+) -> torch.onnx.ONNXProgram:
+    with warnings.catch_warnings():
+        # torch 2.11's exporter calls what torch 2.11 has deprecated.
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
+        made = torch.onnx.export(
+            program,
+            input_names=names,
+            output_names=[output],
+            opset_version=opset,
+            dynamo=True,
+            verbose=False,
+        )
+    assert made is not None
+    return made
 
 
 def _input_names(model: nn.Module, example: Example) -> list[str]:

@@ -121,30 +121,33 @@ def trace(
 
 def _inputs(example: Example, device: str | None) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
     """Tensors in order, and the names of those that are keyword arguments."""
-    keywords: tuple[str, ...] = ()
-    if isinstance(example, Tensor):
-        given: tuple[Any, ...] = (example,)
-    elif isinstance(example, Mapping):
-        given, keywords = tuple(example.values()), tuple(example)
-    elif isinstance(example, Sequence) and not isinstance(example, str):
-        given = tuple(example)
-    else:
-        given = ()
-    if not given or not all(isinstance(each, Tensor) for each in given):
+    keywords = tuple(example) if isinstance(example, Mapping) else ()
+    given = _values(example)
+    if not given or not all(isinstance(value, Tensor) for value in given):
         raise LargeMarginError(
             "example must hold the inputs of one call: a tensor, a tuple of tensors or a dict of "
             f"them, but {_described(example)} was given. Bind other arguments beforehand, for "
             "instance in a small nn.Module around the model."
         )
-    if any(each.dim() == 0 for each in given):
+    if any(value.dim() == 0 for value in given):
         raise LargeMarginError("example must hold batches, but one of its tensors is 0-dim.")
-    return tuple(each.detach().to(device or each.device) for each in given), keywords
+    return tuple(value.detach().to(device or value.device) for value in given), keywords
+
+
+def _values(example: object) -> tuple[Any, ...]:
+    """The inputs in order; none where the example is no collection of them."""
+    if isinstance(example, Tensor):
+        return (example,)
+    if isinstance(example, Mapping):
+        return tuple(example.values())
+    if isinstance(example, Sequence) and not isinstance(example, str):
+        return tuple(example)
+    return ()
 
 
 def _described(example: object) -> str:
     if isinstance(example, Mapping | tuple | list):
-        values = example.values() if isinstance(example, Mapping) else example
-        return f"{type(example).__name__} of {[type(each).__name__ for each in values]}"
+        return f"{type(example).__name__} of {[type(value).__name__ for value in _values(example)]}"
     return type(example).__name__
 
 

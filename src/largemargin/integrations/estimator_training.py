@@ -1,7 +1,4 @@
-"""The training loop of the scikit-learn estimator: epochs, early stopping, a progress bar.
-
-Networks for the scikit-learn estimator: standardised inputs, a backbone, a linear head.
-"""
+"""What the scikit-learn estimator trains, and how: network, samples, optimizer, epochs."""
 
 import math
 from collections import OrderedDict
@@ -20,8 +17,8 @@ from torch import Tensor, nn
 from largemargin.dropin.criterion import Criterion
 from largemargin.errors import LargeMarginError, MissingPackage, check_choice, check_number
 
-CHUNK = 4096
-"""Rows converted at a time when statistics are taken of the whole training set."""
+PREDICTED = 1024
+"""Samples that go through the network at a time when nothing is trained."""
 
 
 class Standardize(nn.Module):
@@ -39,7 +36,7 @@ class Standardize(nn.Module):
         return (inputs - self.mean) / self.scale
 
 
-class Network(nn.Module):
+class EstimatorNetwork(nn.Module):
     """``head(backbone(standardize(x)))``; the head is a linear layer, or what replaced it.
 
     A criterion is attached to ``classifier``, so that losses on inputs see standardised ones: their
@@ -60,33 +57,7 @@ class Network(nn.Module):
         return logits
 
 
-def statistics(inputs: Tensor, weights: Tensor | None, per_channel: bool) -> tuple[Tensor, Tensor]:
-    """Weighted mean and standard deviation over samples, in float64; a constant gets 1.
-
-    (N, ...) gives (...), or (C, 1, 1) for images (N, C, H, W) with ``per_channel``.
-    """
-    share = torch.ones(len(inputs)).double() if weights is None else weights.double()
-    share = share / share.sum()
-    axes = (0, *range(2, inputs.dim())) if per_channel else (0,)
-    places = prod(inputs.shape[2:]) if per_channel else 1
-
-    def average(of: Callable[[Tensor], Tensor]) -> Tensor:
-        summed: Tensor | float = 0.0
-        for start in range(0, len(inputs), CHUNK):
-            rows, part = inputs[start : start + CHUNK], share[start : start + CHUNK]
-            weight = part.reshape(-1, *[1] * (inputs.dim() - 1))
-            summed = summed + (of(rows.double()) * weight).sum(axes, keepdim=True)[0] / places
-        assert isinstance(summed, Tensor)
-        return summed
-
-    mean = average(lambda rows: rows)
-    spread = average(lambda rows: (rows - mean).square()).sqrt()
-    # A spread of rounding noise is a constant feature: dividing by it would blow the noise up.
-    constant = spread <= 1e-12 * mean.abs().clamp_min(1e-300)
-    return mean, torch.where(constant, 1.0, spread)
-
-
-def build(
+def build_network(
     backbone: nn.Module | Callable[[tuple[int, ...]], nn.Module] | None,
     inputs: Tensor,
     weights: Tensor | None,
@@ -96,7 +67,7 @@ def build(
     standardize: bool,
     device: torch.device,
     dtype: torch.dtype,
-) -> Network:
+) -> EstimatorNetwork:
     """A network for ``inputs`` (N, D) or (N, C, H, W); a given module is copied, not used up."""
     shape = tuple(inputs.shape[1:])
     made: Any = backbone
@@ -118,7 +89,7 @@ def build(
     made = made.to(device=device, dtype=dtype)
     first = first.to(device)
     head = nn.Linear(_width(first, made, inputs[:2].to(device, dtype)), num_classes)
-    return Network(first, made, head.to(device=device, dtype=dtype))
+    return EstimatorNetwork(first, made, head.to(device=device, dtype=dtype))
 
 
 def _width(first: nn.Module, backbone: nn.Module, sample: Tensor) -> int:
@@ -173,14 +144,68 @@ def _convolution(before: int, after: int) -> tuple[nn.Module, ...]:
     return layer, nn.BatchNorm2d(after), nn.ReLU()
 
 
-PREDICTED = 1024
-"""Samples that go through the network at a time when nothing is trained."""
+CHUNK = 4096
+"""Rows converted at a time when statistics are taken of the whole training set."""
 
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adamw": partial(torch.optim.AdamW, fused=True),
-    "adam": partial(torch.optim.Adam, fused=True),
-    "sgd": partial(torch.optim.SGD, momentum=0.9, nesterov=True, fused=True),
-}
+
+def statistics(inputs: Tensor, weights: Tensor | None, per_channel: bool) -> tuple[Tensor, Tensor]:
+    """Weighted mean and standard deviation over samples, in float64; a constant gets 1.
+
+    (N, ...) gives (...), or (C, 1, 1) for images (N, C, H, W) with ``per_channel``.
+    """
+    share = torch.ones(len(inputs)).double() if weights is None else weights.double()
+    share = share / share.sum()
+    axes = (0, *range(2, inputs.dim())) if per_channel else (0,)
+    places = prod(inputs.shape[2:]) if per_channel else 1
+
+    def average(of: Callable[[Tensor], Tensor]) -> Tensor:
+        summed: Tensor | float = 0.0
+        for start in range(0, len(inputs), CHUNK):
+            rows, part = inputs[start : start + CHUNK], share[start : start + CHUNK]
+            weight = part.reshape(-1, *[1] * (inputs.dim() - 1))
+            summed = summed + (of(rows.double()) * weight).sum(axes, keepdim=True)[0] / places
+        assert isinstance(summed, Tensor)
+        return summed
+
+    mean = average(lambda rows: rows)
+    spread = average(lambda rows: (rows - mean).square()).sqrt()
+    # A spread of rounding noise is a constant feature: dividing by it would blow the noise up.
+    constant = spread <= 1e-12 * mean.abs().clamp_min(1e-300)
+    return mean, torch.where(constant, 1.0, spread)
+
+
+@dataclass
+class TensorSamples:
+    """A data set in host memory; batches are moved and converted as they are taken."""
+
+    inputs: Tensor
+    labels: Tensor
+    weights: Tensor | None
+    device: torch.device
+    dtype: torch.dtype
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def take(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        weights = None if self.weights is None else self.weights[index].to(self.device, self.dtype)
+        return (
+            self.inputs[index].to(self.device, self.dtype),
+            self.labels[index].to(self.device),
+            weights,
+        )
+
+    def subset(self, index: Tensor) -> "TensorSamples":
+        weights = None if self.weights is None else self.weights[index]
+        return TensorSamples(
+            self.inputs[index], self.labels[index], weights, self.device, self.dtype
+        )
+
+    def batches(self, size: int, shuffle: bool) -> Iterator[Tensor]:
+        """Indices of batches of nearly equal length, so that none is too small to normalise."""
+        count = max(math.ceil(len(self) / size), 1)
+        order = torch.randperm(len(self)) if shuffle and count > 1 else torch.arange(len(self))
+        return iter(order.tensor_split(count))
 
 
 def choose_device(given: Any) -> torch.device:
@@ -204,49 +229,30 @@ def choose_dtype(given: str, inputs: Tensor, cheap: bool) -> torch.dtype:
     return torch.float64 if given == "float64" else torch.float32
 
 
-@contextmanager
-def own_random_numbers(seed: int, device: torch.device) -> Iterator[None]:
-    """Everything random inside depends on ``seed``; the global generators are left as they were."""
-    cuda = device.type == "cuda"
-    with torch.random.fork_rng(devices=[device] if cuda else []):
-        # Not torch.manual_seed, which would seed every accelerator too.
-        torch.default_generator.manual_seed(seed)
-        if cuda:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adamw": partial(torch.optim.AdamW, fused=True),
+    "adam": partial(torch.optim.Adam, fused=True),
+    "sgd": partial(torch.optim.SGD, momentum=0.9, nesterov=True, fused=True),
+}
 
 
-@dataclass
-class Samples:
-    """A data set in host memory; batches are moved and converted as they are taken."""
-
-    inputs: Tensor
-    labels: Tensor
-    weights: Tensor | None
-    device: torch.device
-    dtype: torch.dtype
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def take(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        weights = None if self.weights is None else self.weights[index].to(self.device, self.dtype)
-        return (
-            self.inputs[index].to(self.device, self.dtype),
-            self.labels[index].to(self.device),
-            weights,
-        )
-
-    def subset(self, index: Tensor) -> "Samples":
-        weights = None if self.weights is None else self.weights[index]
-        return Samples(self.inputs[index], self.labels[index], weights, self.device, self.dtype)
-
-    def batches(self, size: int, shuffle: bool) -> Iterator[Tensor]:
-        """Indices of batches of nearly equal length, so that none is too small to normalise."""
-        count = max(math.ceil(len(self) / size), 1)
-        order = torch.randperm(len(self)) if shuffle and count > 1 else torch.arange(len(self))
-        return iter(order.tensor_split(count))
+def make_optimizer(
+    given: Any, groups: list[dict[str, Any]], lr: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """By name with ``lr`` and ``weight_decay``, or by a function of the parameter groups."""
+    if callable(given):
+        made = given(groups)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise LargeMarginError(
+                "optimizer must return a torch optimizer when called with parameter groups, but "
+                f"it returned {type(made).__name__}. For example functools.partial("
+                "torch.optim.SGD, lr=0.1)."
+            )
+        return made
+    check_choice("optimizer", given, OPTIMIZERS)
+    check_number("lr", lr, above=0)
+    check_number("weight_decay", weight_decay, at_least=0)
+    return OPTIMIZERS[given](groups, lr=lr, weight_decay=weight_decay)
 
 
 @dataclass
@@ -271,7 +277,7 @@ class Fitting:
 
     def __init__(
         self,
-        network: Network,
+        network: EstimatorNetwork,
         criterion: Criterion,
         optimizer: torch.optim.Optimizer,
         *,
@@ -298,7 +304,7 @@ class Fitting:
             group["initial_lr"] = lr
 
     def train(
-        self, samples: Samples, batch_size: int, factors: Iterator[float]
+        self, samples: TensorSamples, batch_size: int, factors: Iterator[float]
     ) -> dict[str, float]:
         """One epoch; means of the loss and its terms. ``factors`` of the learning rate, by step."""
         self.network.train()
@@ -325,7 +331,7 @@ class Fitting:
             )
         return found
 
-    def validate(self, samples: Samples) -> tuple[float, float]:
+    def validate(self, samples: TensorSamples) -> tuple[float, float]:
         """Loss and accuracy on samples that are not trained on."""
         self.network.eval()
         seen = Average()
@@ -376,36 +382,10 @@ class Fitting:
         return {f"terms.{name}": value for name, value in self.criterion.terms.items()}
 
 
-def make_optimizer(
-    given: Any, groups: list[dict[str, Any]], lr: float, weight_decay: float
-) -> torch.optim.Optimizer:
-    """By name with ``lr`` and ``weight_decay``, or by a function of the parameter groups."""
-    if callable(given):
-        made = given(groups)
-        if not isinstance(made, torch.optim.Optimizer):
-            raise LargeMarginError(
-                "optimizer must return a torch optimizer when called with parameter groups, but "
-                f"it returned {type(made).__name__}. For example functools.partial("
-                "torch.optim.SGD, lr=0.1)."
-            )
-        return made
-    check_choice("optimizer", given, OPTIMIZERS)
-    check_number("lr", lr, above=0)
-    check_number("weight_decay", weight_decay, at_least=0)
-    return OPTIMIZERS[given](groups, lr=lr, weight_decay=weight_decay)
-
-
-def rate_factors(decay: str, steps: int) -> Iterator[float]:
-    """Factors of the learning rate: constant, or half a cosine from 1 to 0 over ``steps``."""
-    check_choice("decay", decay, ("cosine", "constant"))
-    for step in range(steps):
-        yield 0.5 * (1 + math.cos(math.pi * step / steps)) if decay == "cosine" else 1.0
-
-
 def fit_epochs(
     fitting: Fitting,
-    samples: Samples,
-    valid: Samples | None,
+    samples: TensorSamples,
+    valid: TensorSamples | None,
     *,
     epochs: int,
     batch_size: int,
@@ -442,6 +422,13 @@ def fit_epochs(
     return epoch
 
 
+def rate_factors(decay: str, steps: int) -> Iterator[float]:
+    """Factors of the learning rate: constant, or half a cosine from 1 to 0 over ``steps``."""
+    check_choice("decay", decay, ("cosine", "constant"))
+    for step in range(steps):
+        yield 0.5 * (1 + math.cos(math.pi * step / steps)) if decay == "cosine" else 1.0
+
+
 def _bar(epochs: Iterable[int], verbose: bool) -> Iterable[int]:
     if not verbose:
         return epochs
@@ -454,3 +441,16 @@ def _bar(epochs: Iterable[int], verbose: bool) -> Iterable[int]:
         ) from missing
     bar: Iterable[int] = tqdm(epochs, desc="LargeMarginClassifier", unit="epoch")
     return bar
+
+
+@contextmanager
+def own_random_numbers(seed: int, device: torch.device) -> Iterator[None]:
+    """Everything random inside depends on ``seed``; the global generators are left as they were."""
+    cuda = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if cuda else []):
+        # Not torch.manual_seed, which would seed every accelerator too.
+        torch.default_generator.manual_seed(seed)
+        if cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield

@@ -1,4 +1,4 @@
-"""Lightning: a criterion is an attribute of the module; ``MarginSchedule`` counts its steps.
+"""Lightning: ``MarginSchedule`` steps and logs a criterion, ``GeometryMonitor`` measures the model.
 
     class Classifier(lightning.LightningModule):
         def __init__(self):
@@ -6,9 +6,7 @@
             self.model = resnet18(num_classes=10)
             self.criterion = lm.attach(self.model, lm.CosFace(scale=16.0))
 
-As an attribute it moves, is saved and is restored with the module.
-
-Lightning: the geometry of a model, measured and logged as it trains.
+As an attribute the criterion moves, is saved and is restored with the module.
 """
 
 import math
@@ -200,7 +198,7 @@ def _numbers(geometry: Geometry) -> dict[str, float]:
 
 
 def _first(loaders: Any) -> Iterable[Any]:
-    """One loader, whatever form validation loaders have."""
+    """The first loader of one, a list or a dict of them."""
     if isinstance(loaders, dict):
         loaders = list(loaders.values())
     if isinstance(loaders, list | tuple):

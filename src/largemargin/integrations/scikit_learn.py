@@ -1,12 +1,8 @@
-"""``LargeMarginClassifier``: large-margin training as a scikit-learn estimator.
-
-Arrays of features and images as the estimator takes them: as rows, as tensors, as classes.
-"""
+"""``LargeMarginClassifier``: large-margin training as a scikit-learn estimator."""
 
 import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from math import prod
 from typing import Any, Self
 
 import numpy as np
@@ -20,8 +16,8 @@ from largemargin.errors import LargeMarginError, MissingPackage, check_choice, c
 from largemargin.integrations.estimator_training import (
     PREDICTED,
     Fitting,
-    Samples,
-    build,
+    TensorSamples,
+    build_network,
     choose_device,
     choose_dtype,
     fit_epochs,
@@ -29,72 +25,6 @@ from largemargin.integrations.estimator_training import (
     own_random_numbers,
 )
 from largemargin.integrations.objective_text import objective_for
-
-Array = NDArray[Any]
-
-
-def as_rows(X: Any) -> tuple[Any, tuple[int, ...] | None]:
-    """Images as flat rows (N, D) and the shape of one; anything else as it is, and None."""
-    if isinstance(X, list | tuple) and len(X) and np.ndim(X[0]) >= 2:
-        X = np.asarray(X)
-    if getattr(X, "ndim", 2) <= 2:
-        return X, None
-    X = np.asarray(X.cpu() if isinstance(X, Tensor) else X)
-    return X.reshape(len(X), -1), tuple(X.shape[1:])
-
-
-def as_tensor(rows: Array, shape: tuple[int, ...], channels: str) -> Tensor:
-    """Rows as a tensor (N, D), or (N, C, H, W) where ``shape`` is that of an image."""
-    if prod(shape) != rows.shape[1]:
-        raise LargeMarginError(
-            f"input_shape {shape} has {prod(shape)} entries, but X has {rows.shape[1]} features."
-        )
-    if not rows.flags.writeable:
-        rows = rows.copy()  # torch shares memory with arrays and warns about read-only ones
-    if rows.dtype.kind == "u" and rows.dtype.itemsize > 1:
-        rows = rows.astype(np.int64)  # torch has few operations on these
-    tensor = torch.from_numpy(np.ascontiguousarray(rows))
-    if len(shape) == 1:
-        return tensor
-    target, place = images_first(shape, channels)
-    if place == "last":
-        return tensor.reshape(-1, *shape).movedim(-1, 1)
-    return tensor.reshape(-1, *target)
-
-
-def known_labels(y: Array, classes: Array) -> NDArray[np.int64]:
-    """Indices of labels in the sorted ``classes``."""
-    index = np.searchsorted(classes, y).clip(max=len(classes) - 1)
-    strange = classes[index] != y
-    if np.any(strange):
-        found = np.unique(y[strange]).tolist()
-        raise LargeMarginError(
-            f"y holds labels that are not among the classes {classes.tolist()}: {found}. Name all "
-            "classes in the first call of partial_fit; fit without warm_start for other classes."
-        )
-    return index.astype(np.int64)
-
-
-def images_first(shape: tuple[int, ...], channels: str) -> tuple[tuple[int, ...], str]:
-    """The (C, H, W) shape of images given as ``shape``, and where their channels stand."""
-    check_choice("channels", channels, ("auto", "first", "last"))
-    if len(shape) == 2:
-        return (1, *shape), "none"
-    if len(shape) != 3:
-        raise LargeMarginError(
-            f"X must hold features (N, D) or images (N, H, W), (N, C, H, W) or (N, H, W, C), but "
-            f"one sample has shape {shape}."
-        )
-    if channels == "auto":
-        likely = [place for place, size in (("first", shape[0]), ("last", shape[2])) if size <= 4]
-        if len(likely) != 1:
-            raise LargeMarginError(
-                f"images of shape {shape} may have their channels first or last. Say which: "
-                'channels="first" or channels="last".'
-            )
-        channels = likely[0]
-    return (shape if channels == "first" else (shape[2], shape[0], shape[1])), channels
-
 
 try:
     from sklearn.base import (
@@ -113,6 +43,8 @@ except ImportError as missing:
         "LargeMarginClassifier needs scikit-learn 1.6 or newer. Install it: "
         "pip install 'largemargin[sklearn]'."
     ) from missing
+
+Array = NDArray[Any]
 
 
 class LargeMarginClassifier(
@@ -328,7 +260,7 @@ class LargeMarginClassifier(
 
     def _read(
         self, X: Any, y: Any, sample_weight: Any, goes_on: bool, classes: Any = None
-    ) -> tuple[Samples, int]:
+    ) -> tuple[TensorSamples, int]:
         """Checked samples of the classes to be trained, and the seed of this fit."""
         check_number("batch_size", self.batch_size, at_least=1)
         rows, shape = as_rows(X)
@@ -340,39 +272,34 @@ class LargeMarginClassifier(
             kept = weights > 0  # the others are not there, not even as a class
             rows, y, weights = rows[kept], y[kept], weights[kept]
         if not goes_on:
-            self.classes_ = np.unique(y if classes is None else classes)
-            if len(self.classes_) < 2:
-                raise LargeMarginError(
-                    "y must hold at least 2 classes, but it holds 1 class: "
-                    f"{self.classes_.tolist()}. A margin is a distance to another class."
-                )
+            self.classes_ = _at_least_two(np.unique(y if classes is None else classes))
             self._shape = tuple(self.input_shape or shape or rows.shape[1:])
         labels = known_labels(y, self.classes_)
         if self.class_weight is not None:
             factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
             weights = factors[labels] if weights is None else factors[labels] * weights
-        if weights is not None and np.ptp(weights) == 0:
-            weights = None  # equal weights are none, also for losses that have no weights
         inputs = as_tensor(rows, self._shape, self.channels)
         device = choose_device(self.device)
         cheap = self.backbone is None and inputs.dim() == 2 and device.type == "cpu"
-        samples = Samples(
+        # Equal weights are none, also for losses that have no weights.
+        equal = weights is None or np.ptp(weights) == 0
+        samples = TensorSamples(
             inputs,
             torch.from_numpy(labels),
-            None if weights is None else torch.from_numpy(weights),
+            None if equal else torch.from_numpy(weights),
             device,
             choose_dtype(self.dtype, inputs, cheap),
         )
         return samples, int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _begin(self, samples: Samples, goes_on: bool) -> None:
+    def _begin(self, samples: TensorSamples, goes_on: bool) -> None:
         """A new network with its criterion and optimizer, unless training goes on."""
         if goes_on:
             self._fitting.to(samples.device)
             if isinstance(self.optimizer, str):
                 self._fitting.set_rate(self.lr)
             return
-        network = build(
+        network = build_network(
             self.backbone,
             samples.inputs,
             samples.weights,
@@ -396,7 +323,9 @@ class LargeMarginClassifier(
         self._fitting = Fitting(network, criterion, optimizer, noise=self.noise)
         self.model_, self.criterion_, self.history_ = network, criterion, {}
 
-    def _run_epochs(self, samples: Samples, valid: Samples | None, epochs: int, decay: str) -> int:
+    def _run_epochs(
+        self, samples: TensorSamples, valid: TensorSamples | None, epochs: int, decay: str
+    ) -> int:
         run = fit_epochs(
             self._fitting,
             samples,
@@ -411,7 +340,7 @@ class LargeMarginClassifier(
         self.model_.eval()
         return run
 
-    def _hold_out(self, samples: Samples, seed: int) -> tuple[Samples, Samples]:
+    def _hold_out(self, samples: TensorSamples, seed: int) -> tuple[TensorSamples, TensorSamples]:
         check_number("validation_fraction", self.validation_fraction, above=0, below=1)
         check_number("patience", self.patience, at_least=1)
         labels = samples.labels.numpy()
@@ -468,3 +397,76 @@ class LargeMarginClassifier(
         tags = super().__sklearn_tags__()
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
+
+
+def as_rows(X: Any) -> tuple[Any, tuple[int, ...] | None]:
+    """Images as flat rows (N, D) and the shape of one; anything else as it is, and None."""
+    if isinstance(X, list | tuple) and len(X) and np.ndim(X[0]) >= 2:
+        X = np.asarray(X)
+    if getattr(X, "ndim", 2) <= 2:
+        return X, None
+    X = np.asarray(X.cpu() if isinstance(X, Tensor) else X)
+    return X.reshape(len(X), -1), tuple(X.shape[1:])
+
+
+def as_tensor(rows: Array, shape: tuple[int, ...], channels: str) -> Tensor:
+    """Rows as a tensor (N, D), or (N, C, H, W) where ``shape`` is that of an image."""
+    if math.prod(shape) != rows.shape[1]:
+        raise LargeMarginError(
+            f"input_shape {shape} has {math.prod(shape)} entries, but X has {rows.shape[1]} "
+            "features."
+        )
+    if not rows.flags.writeable:
+        rows = rows.copy()  # torch shares memory with arrays and warns about read-only ones
+    if rows.dtype.kind == "u" and rows.dtype.itemsize > 1:
+        rows = rows.astype(np.int64)  # torch has few operations on these
+    tensor = torch.from_numpy(np.ascontiguousarray(rows))
+    if len(shape) == 1:
+        return tensor
+    target, place = images_first(shape, channels)
+    if place == "last":
+        return tensor.reshape(-1, *shape).movedim(-1, 1)
+    return tensor.reshape(-1, *target)
+
+
+def images_first(shape: tuple[int, ...], channels: str) -> tuple[tuple[int, ...], str]:
+    """The (C, H, W) shape of images given as ``shape``, and where their channels stand."""
+    check_choice("channels", channels, ("auto", "first", "last"))
+    if len(shape) == 2:
+        return (1, *shape), "none"
+    if len(shape) != 3:
+        raise LargeMarginError(
+            f"X must hold features (N, D) or images (N, H, W), (N, C, H, W) or (N, H, W, C), but "
+            f"one sample has shape {shape}."
+        )
+    if channels == "auto":
+        likely = [place for place, size in (("first", shape[0]), ("last", shape[2])) if size <= 4]
+        if len(likely) != 1:
+            raise LargeMarginError(
+                f"images of shape {shape} may have their channels first or last. Say which: "
+                'channels="first" or channels="last".'
+            )
+        channels = likely[0]
+    return (shape if channels == "first" else (shape[2], shape[0], shape[1])), channels
+
+
+def _at_least_two(classes: Array) -> Array:
+    if len(classes) < 2:
+        raise LargeMarginError(
+            f"y must hold at least 2 classes, but it holds 1 class: {classes.tolist()}. A margin "
+            "is a distance to another class."
+        )
+    return classes
+
+
+def known_labels(y: Array, classes: Array) -> NDArray[np.int64]:
+    """Indices of labels in the sorted ``classes``."""
+    index = np.searchsorted(classes, y).clip(max=len(classes) - 1)
+    unknown = classes[index] != y
+    if np.any(unknown):
+        found = np.unique(y[unknown]).tolist()
+        raise LargeMarginError(
+            f"y holds labels that are not among the classes {classes.tolist()}: {found}. Name all "
+            "classes in the first call of partial_fit; fit without warm_start for other classes."
+        )
+    return index.astype(np.int64)

@@ -10,13 +10,9 @@
 Every metric takes ``update(features, labels, head, bias)`` and returns one number: that of
 :func:`largemargin.measure_arrays` on all the data, also over several processes. ``head`` is the
 classification layer, its weight, or the criterion that ``attach`` returned; where logits say it
-all, ``update(logits=logits, labels=labels)`` will do. What several metrics keep alike (features,
-margins of one kind) a ``MetricCollection`` keeps once. Samples labelled -100 are left out; without
-samples a metric is NaN. ``options`` are those of ``torchmetrics.Metric``.
-
-What the torchmetrics of this package share: reading batches, keeping states, joining ranks.
-
-torchmetrics of features: how tight and how far apart classes are. See ``torchmetrics.py``.
+all, ``update(logits=logits, labels=labels)`` suffices. A ``MetricCollection`` keeps once what
+several metrics have in common (features, margins of one kind). Samples labelled -100 are left out;
+without samples a metric is NaN. ``options`` are those of ``torchmetrics.Metric``.
 """
 
 import math
@@ -76,7 +72,7 @@ Head = HeadView | Criterion | nn.Module | Tensor
 """A head, in any form in which a user holds one."""
 
 
-class Batch(NamedTuple):
+class LabelledRows(NamedTuple):
     """Rows of features (or logits) in float64 and their labels, without those labelled -100."""
 
     rows: Tensor
@@ -136,7 +132,7 @@ class GeometryMetric(Metric):
 
     def _batch(
         self, given: Tensor | None, labels: Tensor | None, num_classes: int, name: str = "features"
-    ) -> Batch:
+    ) -> LabelledRows:
         """Check rows with their labels; (N, T, D) of a sequence head become rows too."""
         if given is None or labels is None:
             raise LargeMarginError(
@@ -150,7 +146,7 @@ class GeometryMetric(Metric):
             keep = labels.long() != IGNORED  # torch takes 156 of uint8 for -100
             given, labels = given[keep.to(given.device)], labels[keep]
         check_labels(labels, len(given), num_classes, of=name, soft=False, skip=SKIP, validate=True)
-        return Batch(widen(given.to(self.device)), labels.to(self.device).long())
+        return LabelledRows(widen(given.to(self.device)), labels.to(self.device).long())
 
 
 class HeadMetric(GeometryMetric):
@@ -238,239 +234,6 @@ def _same(one: HeadView, other: HeadView) -> bool:
         and equal(one.weight, other.weight)
         and equal(one.bias, other.bias)
     )
-
-
-PAIRWISE = ("largest", "separation", "ratio")
-VARIANCES = ("within", "between", "total", "ratio")
-COLLAPSES = ("variability", "norm_spread", "angle_spread", "simplex_gap", "duality")
-
-
-class Dispersion(GeometryMetric):
-    """Diameters of the classes in feature space (NGY-D4), exact; needs no head.
-
-    Keeps all features, in float64; ``compute_on_cpu=True`` keeps them off the accelerator. Time
-    grows with the square of the samples.
-
-    Args:
-        num_classes: C.
-        statistic: "largest" dispersion of a class; "separation", the smallest distance between
-            samples of different classes (infinite with one class); or their "ratio": below 1
-            features are ideal (NGY-P4.2).
-
-    Example:
-        >>> metric = Dispersion(2)
-        >>> metric.update(torch.tensor([[0.0], [3.0], [5.0]]), torch.tensor([0, 0, 1]))
-        >>> float(metric.compute())
-        3.0
-    """
-
-    kept: list[Tensor]
-    classes: list[Tensor]
-
-    def __init__(self, num_classes: int, statistic: str = "largest", **options: Any) -> None:
-        super().__init__(**options)
-        check_choice("statistic", statistic, PAIRWISE)
-        check_number("num_classes", num_classes, at_least=1)
-        self.num_classes, self.statistic = num_classes, statistic
-        self._add_column("kept")
-        self._add_column("classes", torch.long)
-
-    def update(
-        self,
-        features: Tensor | None = None,
-        labels: Tensor | None = None,
-        head: Head | None = None,
-        bias: Tensor | None = None,
-    ) -> None:
-        found, labels = self._batch(features, labels, self.num_classes)
-        check_norms(torch.linalg.vector_norm(found, dim=1))
-        if len(labels) == 0:
-            return
-        if self.classes and len(self.classes[-1]) > 0:
-            check_width(found, self.kept[-1].numel() // len(self.classes[-1]), "those before had")
-        self.kept.append(found.reshape(-1))
-        self.classes.append(labels)
-
-    def compute(self) -> Tensor:
-        labels = self._column("classes")
-        if len(labels) == 0:
-            return self._number(math.nan)
-        features = self._column("kept").view(len(labels), -1)
-        largest = separation = math.nan
-        if self.statistic != "separation":
-            diameters = class_dispersion(features, labels, self.num_classes)
-            largest = float(diameters[~diameters.isnan()].max())
-        if self.statistic != "largest":
-            pair = closest_pair(features, labels)
-            separation = math.inf if pair is None else float(row_distance(features, pair))
-        if self.statistic == "ratio":
-            return self._number(largest / separation if separation > 0 else math.inf)
-        return self._number(largest if self.statistic == "largest" else separation)
-
-
-class ClassSumsMetric(GeometryMetric):
-    """Counts, means and scatter of classes from one pass; features are dropped."""
-
-    covariance = False
-    counts: list[Tensor]
-    outer: list[Tensor]
-
-    def __init__(self, num_classes: int, **options: Any) -> None:
-        super().__init__(**options)
-        check_num_classes(num_classes)
-        self.num_classes = num_classes
-        for name in ("counts", "anchors", "sums", "squares"):
-            self._add_column(name, torch.long if name == "counts" else torch.float64)
-        if self.covariance:
-            self._add_column("outer")
-
-    def _add(self, features: Tensor | None, labels: Tensor | None) -> None:
-        found, labels = self._batch(features, labels, self.num_classes)
-        check_norms(torch.linalg.vector_norm(found, dim=1))
-        sums = self._sums()
-        if sums is None:
-            dim = found.shape[1]
-            keep = self.covariance and dim <= COVARIANCE_DIM
-            sums = ClassSums.empty(self.num_classes, dim, covariance=keep, like=found)
-        check_width(found, sums.sums.shape[1], "those before had")
-        sums.add(found, labels)
-        self._put(sums)
-
-    def _put(self, sums: ClassSums) -> None:
-        for name in ("counts", "anchors", "sums", "squares"):
-            setattr(self, name, [getattr(sums, name).reshape(-1)])
-        if self.covariance:
-            self.outer = [] if sums.outer is None else [sums.outer.reshape(-1)]
-
-    def _sums(self) -> ClassSums | None:
-        """The sums of all parts; None without one."""
-        counts = self._column("counts").view(-1, self.num_classes)
-        if len(counts) == 0:
-            return None
-        anchors, sums = (self._column(name).view(*counts.shape, -1) for name in ("anchors", "sums"))
-        squares = self._column("squares").view(counts.shape)
-        outer = None
-        if self.covariance and len(flat := self._column("outer")) > 0:
-            outer = flat.view(len(counts), sums.shape[-1], -1)
-        joined: ClassSums | None = None
-        for part in range(len(counts)):
-            one = ClassSums(
-                counts[part],
-                anchors[part],
-                sums[part],
-                squares[part],
-                None if outer is None else outer[part],
-                torch.finfo(torch.float32).eps,  # in which features come, whatever they are kept in
-            )
-            if joined is None:
-                joined = one
-            else:
-                joined.merge(one)
-        return joined
-
-    def _fold(self) -> None:
-        if len(self.counts) > 1:
-            sums = self._sums()
-            assert sums is not None
-            self._put(sums)
-
-
-class VarianceSplit(ClassSumsMetric):
-    """Variance of features within and between classes (ODN-VAR), in one pass; needs no head.
-
-    Args:
-        num_classes: C.
-        statistic: "within", "between", "total" or the "ratio" between / within, which is infinite
-            for collapsed classes.
-
-    Example:
-        >>> metric = VarianceSplit(2)
-        >>> metric.update(torch.tensor([[0.0], [2.0], [4.0], [6.0]]), torch.tensor([0, 0, 1, 1]))
-        >>> float(metric.compute())
-        4.0
-    """
-
-    def __init__(self, num_classes: int, statistic: str = "ratio", **options: Any) -> None:
-        super().__init__(num_classes, **options)
-        check_choice("statistic", statistic, VARIANCES)
-        self.statistic = statistic
-
-    def update(
-        self,
-        features: Tensor | None = None,
-        labels: Tensor | None = None,
-        head: Head | None = None,
-        bias: Tensor | None = None,
-    ) -> None:
-        self._add(features, labels)
-
-    def compute(self) -> Tensor:
-        sums = self._sums()
-        if sums is None or not bool(sums.counts.any()):
-            return self._number(math.nan)
-        return self._number(getattr(measure_variance(sums, []), self.statistic))
-
-
-class NeuralCollapse(ClassSumsMetric):
-    """Neural collapse (Papyan, Han and Donoho 2020), NC1 to NC3, in one pass.
-
-    All statistics tend to 0 in it. Keeps a D x D covariance.
-
-    Args:
-        num_classes: C.
-        statistic: "variability" (NC1; NaN beyond 4096 dimensions), "norm_spread", "angle_spread"
-            or "simplex_gap" (NC2), "duality" (NC3, of the class vectors at the last update): see
-            ``Geometry.collapse``.
-
-    Example:
-        >>> metric = NeuralCollapse(2, "duality")
-        >>> features = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
-        >>> metric.update(features, torch.tensor([0, 1]), head=features)
-        >>> float(metric.compute())
-        0.0
-    """
-
-    higher_is_better = False
-    covariance = True
-    prototypes: list[Tensor]
-
-    def __init__(self, num_classes: int, statistic: str = "variability", **options: Any) -> None:
-        super().__init__(num_classes, **options)
-        check_choice("statistic", statistic, COLLAPSES)
-        self.statistic = statistic
-        self._add_column("prototypes")
-
-    def update(
-        self,
-        features: Tensor | None = None,
-        labels: Tensor | None = None,
-        head: Head | None = None,
-        bias: Tensor | None = None,
-    ) -> None:
-        weight = as_head(head, bias, "NeuralCollapse").weight
-        check_prototypes(weight)
-        if len(weight) != self.num_classes:
-            raise LargeMarginError(
-                f"NeuralCollapse was made for {self.num_classes} classes, but the head has "
-                f"{len(weight)}. Pass num_classes={len(weight)}."
-            )
-        self._add(features, labels)
-        self.prototypes = [widen(weight.to(self.device)).reshape(-1).clone()]
-
-    def compute(self) -> Tensor:
-        sums = self._sums()
-        if sums is None:
-            return self._number(math.nan)
-        size = sums.sums.numel()
-        weight = self._column("prototypes")[-size:].view(sums.sums.shape)
-        stream = Stream(HeadView(weight), covariance=False)
-        stream.sums = sums
-        found = measure_collapse(stream, [])
-        return self._number(math.nan if found is None else getattr(found, self.statistic))
-
-    def _fold(self) -> None:
-        super()._fold()
-        self.prototypes = self.prototypes[-1:]
 
 
 KINDS = ("raw", "cosine", "distance")
@@ -708,3 +471,240 @@ def _logit_margins(logits: Tensor, classes: Tensor) -> Tensor:
     assert stats.target is not None
     assert stats.rival is not None
     return stats.target - stats.rival
+
+
+PAIRWISE = ("largest", "separation", "ratio")
+
+
+class Dispersion(GeometryMetric):
+    """Diameters of the classes in feature space (NGY-D4), exact; needs no head.
+
+    Keeps all features, in float64; ``compute_on_cpu=True`` keeps them off the accelerator. Time
+    grows with the square of the samples.
+
+    Args:
+        num_classes: C.
+        statistic: "largest" dispersion of a class; "separation", the smallest distance between
+            samples of different classes (infinite with one class); or their "ratio": below 1
+            features are ideal (NGY-P4.2).
+
+    Example:
+        >>> metric = Dispersion(2)
+        >>> metric.update(torch.tensor([[0.0], [3.0], [5.0]]), torch.tensor([0, 0, 1]))
+        >>> float(metric.compute())
+        3.0
+    """
+
+    kept: list[Tensor]
+    classes: list[Tensor]
+
+    def __init__(self, num_classes: int, statistic: str = "largest", **options: Any) -> None:
+        super().__init__(**options)
+        check_choice("statistic", statistic, PAIRWISE)
+        check_number("num_classes", num_classes, at_least=1)
+        self.num_classes, self.statistic = num_classes, statistic
+        self._add_column("kept")
+        self._add_column("classes", torch.long)
+
+    def update(
+        self,
+        features: Tensor | None = None,
+        labels: Tensor | None = None,
+        head: Head | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
+        found, labels = self._batch(features, labels, self.num_classes)
+        check_norms(torch.linalg.vector_norm(found, dim=1))
+        if len(labels) == 0:
+            return
+        if self.classes and len(self.classes[-1]) > 0:
+            check_width(found, self.kept[-1].numel() // len(self.classes[-1]), "those before had")
+        self.kept.append(found.reshape(-1))
+        self.classes.append(labels)
+
+    def compute(self) -> Tensor:
+        labels = self._column("classes")
+        if len(labels) == 0:
+            return self._number(math.nan)
+        features = self._column("kept").view(len(labels), -1)
+        largest = separation = math.nan
+        if self.statistic != "separation":
+            diameters = class_dispersion(features, labels, self.num_classes)
+            largest = float(diameters[~diameters.isnan()].max())
+        if self.statistic != "largest":
+            pair = closest_pair(features, labels)
+            separation = math.inf if pair is None else float(row_distance(features, pair))
+        if self.statistic == "ratio":
+            return self._number(largest / separation if separation > 0 else math.inf)
+        return self._number(largest if self.statistic == "largest" else separation)
+
+
+class ClassSumsMetric(GeometryMetric):
+    """Counts, means and scatter of classes from one pass; features are dropped."""
+
+    covariance = False
+    counts: list[Tensor]
+    outer: list[Tensor]
+
+    def __init__(self, num_classes: int, **options: Any) -> None:
+        super().__init__(**options)
+        check_num_classes(num_classes)
+        self.num_classes = num_classes
+        for name in ("counts", "anchors", "sums", "squares"):
+            self._add_column(name, torch.long if name == "counts" else torch.float64)
+        if self.covariance:
+            self._add_column("outer")
+
+    def _add(self, features: Tensor | None, labels: Tensor | None) -> None:
+        found, labels = self._batch(features, labels, self.num_classes)
+        check_norms(torch.linalg.vector_norm(found, dim=1))
+        sums = self._sums()
+        if sums is None:
+            dim = found.shape[1]
+            keep = self.covariance and dim <= COVARIANCE_DIM
+            sums = ClassSums.empty(self.num_classes, dim, covariance=keep, like=found)
+        check_width(found, sums.sums.shape[1], "those before had")
+        sums.add(found, labels)
+        self._put(sums)
+
+    def _put(self, sums: ClassSums) -> None:
+        for name in ("counts", "anchors", "sums", "squares"):
+            setattr(self, name, [getattr(sums, name).reshape(-1)])
+        if self.covariance:
+            self.outer = [] if sums.outer is None else [sums.outer.reshape(-1)]
+
+    def _sums(self) -> ClassSums | None:
+        """The sums of all parts; None without one."""
+        counts = self._column("counts").view(-1, self.num_classes)
+        if len(counts) == 0:
+            return None
+        anchors, sums = (self._column(name).view(*counts.shape, -1) for name in ("anchors", "sums"))
+        squares = self._column("squares").view(counts.shape)
+        outer = None
+        if self.covariance and len(flat := self._column("outer")) > 0:
+            outer = flat.view(len(counts), sums.shape[-1], -1)
+        joined: ClassSums | None = None
+        for part in range(len(counts)):
+            one = ClassSums(
+                counts[part],
+                anchors[part],
+                sums[part],
+                squares[part],
+                None if outer is None else outer[part],
+                torch.finfo(torch.float32).eps,  # in which features come, whatever they are kept in
+            )
+            if joined is None:
+                joined = one
+            else:
+                joined.merge(one)
+        return joined
+
+    def _fold(self) -> None:
+        if len(self.counts) > 1:
+            sums = self._sums()
+            assert sums is not None
+            self._put(sums)
+
+
+VARIANCES = ("within", "between", "total", "ratio")
+
+
+class VarianceSplit(ClassSumsMetric):
+    """Variance of features within and between classes (ODN-VAR), in one pass; needs no head.
+
+    Args:
+        num_classes: C.
+        statistic: "within", "between", "total" or the "ratio" between / within, which is infinite
+            for collapsed classes.
+
+    Example:
+        >>> metric = VarianceSplit(2)
+        >>> metric.update(torch.tensor([[0.0], [2.0], [4.0], [6.0]]), torch.tensor([0, 0, 1, 1]))
+        >>> float(metric.compute())
+        4.0
+    """
+
+    def __init__(self, num_classes: int, statistic: str = "ratio", **options: Any) -> None:
+        super().__init__(num_classes, **options)
+        check_choice("statistic", statistic, VARIANCES)
+        self.statistic = statistic
+
+    def update(
+        self,
+        features: Tensor | None = None,
+        labels: Tensor | None = None,
+        head: Head | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
+        self._add(features, labels)
+
+    def compute(self) -> Tensor:
+        sums = self._sums()
+        if sums is None or not bool(sums.counts.any()):
+            return self._number(math.nan)
+        return self._number(getattr(measure_variance(sums, []), self.statistic))
+
+
+COLLAPSES = ("variability", "norm_spread", "angle_spread", "simplex_gap", "duality")
+
+
+class NeuralCollapse(ClassSumsMetric):
+    """Neural collapse (Papyan, Han and Donoho 2020), NC1 to NC3, in one pass.
+
+    All statistics tend to 0 in it. Keeps a D x D covariance.
+
+    Args:
+        num_classes: C.
+        statistic: "variability" (NC1; NaN beyond 4096 dimensions), "norm_spread", "angle_spread"
+            or "simplex_gap" (NC2), "duality" (NC3, of the class vectors at the last update): see
+            ``Geometry.collapse``.
+
+    Example:
+        >>> metric = NeuralCollapse(2, "duality")
+        >>> features = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+        >>> metric.update(features, torch.tensor([0, 1]), head=features)
+        >>> float(metric.compute())
+        0.0
+    """
+
+    higher_is_better = False
+    covariance = True
+    prototypes: list[Tensor]
+
+    def __init__(self, num_classes: int, statistic: str = "variability", **options: Any) -> None:
+        super().__init__(num_classes, **options)
+        check_choice("statistic", statistic, COLLAPSES)
+        self.statistic = statistic
+        self._add_column("prototypes")
+
+    def update(
+        self,
+        features: Tensor | None = None,
+        labels: Tensor | None = None,
+        head: Head | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
+        weight = as_head(head, bias, "NeuralCollapse").weight
+        check_prototypes(weight)
+        if len(weight) != self.num_classes:
+            raise LargeMarginError(
+                f"NeuralCollapse was made for {self.num_classes} classes, but the head has "
+                f"{len(weight)}. Pass num_classes={len(weight)}."
+            )
+        self._add(features, labels)
+        self.prototypes = [widen(weight.to(self.device)).reshape(-1).clone()]
+
+    def compute(self) -> Tensor:
+        sums = self._sums()
+        if sums is None:
+            return self._number(math.nan)
+        size = sums.sums.numel()
+        weight = self._column("prototypes")[-size:].view(sums.sums.shape)
+        stream = Stream(HeadView(weight), covariance=False)
+        stream.sums = sums
+        found = measure_collapse(stream, [])
+        return self._number(math.nan if found is None else getattr(found, self.statistic))
+
+    def _fold(self) -> None:
+        super()._fold()
+        self.prototypes = self.prototypes[-1:]

@@ -9,11 +9,8 @@ import torch
 
 from largemargin.app.config import RunConfig
 from largemargin.app.training.objective import parse_objective
-from largemargin.integrations.objective_text import build_loss
+from largemargin.integrations.objective_text import build_loss, needs_counts
 from largemargin.losses import LOSSES
-
-WITH_CURVE = ("cosface", "arcface", "normface", "sphereface", "lsoftmax", "unified_margin", "ldam")
-"""A softmax over angles in which the logit of the own class alone is changed."""
 
 SCALE = 8.0
 """psi does not depend on it; a small one keeps the inversion exact."""
@@ -34,21 +31,21 @@ class TargetCurve(NamedTuple):
 def target_curve(
     config: RunConfig, counts: Sequence[int] = (), points: int = 91
 ) -> TargetCurve | None:
-    """The curve of the loss of a run; None where it has none.
+    """The curve of the loss of a run; None where it has none (``Loss.has_target_curve``).
 
     Read off the loss itself: with rivals at right angles a softmax over cosines is
     log(1 + (C - 1) exp(-s psi)), which is solved for psi. ``counts`` are the training samples of
     each class, on which the margins of LDAM depend: its curve is that of the rarest class.
     """
     terms = parse_objective(config.objective)
-    term = next((each for each in terms if each.name in WITH_CURVE), None)
+    term = next((each for each in terms if LOSSES[each.name].has_target_curve), None)
     if term is None or isinstance(term.settings.get("margin"), str):
         return None
-    by_class = term.name == "ldam"
+    kind = LOSSES[term.name]
+    by_class = needs_counts(kind)
     if by_class and not 2 <= len(counts) <= MOST_CLASSES:
         return None
     sizes = list(counts) if by_class else [1] * CLASSES
-    kind = LOSSES[term.name]
     settings, scale = dict(term.settings), 1.0
     if "scale" in inspect.signature(kind).parameters:
         settings["scale"] = scale = SCALE

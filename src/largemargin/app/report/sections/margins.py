@@ -534,28 +534,24 @@ def _layers(measured: list[Measured]) -> list[Chart]:
         return []
     names = tuple(layer.name for layer in layered[0][1])
     same = [pair for pair in layered if tuple(layer.name for layer in pair[1]) == names]
-    charts = []
-    for key, title, axis, read in LAYER_CHARTS:
-        series = tuple(
-            Series(
-                model.title,
-                list(range(len(names))),
-                [value if known(value) else None for value in map(read, layers)],
-                color=model.color,
-            )
-            for model, layers in same
+    charts = [
+        Chart(
+            f"layers-{key}",
+            title,
+            tuple(_layer_curve(model, list(map(read, layers))) for model, layers in same),
+            x="layer, from the input to the head",
+            y=axis,
+            names=names,
+            percent_y=key == "accuracy",
+            alt=f"{title} of every layer that was measured. Good rises towards the head.",
         )
-        if any(y is not None for line in series for y in line.y):
-            charts.append(
-                Chart(
-                    f"layers-{key}",
-                    title,
-                    series,
-                    x="layer, from the input to the head",
-                    y=axis,
-                    names=names,
-                    percent_y=key == "accuracy",
-                    alt=f"{title} of every layer that was measured. Good rises towards the head.",
-                )
-            )
-    return charts
+        for key, title, axis, read in LAYER_CHARTS
+    ]
+    return [
+        chart for chart in charts if any(y is not None for line in chart.series for y in line.y)
+    ]
+
+
+def _layer_curve(model: ReportModel, values: list[float]) -> Series:
+    ys = [value if known(value) else None for value in values]
+    return Series(model.title, list(range(len(ys))), ys, color=model.color)
