@@ -1,7 +1,4 @@
-"""``attach``: a loss on a model that exists already, in two lines.
-
-What ``attach`` is given as objective: a loss, several, or what makes them.
-"""
+"""``attach``: a loss on a model that exists already, in two lines."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,66 +26,13 @@ from largemargin.heads.class_head import ClassHead
 from largemargin.heads.head_spec import HeadSpec
 from largemargin.heads.sharded_class_head import ShardedClassHead
 from largemargin.losses import LOSSES
-from largemargin.losses.base.loss import Loss, Weighted
 from largemargin.losses.base.classwise import set_accumulation
+from largemargin.losses.base.loss import Loss, Weighted
 from largemargin.losses.base.objective import Objective
 from largemargin.losses.base.schedules import Schedule, preset_schedule
 from largemargin.losses.base.terms import matrix_of
 from largemargin.ops.shards import is_sharded
 from largemargin.ops.similarity import SIMILARITIES
-
-
-def objective_from(given: Any, num_classes: int, dim: int) -> Objective:
-    """The objective of a loss, a weighted one, an objective or a function of the head's size."""
-    if isinstance(given, type) and issubclass(given, Loss):
-        raise LargeMarginError(
-            f"objective must be a loss, but the class {given.__name__} was given. Make one: "
-            f"{given.__name__}(...), or pass a function that makes one for this head: lambda "
-            f"num_classes, dim: {given.__name__}(...)."
-        )
-    if isinstance(given, type) and issubclass(given, nn.Module):
-        raise _refusal(f"the class {given.__name__}", _instead_of(given))
-    made = given
-    if not isinstance(given, nn.Module) and callable(given):
-        made = given(num_classes, dim)
-    if isinstance(made, Objective):
-        return made
-    inner = made.loss if isinstance(made, Weighted) else made
-    if isinstance(made, str):
-        raise _refusal(repr(made), _written(made))
-    if not isinstance(inner, Loss):
-        raise _refusal(type(made).__name__, _instead_of(type(made)))
-    names = [name for name, kind in LOSSES.items() if kind is type(inner)]
-    return Objective(**{names[0] if names else "loss": made})
-
-
-def _refusal(what: str, instead: str) -> LargeMarginError:
-    return LargeMarginError(
-        "objective must be a loss of largemargin, `weight * loss`, an Objective, or a function "
-        f"(num_classes, dim) that returns one, but {what} was given.{instead}"
-    )
-
-
-def _written(text: str) -> str:
-    """The losses that a text names, as they are made."""
-    kinds = [LOSSES.get(part.split("*")[-1].strip()) for part in text.lower().split("+")]
-    made = " + ".join(f"lm.{kind.__name__}(...)" for kind in kinds if kind)
-    return f" Make it: {made}." if all(kinds) else ""
-
-
-def _instead_of(kind: type) -> str:
-    """What to write for what people try first."""
-    if issubclass(kind, nn.CrossEntropyLoss):
-        return " torch's cross entropy, with weight and label_smoothing, is lm.CrossEntropy(...)."
-    if issubclass(kind, nn.Module):
-        return (
-            " Add a loss of your own to that of the criterion: criterion(outputs, labels) + "
-            "yours(outputs, labels)."
-        )
-    if issubclass(kind, Iterable):
-        return " Losses add up: lm.CosFace() + 0.5 * lm.SampleMargin()."
-    return ""
-
 
 Terms: TypeAlias = Objective | Loss | Weighted
 Stepping: TypeAlias = Literal["automatic", "manual"]
@@ -160,55 +104,44 @@ def attach(
         >>> model[2]
         ClassHead(in_features=8, num_classes=3, similarity='cosine', scale=8.0, bias=False)
     """
-    if not isinstance(model, nn.Module) or isinstance(model, Loss | Weighted | Objective):
-        raise LargeMarginError(
-            f"model must be an nn.Module with a linear layer, but {type(model).__name__} was "
-            "given. The order is attach(model, objective)."
-        )
+    _check_model(model)
     check_choice("stepping", stepping, ("automatic", "manual"))
     check_number("accumulate", accumulate, at_least=1)
     if schedule is None and getattr(objective, "scheduled", False):
         schedule = "preset"
     bare, in_ddp = unwrapped(model)
-    path, head = find_layer(bare, layer)
-    _refuse_class_shards(path, head)
-    if not any(is_fsdp(module) for module in ancestors(bare, head)):
-        refuse_tensor_parallel(getattr(head, "weight", None))
-    num_classes, dim = _size(path, head)
+    path, head, (num_classes, dim) = _head(bare, layer)
     objective = objective_from(objective, num_classes, dim)
     named = _named_features(bare, features, objective)
-    layers = [layers] if isinstance(layers, str) else layers
-    hidden = tuple(find_module(bare, name) for name in layers)
-    _check_needs(objective, bool(layers))
-    _check_sizes(objective, num_classes, dim, {*named} if features else set())
-    form = _form(objective, num_classes, similarity)
+    hidden = _hidden_layers(bare, layers, objective)
+    _check_sizes(objective, num_classes, dim, {*named})
+    spec = _head_spec(objective, num_classes, similarity)
     schedules = _schedules(schedule, objective, total_steps)
     check_plain(path, head)
     undo: list[Callable[[], None]] = []
-    changed = _reshape(bare, path, head, form, undo, in_ddp=in_ddp)
+    changed = _reshape(bare, path, head, spec, undo, in_ddp=in_ddp)
     with ExitStack() as back:  # what is refused leaves the model as it was
         for restore in undo:
             back.callback(restore)
-        _move(objective, head)
+        _follow_head(objective, head)
         set_accumulation(objective, accumulate)
         if warn:
             check_ceiling(objective, num_classes, dim)
-            check_shape_left(objective, head if form is None else None)
-        needs = {name for loss in objective.terms.values() for name in loss.needs}  # type: ignore[union-attr]
-        tap = FeatureHooks(
+            check_shape_left(objective, head if spec is None else None)
+        hooks = FeatureHooks(
             bare,
             changed,
             features=named,
             layers=hidden,
-            with_inputs="inputs" in needs,
+            with_inputs=bool(_terms_that_need(objective, "inputs")),
             named=layer is not None,
         )
-        back.callback(tap.remove)
+        back.callback(hooks.remove)
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()  # code compiled before does not know the hooks
         criterion = Criterion(
             objective,
-            tap,
+            hooks,
             undo=undo,
             schedules=schedules,
             accumulate=accumulate,
@@ -221,32 +154,42 @@ def attach(
     return criterion
 
 
-def _refuse_class_shards(path: str, head: nn.Module) -> None:
+def _check_model(model: object) -> None:
+    if not isinstance(model, nn.Module) or isinstance(model, Loss | Weighted | Objective):
+        raise LargeMarginError(
+            f"model must be an nn.Module with a linear layer, but {type(model).__name__} was "
+            "given. The order is attach(model, objective)."
+        )
+
+
+def _head(model: nn.Module, layer: str | None) -> tuple[str, nn.Module, tuple[int, int]]:
+    """Name of the head, the head, and its numbers of classes and features."""
+    path, head = find_layer(model, layer)
     if isinstance(head, ShardedClassHead):
         raise LargeMarginError(
             f"layer {path!r} is a ShardedClassHead, whose logits would be gathered in every "
             "forward pass, which it is there to avoid. Call the loss on the features instead: "
             "loss(backbone(x), head, labels)."
         )
-
-
-def _size(path: str, head: nn.Module) -> tuple[int, int]:
+    if not any(map(is_fsdp, ancestors(model, head))):
+        refuse_tensor_parallel(getattr(head, "weight", None))
     weight = matrix_of(head)
     if isinstance(weight, nn.parameter.UninitializedParameter):
         raise LargeMarginError(
             f"layer {path!r} is lazy and has no weight yet. Run one batch through the model first."
         )
-    return int(weight.shape[0]), int(weight.shape[1])
+    return path, head, (int(weight.shape[0]), int(weight.shape[1]))
 
 
 def _named_features(
-    model: nn.Module, given: str | Mapping[str, str] | None, objective: Objective
+    model: nn.Module, features: str | Mapping[str, str] | None, objective: Objective
 ) -> dict[str, nn.Module]:
     """The modules whose outputs are features, by the term they are for."""
-    if given is None:
+    if features is None:
         return {}
-    each = given if isinstance(given, Mapping) else dict.fromkeys(objective.terms, given)
-    names = dict(each)
+    if not isinstance(features, Mapping):
+        features = dict.fromkeys(objective.terms, features)
+    names = dict(features)
     for term in names:
         if term not in objective.terms:
             raise LargeMarginError(
@@ -256,20 +199,30 @@ def _named_features(
     return {term: find_module(model, name) for term, name in names.items()}
 
 
-def _check_needs(objective: Objective, has_layers: bool) -> None:
-    hungry = [name for name, loss in objective.terms.items() if "layers" in loss.needs]  # type: ignore[operator]
-    if hungry and not has_layers:
+def _hidden_layers(
+    model: nn.Module, layers: str | Sequence[str], objective: Objective
+) -> tuple[nn.Module, ...]:
+    """The modules whose outputs go to losses on hidden layers."""
+    names = [layers] if isinstance(layers, str) else layers
+    hidden = tuple(find_module(model, name) for name in names)
+    terms = _terms_that_need(objective, "layers")
+    if terms and not hidden:
         raise LargeMarginError(
-            f"the term {hungry[0]!r} works on hidden layers; name them: attach(model, objective, "
+            f"the term {terms[0]!r} works on hidden layers; name them: attach(model, objective, "
             "layers=['layer2', 'layer3'])."
         )
+    return hidden
 
 
-def _check_sizes(objective: Objective, num_classes: int, dim: int, elsewhere: set[str]) -> None:
+def _terms_that_need(objective: Objective, argument: str) -> list[str]:
+    return [name for name, loss in objective.terms.items() if argument in loss.needs]  # type: ignore[operator]
+
+
+def _check_sizes(objective: Objective, num_classes: int, dim: int, own_features: set[str]) -> None:
     """Losses that hold one row per class must have been made for this head."""
     for name, loss in objective.terms.items():
         for module in loss.modules():
-            wanted = {"num_classes": num_classes} | ({} if name in elsewhere else {"dim": dim})
+            wanted = {"num_classes": num_classes} | ({} if name in own_features else {"dim": dim})
             for what, size in wanted.items():
                 has = getattr(module, what, size)
                 if isinstance(has, int) and has != size:
@@ -287,7 +240,8 @@ def _check_sizes(objective: Objective, num_classes: int, dim: int, elsewhere: se
                 )
 
 
-def _form(objective: Objective, num_classes: int, similarity: str | None) -> HeadSpec | None:
+def _head_spec(objective: Objective, num_classes: int, similarity: str | None) -> HeadSpec | None:
+    """How the head has to make its logits; None: as it does."""
     if similarity is None:
         return objective.head_form(num_classes)
     check_choice("similarity", similarity, SIMILARITIES)
@@ -295,7 +249,8 @@ def _form(objective: Objective, num_classes: int, similarity: str | None) -> Hea
     return wanted or HeadSpec(similarity, bias=similarity == "dot")
 
 
-def _move(objective: Objective, head: nn.Module) -> None:
+def _follow_head(objective: Objective, head: nn.Module) -> None:
+    """Bring the losses to the device of the head, and to float64 where it is."""
     weight = head.weight
     assert isinstance(weight, torch.Tensor)
     if weight.device.type != "meta":
@@ -308,55 +263,31 @@ def _reshape(
     model: nn.Module,
     path: str,
     head: nn.Module,
-    form: HeadSpec | None,
+    spec: HeadSpec | None,
     undo: list[Callable[[], None]],
     *,
     in_ddp: bool,
 ) -> nn.Module:
     """Make the head predict as the objective trains; the layer that does, maybe a new one."""
-    if form is None:
+    if spec is None:
         return head
-    has = getattr(head, "similarity", "dot"), getattr(head, "scale", 1.0)
     bias = getattr(head, "bias", None)
-    loses_bias = bias is not None and not form.bias
-    if has == (form.similarity, form.scale) and not loses_bias:
+    loses_bias = bias is not None and not spec.bias
+    before = getattr(head, "similarity", "dot"), getattr(head, "scale", 1.0)
+    if before == (spec.similarity, spec.scale) and not loses_bias:
         return head
-    if not isinstance(head, nn.Linear | ClassHead):
-        raise LargeMarginError(
-            f"the objective needs a head with similarity={form.similarity!r}, but {path!r} is a "
-            f"{type(head).__name__}, which is always {has[0]!r}."
-        )
-    if loses_bias and in_ddp:
-        raise LargeMarginError(
-            f"the objective trains a head without bias, but DDP already counts on that of "
-            f"{path!r}. Call attach before wrapping the model in DistributedDataParallel."
-        )
-    if is_sharded(head.weight):
-        raise LargeMarginError(
-            f"the objective needs another head than {path!r} is, but its weight is sharded "
-            "already. Call attach before fully_shard."
-        )
     places = parents_of(model, head)
-    if any(getattr(parent, "_orig_mod", None) is head for parent, _ in places):
-        raise LargeMarginError(
-            f"the objective needs another head than {path!r} is, but that was compiled by itself, "
-            "and the compiled code would go on calling it. Call attach before torch.compile."
-        )
-    if isinstance(head, nn.Linear) and not places:
-        raise LargeMarginError(
-            f"the objective needs a head with similarity={form.similarity!r}, but the model is a "
-            "bare nn.Linear, which cannot be replaced from outside. Use nn.Sequential(model), or "
-            f"ClassHead.from_linear(model, similarity={form.similarity!r}, scale={form.scale:g})."
-        )
+    _check_reshape(path, head, spec, places, loses_bias_in_ddp=loses_bias and in_ddp)
     if isinstance(head, ClassHead):
         undo.append(_Restyled(head, head.similarity, head.scale, head.bias, head.shaped_by_attach))
-        head.similarity, head.scale = form.similarity, form.scale
+        head.similarity, head.scale = spec.similarity, spec.scale
         head.shaped_by_attach = True
         if loses_bias:
             head.bias = None
         return head
+    assert isinstance(head, nn.Linear)
     new = ClassHead.from_linear(
-        head, similarity=form.similarity, scale=form.scale, bias=bias is not None and form.bias
+        head, similarity=spec.similarity, scale=spec.scale, bias=bias is not None and spec.bias
     )
     new.shaped_by_attach = True
     # The same dicts, so that hooks of the layer go on and their handles still take them off.
@@ -366,6 +297,43 @@ def _reshape(
         undo.append(_Replaced(parent, name, head, new))
         parent._modules[name] = new
     return new
+
+
+def _check_reshape(
+    path: str,
+    head: nn.Module,
+    spec: HeadSpec,
+    places: list[tuple[nn.Module, str]],
+    *,
+    loses_bias_in_ddp: bool,
+) -> None:
+    """Refuse a head that cannot be another one."""
+    if not isinstance(head, nn.Linear | ClassHead):
+        raise LargeMarginError(
+            f"the objective needs a head with similarity={spec.similarity!r}, but {path!r} is a "
+            f"{type(head).__name__}, which is always {getattr(head, 'similarity', 'dot')!r}."
+        )
+    if loses_bias_in_ddp:
+        raise LargeMarginError(
+            f"the objective trains a head without bias, but DDP already counts on that of "
+            f"{path!r}. Call attach before wrapping the model in DistributedDataParallel."
+        )
+    if is_sharded(head.weight):
+        raise LargeMarginError(
+            f"the objective needs another head than {path!r} is, but its weight is sharded "
+            "already. Call attach before fully_shard."
+        )
+    if any(getattr(parent, "_orig_mod", None) is head for parent, _ in places):
+        raise LargeMarginError(
+            f"the objective needs another head than {path!r} is, but that was compiled by itself, "
+            "and the compiled code would go on calling it. Call attach before torch.compile."
+        )
+    if isinstance(head, nn.Linear) and not places:
+        raise LargeMarginError(
+            f"the objective needs a head with similarity={spec.similarity!r}, but the model is a "
+            "bare nn.Linear, which cannot be replaced from outside. Use nn.Sequential(model), or "
+            f"ClassHead.from_linear(model, similarity={spec.similarity!r}, scale={spec.scale:g})."
+        )
 
 
 @dataclass
@@ -420,18 +388,70 @@ def _refuse_sharded(weight: Tensor) -> None:
 
 
 def _schedules(
-    given: Schedule | Sequence[Schedule] | str | None,
+    schedule: Schedule | Sequence[Schedule] | str | None,
     objective: Objective,
     total_steps: int | None,
 ) -> list[Schedule]:
-    if given is None:
+    if schedule is None:
         return []
-    if isinstance(given, str):
-        check_choice("schedule", given, ("preset",))
-        if total_steps is None:
-            raise LargeMarginError(
-                'schedule="preset" stretches over the training: pass total_steps=epochs * '
-                "steps_per_epoch, or schedule=() to go without it."
-            )
-        return preset_schedule(objective, total_steps)
-    return list(given) if isinstance(given, Iterable) else [given]
+    if not isinstance(schedule, str):
+        return list(schedule) if isinstance(schedule, Iterable) else [schedule]
+    check_choice("schedule", schedule, ("preset",))
+    if total_steps is None:
+        raise LargeMarginError(
+            'schedule="preset" stretches over the training: pass total_steps=epochs * '
+            "steps_per_epoch, or schedule=() to go without it."
+        )
+    return preset_schedule(objective, total_steps)
+
+
+def objective_from(setting: Any, num_classes: int, dim: int) -> Objective:
+    """The objective of a loss, a weighted one, an objective or a function of the head's size."""
+    if isinstance(setting, type) and issubclass(setting, Loss):
+        raise LargeMarginError(
+            f"objective must be a loss, but the class {setting.__name__} was given. Make one: "
+            f"{setting.__name__}(...), or pass a function that makes one for this head: lambda "
+            f"num_classes, dim: {setting.__name__}(...)."
+        )
+    if isinstance(setting, type) and issubclass(setting, nn.Module):
+        raise _refusal(f"the class {setting.__name__}", _instead_of(setting))
+    made = setting
+    if not isinstance(setting, nn.Module) and callable(setting):
+        made = setting(num_classes, dim)
+    if isinstance(made, Objective):
+        return made
+    inner = made.loss if isinstance(made, Weighted) else made
+    if isinstance(made, str):
+        raise _refusal(repr(made), _written(made))
+    if not isinstance(inner, Loss):
+        raise _refusal(type(made).__name__, _instead_of(type(made)))
+    names = [name for name, kind in LOSSES.items() if kind is type(inner)]
+    return Objective(**{names[0] if names else "loss": made})
+
+
+def _refusal(what: str, instead: str) -> LargeMarginError:
+    return LargeMarginError(
+        "objective must be a loss of largemargin, `weight * loss`, an Objective, or a function "
+        f"(num_classes, dim) that returns one, but {what} was given.{instead}"
+    )
+
+
+def _written(text: str) -> str:
+    """The losses that a text names, as they are made."""
+    kinds = [LOSSES.get(part.split("*")[-1].strip()) for part in text.lower().split("+")]
+    made = " + ".join(f"lm.{kind.__name__}(...)" for kind in kinds if kind)
+    return f" Make it: {made}." if all(kinds) else ""
+
+
+def _instead_of(kind: type) -> str:
+    """What to write for what people try first."""
+    if issubclass(kind, nn.CrossEntropyLoss):
+        return " torch's cross entropy, with weight and label_smoothing, is lm.CrossEntropy(...)."
+    if issubclass(kind, nn.Module):
+        return (
+            " Add a loss of your own to that of the criterion: criterion(outputs, labels) + "
+            "yours(outputs, labels)."
+        )
+    if issubclass(kind, Iterable):
+        return " Losses add up: lm.CosFace() + 0.5 * lm.SampleMargin()."
+    return ""

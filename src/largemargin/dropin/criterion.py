@@ -14,7 +14,6 @@ from largemargin.dropin.model_outputs import (
     check_rows,
     first_half,
     flat_beside,
-    follow,
     has_gradient,
     named_rows,
     rows,
@@ -75,16 +74,15 @@ class Criterion(nn.Module):
         self.steps = 0
         self._micro = 0
         self._hooks = hooks
-        self._needing: dict[str, str] = {}
-        for name, loss in objective.terms.items():
-            for argument in loss.needs:  # type: ignore[union-attr]
-                self._needing.setdefault(argument, name)
+        self._noisy_term = _first_that_needs(objective, "noisy")
+        self._inputs_term = _first_that_needs(objective, "inputs")
         self._undo = list(undo)
         self._watch = watch
         self._owns_head = owns_head
         settle(objective, hooks.layer)
         check_schedules(self.schedules, objective, matrix_of(hooks.layer).shape[0])
-        self._apply_schedules()
+        if schedules:
+            self._apply_schedules()
 
     __prepare_scriptable__ = refuse_script
 
@@ -141,7 +139,8 @@ class Criterion(nn.Module):
 
     def _arguments(self, found: Pass, noisy: Any) -> dict[str, Any]:
         """What the objective is called with beside prototypes and labels."""
-        self._check_needs(found, noisy)
+        if noisy is not None or self._noisy_term or self._inputs_term:
+            self._check_needs(found, noisy)
         arguments: dict[str, Any] = {
             "features": rows(found.features),
             "logits": None if found.logits is None else rows(found.logits),
@@ -156,23 +155,21 @@ class Criterion(nn.Module):
 
     def _check_needs(self, found: Pass, noisy: Any) -> None:
         """What the terms need beside features and labels, and what none of them uses."""
-        term = self._needing.get("noisy")
-        if noisy is None and term is not None:
+        if noisy is None and self._noisy_term is not None:
             raise LargeMarginError(
-                f"the term {term!r} compares with noisy features: call criterion(model(x), "
-                "labels, noisy=model(x_noisy))."
+                f"the term {self._noisy_term!r} compares with noisy features: call "
+                "criterion(model(x), labels, noisy=model(x_noisy))."
             )
-        if noisy is not None and term is None:
+        if noisy is not None and self._noisy_term is None:
             raise LargeMarginError(
                 "noisy was given, but no term of the objective uses it. Leave it out, or add a "
                 "term that does: RobustDiscriminative, Stability."
             )
-        term = self._needing.get("inputs")
-        if term is not None and found.inputs is None:
+        if self._inputs_term is not None and found.inputs is None:
             raise LargeMarginError(
-                f"the term {term!r} differentiates by the model's input, but the model ran "
-                "under torch.no_grad() or torch.inference_mode(). Run model and criterion outside "
-                "of them, also for validation."
+                f"the term {self._inputs_term!r} differentiates by the model's input, but the "
+                "model ran under torch.no_grad() or torch.inference_mode(). Run model and "
+                "criterion outside of them, also for validation."
             )
 
     def _own_features(self, found: Pass) -> dict[str, dict[str, Tensor]]:
@@ -301,7 +298,8 @@ class Criterion(nn.Module):
             for each in collectors(self.objective):
                 if each.accumulate != 1:
                     each.commit()
-        self._apply_schedules()
+        if self.schedules:
+            self._apply_schedules()
 
     def undo(self) -> None:
         """Take the hooks off the model and put its original head back, with the trained weight."""
@@ -352,11 +350,10 @@ class Criterion(nn.Module):
         self.steps, self._micro = state["steps"], state["micro"]
         for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
             schedule.load_state_dict(saved)
-        self._apply_schedules()
+        if self.schedules:
+            self._apply_schedules()
 
     def _apply_schedules(self) -> None:
-        if not self.schedules:
-            return
         for schedule in self.schedules:
             schedule.apply(self.objective, self.steps)
         if self._owns_head:
@@ -377,8 +374,16 @@ class Criterion(nn.Module):
         # The objective may have another criterion too, on an averaged copy of the model.
         if self.training != training or self.objective.training != training:
             self.train(training)
-        if not torch.compiler.is_compiling():
-            follow(self.objective, features)
+        if torch.compiler.is_compiling():
+            return
+        state = (*self.objective.buffers(), *self.objective.parameters())
+        for tensor in state:
+            if tensor.is_floating_point():
+                if tensor.device != features.device:
+                    self.objective.to(features.device)
+                if features.dtype == torch.float64 and tensor.dtype != torch.float64:
+                    self.objective.double()
+                break
 
     def _measure_gradients(self, terms: dict[str, Tensor], arguments: dict[str, Any]) -> None:
         weights = self.objective.term_weights
@@ -411,3 +416,10 @@ class Criterion(nn.Module):
     def extra_repr(self) -> str:
         layer = self._hooks.layer
         return f"head={type(layer).__name__}, schedules={self.schedules!r}"
+
+
+def _first_that_needs(objective: Objective, argument: str) -> str | None:
+    for name, loss in objective.terms.items():
+        if argument in loss.needs:  # type: ignore[operator]
+            return name
+    return None

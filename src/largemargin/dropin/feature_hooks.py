@@ -251,7 +251,8 @@ class FeatureHooks:
 
     def start(self) -> None:
         """A forward pass of the model begins; an interrupted one is forgotten."""
-        self.again.forget()
+        if self.again.ends:
+            self.again.forget()
         running = self.running
         if running is self.plain:
             running.forget()
@@ -288,7 +289,9 @@ class FeatureHooks:
         )
         if not torch.compiler.is_compiling():
             record.version = None if logits.is_inference() else logits._version
-            record.head = self._parameters()
+            parameters = self.layer._parameters
+            weight = parameters.get("weight")  # None where it is computed
+            record.head = None if weight is None else (weight, parameters.get("bias"))
         return record
 
     def _remember(self, record: ForwardRecord, mark: Mark, logits: Tensor, again: bool) -> None:
@@ -454,17 +457,13 @@ class FeatureHooks:
 
     def _swapped(self, record: ForwardRecord) -> tuple[Tensor, Tensor | None] | None:
         """Weight and bias of the pass, where functional_call had put others into the layer."""
-        now = self._parameters()
-        if record.head is None or now is None:
+        if record.head is None:
             return None
-        if record.head[0] is now[0] and record.head[1] is now[1]:
+        now = self.layer._parameters
+        weight = now.get("weight")
+        if weight is None or (record.head[0] is weight and record.head[1] is now.get("bias")):
             return None
-        return None if self.is_fsdp or is_sharded(now[0]) else record.head
-
-    def _parameters(self) -> tuple[Tensor, Tensor | None] | None:
-        """Weight and bias that the layer has now; None where the weight is computed."""
-        weight = self.layer._parameters.get("weight")
-        return None if weight is None else (weight, self.layer._parameters.get("bias"))
+        return None if self.is_fsdp or is_sharded(weight) else record.head
 
     def _by_value(self, tensors: list[Tensor], what: str) -> Pass:
         """A remembered pass, for outputs without mark and graph, if they can have come from it."""

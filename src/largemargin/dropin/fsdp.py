@@ -19,7 +19,10 @@ def refuse_tensor_parallel(*tensors: object) -> None:
 
     What FSDP has sharded is whole while the layer runs; features and logits are plain tensors then.
     """
-    if not any(map(is_sharded, tensors)):
+    for tensor in tensors:
+        if type(tensor) not in (Tensor, nn.Parameter) and is_sharded(tensor):
+            break
+    else:
         return
     raise LargeMarginError(
         "the head is tensor-parallel: parallelize_module has cut its weight over processes, "

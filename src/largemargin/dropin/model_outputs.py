@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from largemargin.errors import LargeMarginError
 
@@ -86,14 +85,3 @@ def first_half(noisy: str, tensor: Tensor) -> tuple[Tensor, Tensor]:
         )
     clean, others = tensor.chunk(2)
     return clean, others
-
-
-def follow(state: nn.Module, features: Tensor) -> None:
-    """Bring a loss's state to the features' device, and to float64 where they are."""
-    for tensor in (*state.buffers(), *state.parameters()):
-        if tensor.is_floating_point():
-            if tensor.device != features.device:
-                state.to(features.device)
-            if features.dtype == torch.float64 and tensor.dtype != torch.float64:
-                state.double()
-            return

@@ -22,7 +22,7 @@ from largemargin.ops.similarity import (
 )
 from largemargin.ops.triton.op import missing, tile_stats
 from largemargin.shapes import Features, Labels, Logits, Prototypes
-from largemargin.tracing import plain_eager, values_are_checked
+from largemargin.tracing import plain_eager
 
 Statistic: TypeAlias = Literal["target", "rival", "rest", "spread", "mean"]
 Impl: TypeAlias = Literal["auto", "dense", "chunked", "triton"]
@@ -160,7 +160,7 @@ def class_stats(
         fused = impl == "dense" and fusable(labels, bias, similarity, want)
         if fused and not isinstance(scale, Tensor):
             rows, columns = in_one_dtype(features, prototypes)
-            known = values_are_checked(labels, validate)
+            known = labels.device.type == "cpu" if validate is None else validate
             target, rest = fused_stats(rows, columns, labels.long(), scale, resolved, known)
             return ClassStats(target, None, None, rest, None, None)
         form = affine_form(

@@ -84,7 +84,8 @@ def _norm(x: Tensor, dim: int, keepdim: bool) -> Tensor:
     if x.device.type == "cpu":
         if x.dtype == torch.float32 and dim in (-1, x.dim() - 1) and plain_eager():
             norm: Tensor = torch.linalg.vector_norm(x, dim=-1)
-            if norm.numel() and not all_between(norm, *SQUARABLE):
+            least, most = norm.aminmax() if norm.numel() else (1.0, 1.0)
+            if not (SQUARABLE[0] < float(least) and float(most) < SQUARABLE[1]):
                 # float64 only where a square may leave the range of float32.
                 far = ~((norm > SQUARABLE[0]) & (norm < SQUARABLE[1]))
                 exact = torch.linalg.vector_norm(x[far], dim=-1, dtype=torch.float64)

@@ -244,7 +244,7 @@ class _Whole(torch.autograd.Function):
 
 def gathered(weight: Tensor) -> Tensor:
     """The weight itself, or all of it where this process holds a shard only."""
-    if not is_sharded(weight):
+    if not hasattr(weight, "full_tensor"):
         return weight
     whole: Tensor = _Whole.apply(weight)
     return whole

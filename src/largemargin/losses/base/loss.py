@@ -419,7 +419,9 @@ class Loss(Summand, nn.Module):
             inputs, labels, ignored = self._drop_ignored(inputs, labels.long(), num_classes)
         if self.check_finite:
             check_all_finite(**self._named(inputs), bias=bias)
-        targets = self._targets(labels, num_classes, inputs[0])
+        targets = labels
+        if self.label_smoothing or self.weight is not None:
+            targets = self._targets(labels, num_classes, inputs[0])
         return Batch(inputs, labels, targets, num_classes, ignored)
 
     def _check(
@@ -468,7 +470,8 @@ class Loss(Summand, nn.Module):
             for name in ("similarity", "scale") if self.takes_logits else ():
                 if hasattr(prototypes, name):
                     options[name] = getattr(prototypes, name)
-            check_choice("similarity", options.get("similarity", "dot"), SIMILARITIES)
+            if "similarity" in options:
+                check_choice("similarity", options["similarity"], SIMILARITIES)
         if not self.takes_logits:
             if bias is not None:
                 raise LargeMarginError(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, refuse_script
@@ -110,7 +111,7 @@ class Objective(Summand, nn.Module):
             else:
                 term = loss(*arguments, **options)
                 values[name] = term
-            weight = followed(self, name)
+            weight = followed(self, name) if torch.compiler.is_compiling() else None
             weighted = (self.weights[name] if weight is None else weight) * term
             total = weighted if total is None else total + weighted
         assert total is not None

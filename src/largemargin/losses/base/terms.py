@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_choice, check_length, check_number
+from largemargin.losses.base.setting_ranges import Limits
 from largemargin.ops.class_stats import (
     IMPLS,
     ClassStats,
@@ -140,19 +141,18 @@ def at_target(per_class: float | Tensor, labels: Tensor, num_classes: int, name:
     return per_class[labels.long().clamp(0, num_classes - 1)]
 
 
-def check_margin(
-    name: str, margin: float | Tensor, *, at_least: float, below: float, hint: str
-) -> None:
+def check_margin(name: str, margin: float | Tensor, limits: Limits) -> None:
     """Limits on a margin given as a number, or as a (C,) tensor (values checked on the CPU)."""
     if not isinstance(margin, Tensor):
-        check_number(name, margin, at_least=at_least, below=below, hint=hint)
+        check_number(name, margin, **limits)
     elif margin.device.type == "cpu" and not torch.compiler.is_compiling():
+        at_least, below = limits["at_least"], limits["below"]
         bad = ~((margin >= at_least) & (margin < below))
         if bool(bad.any()):
             row = int(bad.reshape(-1).int().argmax())
             raise LargeMarginError(
                 f"{name} must hold numbers >= {at_least} and < {below:.6g}, but entry {row} is "
-                f"{float(margin.reshape(-1)[row])}. {hint}"
+                f"{float(margin.reshape(-1)[row])}. {limits['hint']}"
             )
 
 
@@ -173,7 +173,8 @@ def matrix_of(prototypes: Tensor | nn.Module) -> Tensor:
 def drawn_matrix(prototypes: Tensor | nn.Module) -> Tensor:
     """:func:`matrix_of`, or what a module that samples its classes draws for one loss value."""
     draw: Callable[[], Tensor] | None = getattr(prototypes, "draw_weight", None)
-    return matrix_of(prototypes) if draw is None else draw()
+    matrix = getattr(prototypes, "weight", None) if draw is None else draw()
+    return matrix if isinstance(matrix, Tensor) else matrix_of(prototypes)
 
 
 def class_vector(name: str, values: Tensor | Sequence[float]) -> Tensor:
