@@ -4,8 +4,9 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from largemargin.app.training.search_space import Choice, Dimension, Range, rounded
+from largemargin.app.training.search_space import rounded
 from largemargin.errors import LargeMarginError
+from largemargin.losses.base.setting_ranges import Choice, Dimension, Range
 from largemargin_papers.benchmark.protocol import MethodSpec, Protocol, Situation
 
 WIDE = 10

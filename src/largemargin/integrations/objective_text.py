@@ -14,25 +14,9 @@ from largemargin.losses import LOSSES
 from largemargin.losses.base.constructor_arguments import arguments_of, wrong_arguments
 from largemargin.losses.base.loss import Loss
 from largemargin.losses.base.objective import Objective
+from largemargin.losses.cross_entropy import CrossEntropy
 
-PENALTIES = frozenset(
-    {
-        "center",
-        "centroid_margin",
-        "centroid_norm",
-        "compactness",
-        "discriminative",
-        "rival_divergence",
-        "sample_margin",
-        "stability",
-        "stable_discriminative",
-        "super_symmetry",
-        "zero_centroid",
-    }
-)
-"""Terms that shape features but do not classify: by name they come with a cross entropy."""
-
-SOFTMAX = "softmax"
+SOFTMAX = CrossEntropy.term
 """Another name for cross entropy, and the name of its term."""
 
 TERM = re.compile(r"^(?:(?P<weight>[0-9.eE+-]+)\s*\*\s*)?(?P<name>[A-Za-z_][A-Za-z_0-9]*)$")
@@ -97,8 +81,8 @@ def parse_sum(text: str, settings: Mapping[str, Any]) -> list[Term]:
     if twice:
         raise LargeMarginError(f"the objective {text!r} has {twice[0]} twice.")
     by_term = _settings_by_term(text, settings, names)
-    if all(name in PENALTIES for name in names):
-        terms.insert(0, ("cross_entropy", 1.0))
+    if all(LOSSES[name].is_penalty for name in names):
+        terms.insert(0, (CrossEntropy.key, 1.0))
     return [Term(name, weight, by_term.get(name, {})) for name, weight in terms]
 
 
@@ -124,7 +108,7 @@ def _term(part: str, whole: str) -> tuple[str, float]:
             f"cannot read the term {part!r} of the objective {whole!r}. A term is a name of "
             "`largemargin list`, with a weight before it if wanted: '0.5*sample_margin'."
         )
-    name = "cross_entropy" if match["name"] == SOFTMAX else match["name"]
+    name = key_of(match["name"])
     loss_named(name)
     return name, weight
 
@@ -133,8 +117,8 @@ def _settings_by_term(
     text: str, settings: Mapping[str, Any], names: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """Settings are those of the only term, or grouped by term: ``{cosface: {margin: 0.2}}``."""
-    given = {("cross_entropy" if k == SOFTMAX else k): v for k, v in settings.items()}
-    known = {*names, "cross_entropy"}
+    given = {key_of(name): value for name, value in settings.items()}
+    known = {*names, CrossEntropy.key}
     grouped = {key for key, value in given.items() if key in known and isinstance(value, Mapping)}
     if grouped == given.keys():
         return {name: dict(value) for name, value in given.items()}
@@ -159,11 +143,16 @@ def sum_builder(
             if kind.head_similarity == "cosine":
                 settings = {"scale": "auto", **settings}
             loss = build_loss(kind, settings, num_classes, dim, class_counts)
-            label = SOFTMAX if term.name == "cross_entropy" else term.name
-            built[label] = loss if term.weight == 1.0 else term.weight * loss
+            built[kind.term] = loss if term.weight == 1.0 else term.weight * loss
         return Objective(**built)
 
     return build
+
+
+def needs_counts(kind: type[Loss]) -> bool:
+    """Whether a loss cannot be built without the number of training samples of every class."""
+    counts = arguments_of(kind).get("class_counts")
+    return counts is not None and counts.default is Parameter.empty
 
 
 def build_loss(
@@ -182,8 +171,7 @@ def build_loss(
         if name in known:
             filled.setdefault(name, value)
     if "class_counts" in known:
-        required = known["class_counts"].default is Parameter.empty
-        asked = filled.get("class_counts", "auto" if required else None)
+        asked = filled.get("class_counts", "auto" if needs_counts(kind) else None)
         if isinstance(asked, str):
             if asked != "auto" or class_counts is None:
                 raise LargeMarginError(
@@ -193,6 +181,11 @@ def build_loss(
                 )
             filled["class_counts"] = list(class_counts)
     return kind(**filled)
+
+
+def key_of(name: str) -> str:
+    """The name in ``lm.LOSSES`` of what a term is called: they differ for cross entropy alone."""
+    return CrossEntropy.key if name == SOFTMAX else name
 
 
 def loss_named(name: str) -> type[Loss]:

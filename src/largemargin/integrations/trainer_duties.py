@@ -9,7 +9,7 @@ from torch.utils.hooks import RemovableHandle
 
 from largemargin.dropin.criterion import Criterion
 from largemargin.errors import LargeMarginError
-from largemargin.losses.base.micro_batches import collectors
+from largemargin.losses.base.classwise import collectors
 
 
 def check_criterion(criterion: object, user: str) -> None:

@@ -1,7 +1,7 @@
 """ArcFace: a margin on the angle of the target (LTLM)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, TypeAlias, Unpack
 
 import torch
@@ -10,8 +10,15 @@ from torch import Tensor
 
 from largemargin.errors import check_choice
 from largemargin.losses.base.angles import clipped, sine_of_target
-from largemargin.losses.base.loss import Loss, LossOptions
-from largemargin.losses.base.scale import Scale, check_scale_setting, resolve_scale, turned
+from largemargin.losses.base.loss import Loss, LossOptions, MarginCeiling
+from largemargin.losses.base.scale import (
+    Scale,
+    check_scale_setting,
+    psi0_of_angular_margin,
+    resolve_scale,
+)
+from largemargin.losses.base.schedules import Schedule, margin_warm_up
+from largemargin.losses.base.setting_ranges import RADIANS, Dimension, Limits, Range
 from largemargin.losses.base.terms import at_target, check_margin, over_targets, target_and_rest
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.ops.scheduled_values import current
@@ -61,6 +68,11 @@ class ArcFace(Loss):
         tensor(0.3133)
     """
 
+    key: ClassVar[str] = "arcface"
+    has_target_curve: ClassVar[bool] = True
+    widens_margins: ClassVar[bool] = True
+    limits: ClassVar[Mapping[str, Limits]] = {"margin": RADIANS}
+    search_space: ClassVar[Mapping[str, Dimension]] = {"margin": Range(0.05, 0.8, log=False)}
     head_similarity: ClassVar[str | None] = "cosine"
 
     margin: float | Tensor
@@ -87,7 +99,18 @@ class ArcFace(Loss):
         self._count_margins(class_counts, self.margin)
 
     def aligned_cosine(self) -> float | Tensor:
-        return turned(self.margin if self.class_margins is None else self.class_margins)
+        return psi0_of_angular_margin(self._margins)
+
+    def margin_ceilings(self, angle: float) -> list[MarginCeiling]:
+        return [MarginCeiling("margin (radians)", self._margins, angle)]
+
+    def usual_schedule(self, term: str, total_steps: int) -> list[Schedule]:
+        """:func:`margin_warm_up`."""
+        return margin_warm_up(self, term, total_steps, margin=0.0)
+
+    @property
+    def _margins(self) -> float | Tensor:
+        return self.margin if self.class_margins is None else self.class_margins
 
     def per_sample(self, *inputs: Tensor) -> Tensor:
         return arcface(
@@ -118,7 +141,7 @@ def arcface(
     check_choice("mode", mode, MODES)
     check_choice("gradient", gradient, GRADIENTS)
     _check_radians(margin)
-    s = resolve_scale(scale, prototypes, turned, margin)
+    s = resolve_scale(scale, prototypes, psi0_of_angular_margin, margin)
     target, rest = target_and_rest(
         features, prototypes, labels, similarity="cosine", scale=s, **how
     )
@@ -146,4 +169,4 @@ def _penalised_cosine(cosine: Tensor, sine: Tensor, margin: float | Tensor, mode
 
 def _check_radians(margin: float | Tensor) -> None:
     hint = "Margins of ArcFace are radians; convert degrees with math.radians."
-    check_margin("margin", margin, at_least=0, below=math.pi, hint=hint)
+    check_margin("margin", margin, {"at_least": 0, "below": math.pi, "hint": hint})

@@ -1,5 +1,6 @@
 """Center loss with its own update of the centers (Wen et al. 2016)."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -15,6 +16,7 @@ from largemargin.errors import (
 from largemargin.heads.centroid_bank import NO_SOFT, Replay, class_means, load_pending, recomputing
 from largemargin.losses.base.classwise import ClassWise
 from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.losses.base.setting_ranges import SHARE, Dimension, Limits, Range
 from largemargin.ops.norms import promote, read_rows
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
@@ -42,6 +44,14 @@ class CenterLoss(Loss):
         tensor(25.)
     """
 
+    key: ClassVar[str] = "center"
+    is_penalty: ClassVar[bool] = True
+    gathers_classes: ClassVar[bool] = True
+    limits: ClassVar[Mapping[str, Limits]] = {"rate": SHARE}
+    search_space: ClassVar[Mapping[str, Dimension]] = {
+        "strength": Range(1e-4, 0.1),
+        "rate": Range(0.1, 0.9, log=False),
+    }
     needs: ClassVar[tuple[str, ...]] = ("features", "labels")
     refuses: ClassVar[dict[str, str]] = {
         name: ClassWise.refuses[name] for name in ("soft_targets", "label_smoothing")

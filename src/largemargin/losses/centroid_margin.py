@@ -1,5 +1,6 @@
 """Centroid margin: keep class centroids away from every decision boundary (LMD 4.5, 4.7)."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal, TypeAlias, Unpack
 
 import torch
@@ -11,6 +12,7 @@ from largemargin.heads.centroid_bank import NO_SOFT, CentroidBank
 from largemargin.heads.head_spec import boundary_form
 from largemargin.losses.base.classwise import ClassWise
 from largemargin.losses.base.loss import LossOptions
+from largemargin.losses.base.setting_ranges import Dimension, Range
 from largemargin.losses.base.terms import check_setting, matrix_of
 from largemargin.ops.boundary import DEGENERATE, for_search, nearest_two, paired_boundary_distance
 from largemargin.ops.matmul import without_autocast
@@ -66,6 +68,8 @@ class CentroidMargin(ClassWise):
         tensor(6.)
     """
 
+    key: ClassVar[str] = "centroid_margin"
+    search_space: ClassVar[Mapping[str, Dimension]] = {"margin": Range(1.0, 12.0)}
     uses_bias: ClassVar[bool] = True
 
     def __init__(
@@ -172,6 +176,8 @@ class CentroidNorm(ClassWise):
         >>> CentroidNorm()(torch.tensor([[3.0, 4.0]]), torch.eye(2), torch.tensor([0]))
         tensor(5.)
     """
+
+    key: ClassVar[str] = "centroid_norm"
 
     def forward(  # type: ignore[override]
         self,

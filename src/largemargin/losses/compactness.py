@@ -1,6 +1,7 @@
 """Hinge-center compactness: stay within a ball around the class centroid (LMD 4.4, ROB 8, 12)."""
 
-from typing import Unpack
+from collections.abc import Mapping
+from typing import ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from largemargin.errors import check_choice, check_inputs, check_number
 from largemargin.heads.centroid_bank import NO_SOFT, CentroidBank
 from largemargin.losses.base.classwise import ClassWise
 from largemargin.losses.base.loss import LossOptions
+from largemargin.losses.base.setting_ranges import Dimension, Range
 from largemargin.ops.norms import promote, safe_norm
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
@@ -38,6 +40,10 @@ class Compactness(ClassWise):
         >>> Compactness()(features, torch.eye(2), torch.tensor([0, 0]))
         tensor(2.2500)
     """
+
+    key: ClassVar[str] = "compactness"
+    gathers_classes: ClassVar[bool] = True
+    search_space: ClassVar[Mapping[str, Dimension]] = {"radius": Range(0.05, 2.0)}
 
     def __init__(
         self,

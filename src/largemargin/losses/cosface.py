@@ -1,13 +1,21 @@
 """CosFace, also known as AM-Softmax: a margin on the cosine of the target (LTLM)."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.losses.base.loss import Loss, LossOptions
-from largemargin.losses.base.scale import Scale, check_scale_setting, lowered, resolve_scale
+from largemargin.losses.base.loss import Loss, LossOptions, MarginCeiling
+from largemargin.losses.base.scale import (
+    Scale,
+    check_scale_setting,
+    psi0_of_cosine_margin,
+    resolve_scale,
+)
+from largemargin.losses.base.schedules import Schedule, margin_warm_up
+from largemargin.losses.base.setting_ranges import Dimension, Limits, Range, cosine_margin_limits
 from largemargin.losses.base.terms import at_target, check_margin, over_targets, target_and_rest
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.ops.scheduled_values import current
@@ -41,6 +49,10 @@ class CosFace(Loss):
         tensor(0.6931)
     """
 
+    key: ClassVar[str] = "cosface"
+    has_target_curve: ClassVar[bool] = True
+    widens_margins: ClassVar[bool] = True
+    search_space: ClassVar[Mapping[str, Dimension]] = {"margin": Range(0.05, 0.6, log=False)}
     head_similarity: ClassVar[str | None] = "cosine"
 
     margin: float | Tensor
@@ -60,7 +72,23 @@ class CosFace(Loss):
         self._count_margins(class_counts, self.margin)
 
     def aligned_cosine(self) -> float | Tensor:
-        return lowered(self.margin if self.class_margins is None else self.class_margins)
+        return psi0_of_cosine_margin(self._margins)
+
+    def setting_limits(self, name: str, num_classes: int | None = None) -> Limits:
+        if name != "margin":
+            return super().setting_limits(name, num_classes)
+        return cosine_margin_limits(len(self.class_counts or ()) or num_classes or 2)
+
+    def margin_ceilings(self, angle: float) -> list[MarginCeiling]:
+        return [MarginCeiling("cosine margin", self._margins, 1 - math.cos(angle))]
+
+    def usual_schedule(self, term: str, total_steps: int) -> list[Schedule]:
+        """:func:`margin_warm_up`."""
+        return margin_warm_up(self, term, total_steps, margin=0.0)
+
+    @property
+    def _margins(self) -> float | Tensor:
+        return self.margin if self.class_margins is None else self.class_margins
 
     def per_sample(self, *inputs: Tensor) -> Tensor:
         margin = current(self, "margin") if self.class_margins is None else self.class_margins
@@ -80,17 +108,11 @@ def cosface(
 
     Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
     """
-    s = resolve_scale(scale, prototypes, lowered, margin)
+    s = resolve_scale(scale, prototypes, psi0_of_cosine_margin, margin)
     target, rest = target_and_rest(
         features, prototypes, labels, similarity="cosine", scale=s, **how
     )
     num_classes = prototypes.shape[0]
-    check_margin(
-        "margin",
-        margin,
-        at_least=0,
-        below=num_classes / max(num_classes - 1, 1),
-        hint=f"With {num_classes} classes no arrangement has a wider cosine margin.",
-    )
+    check_margin("margin", margin, cosine_margin_limits(num_classes))
     required = s * at_target(margin, labels, num_classes, "margin")
     return over_targets(F.softplus(rest - target + required), labels)

@@ -1,6 +1,6 @@
 """Softmax loss (LMD 3.3; LMS 2): cross entropy of an affine head."""
 
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -29,6 +29,9 @@ class CrossEntropy(LogitLoss):
         >>> CrossEntropy()(torch.zeros(1, 2), torch.tensor([0]))
         tensor(0.6931)
     """
+
+    key: ClassVar[str] = "cross_entropy"
+    term: ClassVar[str] = "softmax"
 
     def per_sample(self, *inputs: Tensor, **logits: object) -> Tensor:
         return cross_entropy(*inputs, **logits, **self.how)  # type: ignore[arg-type]

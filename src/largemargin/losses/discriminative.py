@@ -1,5 +1,6 @@
 """The discriminative loss and its robust sequel (LMD 4.3; ROB 7, 13)."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Unpack
 
 import torch
@@ -16,6 +17,9 @@ from largemargin.errors import (
 from largemargin.heads.centroid_bank import CentroidBank, FirstSeen, Strategy
 from largemargin.losses.base.classwise import ClassBatch, ClassWise
 from largemargin.losses.base.loss import LossOptions, LossValue
+from largemargin.losses.base.schedules import Ramp, Schedule, share_of
+from largemargin.losses.base.setting_ranges import Dimension, Range
+from largemargin.losses.base.settings import size_as_built
 from largemargin.losses.centroid_margin import (
     AGGREGATES,
     Aggregate,
@@ -63,6 +67,15 @@ class Discriminative(ClassWise):
         tensor(0.0040)
     """
 
+    key: ClassVar[str] = "discriminative"
+    gathers_classes: ClassVar[bool] = True
+    search_space: ClassVar[Mapping[str, Dimension]] = {
+        "margin": Range(1.0, 12.0),
+        "radius": Range(0.05, 2.0),
+        "alpha": Range(0.05, 5.0),
+        "beta": Range(0.05, 5.0),
+        "gamma_reg": Range(1e-5, 1e-2),
+    }
     uses_bias: ClassVar[bool] = True
 
     has_norm: ClassVar[bool] = True
@@ -142,6 +155,13 @@ class Discriminative(ClassWise):
     def part_weights(self) -> dict[str, float]:
         """What each of the named terms is multiplied by."""
         return {"compact": self.alpha, "margin": self.beta, "reg": self.gamma_reg}
+
+    def usual_schedule(self, term: str, total_steps: int) -> list[Schedule]:
+        """delta_d from 0, linearly over the first 10 %: ours, the papers have none."""
+        steps = share_of(total_steps, 0.1)
+        return (
+            [Ramp(f"{term}.margin", 0.0, steps=steps)] if size_as_built(self, "margin") > 0 else []
+        )
 
     def named_terms(
         self,
@@ -238,6 +258,12 @@ class RobustDiscriminative(Discriminative):
         tensor(5.6931)
     """
 
+    key: ClassVar[str] = "robust_discriminative"
+    is_penalty: ClassVar[bool] = False  # it has a softmax loss in it
+    search_space: ClassVar[Mapping[str, Dimension]] = {"noise_weight": Range(0.1, 5.0)}
+    not_tuned: ClassVar[Mapping[str, str]] = {
+        "softmax_weight": "with the other weights it only changes the learning rate"
+    }
     needs: ClassVar[tuple[str, ...]] = ("features", "prototypes", "labels", "noisy")
 
     def __init__(

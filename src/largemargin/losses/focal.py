@@ -1,7 +1,7 @@
 """Focal loss: cross entropy that looks away from easy samples (Lin et al. 2017)."""
 
-from collections.abc import Sequence
-from typing import Any, Unpack
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor
 from largemargin.errors import check_number
 from largemargin.losses.base.logit_loss import LogitLoss
 from largemargin.losses.base.loss import LossOptions
+from largemargin.losses.base.setting_ranges import Dimension, Range
 from largemargin.losses.base.terms import at_target, class_count, over_targets, require, stats_of
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
@@ -36,6 +37,11 @@ class Focal(LogitLoss):
         tensor(0.3466)
     """
 
+    key: ClassVar[str] = "focal"
+    search_space: ClassVar[Mapping[str, Dimension]] = {
+        "gamma": Range(0.25, 5.0),
+        "alpha": Range(0.05, 5.0),
+    }
     alpha: Tensor | None
 
     def __init__(

@@ -1,5 +1,6 @@
 """GM-Softmax: the family with a provable optimum at the simplex (LTLM)."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from largemargin.errors import LargeMarginError, check_length
 from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.base.scale import Scale, check_scale_setting, resolve_scale
+from largemargin.losses.base.setting_ranges import Limits
 from largemargin.losses.base.terms import over_targets, target_and_rest
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.ops.scheduled_values import current
@@ -37,6 +39,15 @@ class GMSoftmax(Loss):
         tensor(0.6931)
     """
 
+    key: ClassVar[str] = "gm_softmax"
+    widens_margins: ClassVar[bool] = True
+    limits: ClassVar[Mapping[str, Limits]] = dict.fromkeys(
+        ("alpha1", "beta1", "alpha2", "beta2"), Limits()
+    )
+    not_tuned: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("alpha1", "alpha2"), "alpha1 and alpha2 are bound to each other"),
+        **dict.fromkeys(("beta1", "beta2"), "beta1 and beta2 are bound to each other"),
+    }
     head_similarity: ClassVar[str | None] = "cosine"
 
     refuses: ClassVar[dict[str, str]] = {

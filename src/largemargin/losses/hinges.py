@@ -1,6 +1,6 @@
 """Hinge losses on logits: largest rival, all rivals, one against the rest (LMS 1, 14; ODN)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from largemargin.errors import LargeMarginError, check_inputs, check_logits
 from largemargin.losses.base.logit_loss import LogitLoss, LogitOptions
 from largemargin.losses.base.loss import LossOptions
+from largemargin.losses.base.setting_ranges import Dimension, Limits, Range
 from largemargin.losses.base.terms import (
     at_target,
     check_form,
@@ -46,6 +47,9 @@ class MaxHinge(LogitLoss):
         tensor(0.5000)
     """
 
+    key: ClassVar[str] = "max_hinge"
+    limits: ClassVar[Mapping[str, Limits]] = {"margin": {}}
+    search_space: ClassVar[Mapping[str, Dimension]] = {"margin": Range(0.1, 10.0)}
     margin: float | Tensor
 
     def __init__(
@@ -91,6 +95,8 @@ class MaxSoftplus(MaxHinge):
         tensor(0.6931)
     """
 
+    key: ClassVar[str] = "max_softplus"
+
     def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
         return max_softplus(*inputs, margin=self.margin, **logits, **self.how)
 
@@ -129,6 +135,7 @@ class DenseHinge(MaxHinge):
         tensor(0.2500)
     """
 
+    key: ClassVar[str] = "dense_hinge"
     refuses: ClassVar[dict[str, str]] = {"chunked": _DENSE}
 
     def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
@@ -180,6 +187,7 @@ class SoftHinge(LogitLoss):
         tensor(0.6931)
     """
 
+    key: ClassVar[str] = "soft_hinge"
     refuses: ClassVar[dict[str, str]] = {"chunked": _DENSE}
 
     def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:

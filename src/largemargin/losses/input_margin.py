@@ -1,6 +1,6 @@
 """Losses on linearised margins in input space (ODN)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple, Unpack
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_logits, check_matrix, check_number
 from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.losses.base.setting_ranges import Dimension, Limits, Range
 from largemargin.losses.base.terms import require
 from largemargin.ops.class_stats import class_stats_from_logits
 from largemargin.ops.norms import promote, safe_norm
@@ -35,6 +36,7 @@ class InputMargins(NamedTuple):
 class _InputMarginLoss(Loss):
     needs: ClassVar[tuple[str, ...]] = ("logits", "labels", "inputs")
     refuses: ClassVar[dict[str, str]] = REFUSES
+    fixed: ClassVar[frozenset[str]] = frozenset({"eps"})
 
     def __init__(
         self,
@@ -95,6 +97,15 @@ class MarginDistribution(_InputMarginLoss):
         >>> MarginDistribution()(x * 1, torch.tensor([0]), x).item()
         1.0
     """
+
+    key: ClassVar[str] = "margin_distribution"
+    limits: ClassVar[Mapping[str, Limits]] = {"mu": {"above": 0, "at_most": 1}}
+    # r must stay above theta.
+    search_space: ClassVar[Mapping[str, Dimension]] = {
+        "r": Range(0.8, 30.0),
+        "theta": Range(0.1, 0.79, log=False),
+        "mu": Range(0.01, 1.0),
+    }
 
     def __init__(
         self,
@@ -164,6 +175,10 @@ class MarginHinge(_InputMarginLoss):
         >>> MarginHinge(threshold=0.25)(x * 1, torch.tensor([0]), x).item()
         0.25
     """
+
+    key: ClassVar[str] = "margin_hinge"
+    limits: ClassVar[Mapping[str, Limits]] = {"threshold": {}}
+    search_space: ClassVar[Mapping[str, Dimension]] = {"threshold": Range(0.1, 10.0)}
 
     def __init__(
         self,

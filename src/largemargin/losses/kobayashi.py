@@ -1,8 +1,8 @@
 """Kobayashi's view of the softmax loss: divergence, regularized and biased losses (LMS)."""
 
 import math
-from collections.abc import Sequence
-from typing import Literal, TypeAlias, Unpack
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, TypeAlias, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from largemargin.errors import check_choice, check_number
 from largemargin.losses.base.logit_loss import LogitLoss, LogitOptions
 from largemargin.losses.base.loss import LossOptions
+from largemargin.losses.base.setting_ranges import Dimension, Limits, Range
 from largemargin.losses.base.terms import (
     at_target,
     check_plain_margin,
@@ -51,6 +52,9 @@ class RivalDivergence(LogitLoss):
         >>> RivalDivergence()(torch.tensor([[5.0, 1.0, 1.0]]), torch.tensor([0]))
         tensor(0.)
     """
+
+    key: ClassVar[str] = "rival_divergence"
+    is_penalty: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -132,6 +136,10 @@ class BiasedSoftmax(LogitLoss):
         tensor(0.6931)
     """
 
+    key: ClassVar[str] = "biased_softmax"
+    widens_margins: ClassVar[bool] = True
+    limits: ClassVar[Mapping[str, Limits]] = {"margin": {}}
+    search_space: ClassVar[Mapping[str, Dimension]] = {"margin": Range(0.1, 10.0)}
     margin: float | Tensor
 
     def __init__(
@@ -219,6 +227,9 @@ class Kobayashi(LogitLoss):
         >>> Kobayashi()(torch.zeros(1, 2), torch.tensor([0]))
         tensor(0.6931)
     """
+
+    key: ClassVar[str] = "kobayashi"
+    widens_margins: ClassVar[bool] = True
 
     def __init__(
         self,

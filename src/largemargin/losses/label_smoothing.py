@@ -1,6 +1,7 @@
 """Label smoothing as a loss: cross entropy with a share of the target for every class (LMS 13)."""
 
-from typing import Any, Unpack
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from largemargin.errors import check_number
 from largemargin.losses.base.logit_loss import LogitLoss
 from largemargin.losses.base.loss import LossOptions
+from largemargin.losses.base.setting_ranges import SHARE, Dimension, Limits, Range
 from largemargin.losses.base.terms import class_count, over_targets, require, stats_of
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
@@ -33,6 +35,10 @@ class LabelSmoothing(LogitLoss):
         >>> LabelSmoothing()(torch.zeros(1, 4), torch.tensor([0]))
         tensor(1.3863)
     """
+
+    key: ClassVar[str] = "label_smoothing"
+    limits: ClassVar[Mapping[str, Limits]] = {"smoothing": SHARE}
+    search_space: ClassVar[Mapping[str, Dimension]] = {"smoothing": Range(0.01, 0.3)}
 
     def __init__(
         self,

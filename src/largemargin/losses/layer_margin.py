@@ -1,7 +1,7 @@
 """Large-margin loss at several layers (Elsayed et al. 2018)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, TypeAlias, Unpack
 
 import torch
@@ -16,6 +16,7 @@ from largemargin.errors import (
     check_number,
 )
 from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.losses.base.setting_ranges import Dimension, Range
 from largemargin.losses.input_margin import REFUSES, check_graph
 from largemargin.ops.norms import promote, safe_norm
 from largemargin.shapes import Labels, Logits, PerSample
@@ -56,6 +57,9 @@ class LayerMargin(Loss):
         tensor(0.5858)
     """
 
+    key: ClassVar[str] = "layer_margin"
+    fixed: ClassVar[frozenset[str]] = frozenset({"eps", "p"})
+    search_space: ClassVar[Mapping[str, Dimension]] = {"gamma": Range(0.1, 10.0)}
     needs: ClassVar[tuple[str, ...]] = ("logits", "labels", "layers")
     refuses: ClassVar[dict[str, str]] = REFUSES
 

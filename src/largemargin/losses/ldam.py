@@ -1,14 +1,17 @@
 """LDAM: CosFace with margins from the class counts, re-weighted late in training (Cao 2019)."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 from torch import Tensor
 
 from largemargin.errors import check_number
 from largemargin.losses.base.class_counts import balanced_weights
-from largemargin.losses.base.loss import Loss, LossOptions
-from largemargin.losses.base.scale import Scale, check_scale_setting, lowered
+from largemargin.losses.base.loss import Loss, LossOptions, MarginCeiling
+from largemargin.losses.base.scale import Scale, check_scale_setting, psi0_of_cosine_margin
+from largemargin.losses.base.schedules import DeferredReweighting, Schedule, share_of
+from largemargin.losses.base.setting_ranges import Dimension, Limits, Range, cosine_margin_limits
 from largemargin.losses.cosface import cosface
 from largemargin.ops.scheduled_values import current
 
@@ -35,6 +38,11 @@ class LDAM(Loss):
         tensor([0.1581, 0.2812, 0.5000])
     """
 
+    key: ClassVar[str] = "ldam"
+    has_target_curve: ClassVar[bool] = True
+    widens_margins: ClassVar[bool] = True
+    search_space: ClassVar[Mapping[str, Dimension]] = {"max_margin": Range(0.1, 0.8, log=False)}
+    fixed: ClassVar[frozenset[str]] = frozenset({"beta"})  # read once, by reweight()
     head_similarity: ClassVar[str | None] = "cosine"
 
     class_counts: list[int]
@@ -72,8 +80,20 @@ class LDAM(Loss):
         self.reweight(f"{prefix}weight" in state_dict)
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
+    def setting_limits(self, name: str, num_classes: int | None = None) -> Limits:
+        if name != "max_margin":
+            return super().setting_limits(name, num_classes)
+        return cosine_margin_limits(len(self.class_counts))
+
+    def margin_ceilings(self, angle: float) -> list[MarginCeiling]:
+        return [MarginCeiling("cosine margin", self.margins, 1 - math.cos(angle))]
+
+    def usual_schedule(self, term: str, total_steps: int) -> list[Schedule]:
+        """Class weights from 80 % of the training on: the authors' code, epoch 160 of 200."""
+        return [DeferredReweighting(share_of(total_steps, 0.8), term=term)]
+
     def aligned_cosine(self) -> float | Tensor:
-        return lowered(self.margins)
+        return psi0_of_cosine_margin(self.margins)
 
     def per_sample(self, *inputs: Tensor) -> Tensor:
         return cosface(*inputs, margin=self.margins, scale=current(self, "scale"), **self.how)

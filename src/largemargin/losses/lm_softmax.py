@@ -5,7 +5,12 @@ from typing import ClassVar, Unpack
 from torch import Tensor
 
 from largemargin.losses.base.loss import Loss, LossOptions
-from largemargin.losses.base.scale import Scale, check_scale_setting, resolve_scale, untouched
+from largemargin.losses.base.scale import (
+    Scale,
+    check_scale_setting,
+    psi0_without_margin,
+    resolve_scale,
+)
 from largemargin.losses.base.terms import over_targets, target_and_rest
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.ops.scheduled_values import current
@@ -37,6 +42,8 @@ class LMSoftmax(Loss):
         tensor(-0.2000)
     """
 
+    key: ClassVar[str] = "lm_softmax"
+    widens_margins: ClassVar[bool] = True
     head_similarity: ClassVar[str | None] = "cosine"
 
     def __init__(self, *, scale: Scale = 64.0, **options: Unpack[LossOptions]) -> None:
@@ -60,7 +67,7 @@ def lm_softmax(
 
     Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
     """
-    s = resolve_scale(scale, prototypes, untouched)
+    s = resolve_scale(scale, prototypes, psi0_without_margin)
     target, rest = target_and_rest(
         features, prototypes, labels, similarity="cosine", scale=s, **how
     )

@@ -6,7 +6,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.losses.base.loss import Loss, LossOptions
-from largemargin.losses.base.scale import Scale, check_scale_setting, resolve_scale, untouched
+from largemargin.losses.base.scale import (
+    Scale,
+    check_scale_setting,
+    psi0_without_margin,
+    resolve_scale,
+)
 from largemargin.losses.base.terms import over_targets, target_and_rest
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.ops.scheduled_values import current
@@ -33,6 +38,8 @@ class NormFace(Loss):
         tensor(0.1269)
     """
 
+    key: ClassVar[str] = "normface"
+    has_target_curve: ClassVar[bool] = True
     head_similarity: ClassVar[str | None] = "cosine"
 
     def __init__(self, *, scale: Scale = 64.0, **options: Unpack[LossOptions]) -> None:
@@ -56,7 +63,7 @@ def normface(
 
     Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
     """
-    s = resolve_scale(scale, prototypes, untouched)
+    s = resolve_scale(scale, prototypes, psi0_without_margin)
     target, rest = target_and_rest(
         features, prototypes, labels, similarity="cosine", scale=s, **how
     )

@@ -46,6 +46,8 @@ class ZeroCentroid(Loss):
         tensor(0.)
     """
 
+    key: ClassVar[str] = "zero_centroid"
+    is_penalty: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("prototypes",)
     refuses: ClassVar[dict[str, str]] = _NOT_PER_SAMPLE
 
@@ -77,20 +79,29 @@ def zero_centroid(prototypes: Prototypes, *, normalize: bool = True) -> Tensor:
 
 
 class SuperSymmetry(Loss):
-    """``strength`` times the squared distance from super-symmetry (KOB-SS), :func:`super_symmetry`.
+    r"""``strength`` times the squared distance from super-symmetry (KOB-SS; LMS section 3).
 
-    0 with zero gradient at the simplex, scale-free. Call it with the prototypes alone.
-    ``SimplexHead`` is the exact alternative: super-symmetric at every step.
+    .. math:: \alpha\,\Bigl\|\frac{G}{v} - \frac{C I - 11^\top}{C-1}\Bigr\|_F^2,\quad
+              G = WW^\top,\ v = \tfrac1C\,\mathrm{tr}\,G
+
+    0 with zero gradient exactly at a simplex of any size, scale-free. Call it with the prototypes
+    alone; it costs a (C, C) matrix. ``SimplexHead`` is the exact alternative: super-symmetric at
+    every step.
 
     Args:
-        strength: default 1, our choice (O20).
+        strength: alpha, default 1, our choice (O20).
         options: those of every :class:`Loss` that a number without samples can have.
+
+    Departures: LMS gives the constraint in a supplement that is not public; this residual is our
+    reading.
 
     Example:
         >>> SuperSymmetry()(torch.tensor([[2.0, 0.0], [-2.0, 0.0]]))
         tensor(0.)
     """
 
+    key: ClassVar[str] = "super_symmetry"
+    is_penalty: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("prototypes",)
     refuses: ClassVar[dict[str, str]] = _NOT_PER_SAMPLE
 
@@ -112,13 +123,7 @@ def super_symmetry_penalty(prototypes: Prototypes) -> Tensor:
 
 
 def super_symmetry(prototypes: Prototypes) -> Tensor:
-    r"""Distance of a classifier from super-symmetry (KOB-SS; LMS section 3).
-
-    .. math:: \Bigl\|\frac{G}{v} - \frac{C I - 11^\top}{C-1}\Bigr\|_F,\quad
-              G = WW^\top,\ v = \tfrac1C\,\mathrm{tr}\,G
-
-    0 exactly at a simplex of any size. LMS gives the constraint in a supplement that is not
-    public; this residual is our reading. Costs a (C, C) matrix.
+    """Distance of prototypes (C, D) from super-symmetry, 0-dim: the norm in :class:`SuperSymmetry`.
 
     Example:
         >>> super_symmetry(torch.tensor([[2.0, 0.0], [-2.0, 0.0]]))

@@ -1,6 +1,6 @@
 """Sample-margin regularizer: minus the margin itself (LTLM)."""
 
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 from torch import Tensor
 
@@ -27,6 +27,10 @@ class SampleMargin(Loss):
         >>> SampleMargin()(torch.tensor([[3.0, 4.0]]), torch.eye(2), torch.tensor([1]))
         tensor(-0.2000)
     """
+
+    key: ClassVar[str] = "sample_margin"
+    is_penalty: ClassVar[bool] = True
+    widens_margins: ClassVar[bool] = True
 
     def __init__(self, *, normalize: bool = True, **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)

@@ -1,6 +1,7 @@
 """A-Softmax (SphereFace) and L-Softmax: the target's angle multiplied by an integer (LTLM)."""
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar, Unpack
 
 import torch
@@ -11,7 +12,15 @@ from largemargin.errors import LargeMarginError
 from largemargin.heads.head_spec import HeadSpec
 from largemargin.losses.base.angles import multiplied_angle
 from largemargin.losses.base.loss import Loss, LossOptions
-from largemargin.losses.base.scale import Scale, check_scale_setting, resolve_scale, untouched
+from largemargin.losses.base.scale import (
+    Scale,
+    check_scale_setting,
+    psi0_without_margin,
+    resolve_scale,
+)
+from largemargin.losses.base.schedules import Annealing, Schedule
+from largemargin.losses.base.setting_ranges import Choice, Dimension, Range
+from largemargin.losses.base.settings import size_as_built
 from largemargin.losses.base.terms import at_target, check_setting, over_targets, target_and_rest
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.ops.norms import EPS, safe_norm
@@ -49,6 +58,13 @@ class SphereFace(Loss):
         tensor(0.1269)
     """
 
+    key: ClassVar[str] = "sphereface"
+    has_target_curve: ClassVar[bool] = True
+    widens_margins: ClassVar[bool] = True
+    search_space: ClassVar[Mapping[str, Dimension]] = {
+        "margin": Choice((2, 3, 4)),
+        "annealing": Range(0.1, 100.0),
+    }
     refuses: ClassVar[dict[str, str]] = {
         "class_margin": "the margin is an integer factor of the angle."
     }
@@ -67,6 +83,14 @@ class SphereFace(Loss):
             check_scale_setting(scale)
         self.scale = scale
         self.annealing = annealing
+
+    def usual_schedule(self, term: str, total_steps: int) -> list[Schedule]:
+        """lambda from 1000 to 5 with rate 0.12 for 28,000 steps, at 5 after 6 % of them.
+
+        The authors' model and solver files. ``annealing`` > 0 of the loss is the floor instead.
+        """
+        floor, rate = size_as_built(self, "annealing") or 5.0, 0.12 * 28_000 / total_steps
+        return [Annealing(f"{term}.annealing", floor=floor, rate=rate)]
 
     def head_form(self, num_classes: int) -> HeadSpec:
         if self.scale is None:
@@ -106,7 +130,7 @@ def sphereface(
         length = safe_norm(features)
         length = length if labels.dim() == 1 else length[:, None]
     else:
-        s = resolve_scale(scale, prototypes, untouched)
+        s = resolve_scale(scale, prototypes, psi0_without_margin)
         target, rest = target_and_rest(
             features, prototypes, labels, similarity="cosine", scale=s, **how
         )
@@ -150,6 +174,13 @@ class LSoftmax(Loss):
         tensor(0.1269)
     """
 
+    key: ClassVar[str] = "lsoftmax"
+    has_target_curve: ClassVar[bool] = True
+    widens_margins: ClassVar[bool] = True
+    search_space: ClassVar[Mapping[str, Dimension]] = {
+        "margin": Choice((2, 3, 4)),
+        "annealing": Range(0.1, 100.0),
+    }
     refuses: ClassVar[dict[str, str]] = SphereFace.refuses
 
     def __init__(
@@ -158,6 +189,14 @@ class LSoftmax(Loss):
         super().__init__(**options)
         self.margin = check_integer_margin(margin, "LSoftmax")
         self.annealing = annealing
+
+    def usual_schedule(self, term: str, total_steps: int) -> list[Schedule]:
+        """lambda from 1000 to 0 with rate 2.5e-5 and power 35 for 30,000 steps.
+
+        The authors' MNIST example. ``annealing`` > 0 of the loss is the floor instead.
+        """
+        floor, rate = size_as_built(self, "annealing"), 2.5e-5 * 30_000 / total_steps
+        return [Annealing(f"{term}.annealing", floor=floor, rate=rate, power=35.0)]
 
     def head_form(self, num_classes: int) -> HeadSpec:
         return HeadSpec("dot")

@@ -37,6 +37,8 @@ class Stability(Loss):
         tensor(5.)
     """
 
+    key: ClassVar[str] = "stability"
+    is_penalty: ClassVar[bool] = True
     needs: ClassVar[tuple[str, ...]] = ("features", "noisy")
     refuses: ClassVar[dict[str, str]] = {
         "weight": _NO_LABELS,

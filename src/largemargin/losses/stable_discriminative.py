@@ -1,6 +1,7 @@
 """The discriminative loss in units of the feature scale, for ordinary learning rates."""
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar, Literal, TypeAlias, Unpack
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 from largemargin.errors import check_all_finite, check_choice, check_inputs, check_number
 from largemargin.heads.centroid_bank import NO_SOFT, FirstSeen, Strategy
 from largemargin.losses.base.classwise import ClassBatch
-from largemargin.losses.base.loss import LossOptions
+from largemargin.losses.base.loss import LossOptions, MarginCeiling
+from largemargin.losses.base.setting_ranges import Dimension, Range
 from largemargin.losses.centroid_margin import Aggregate
 from largemargin.losses.compactness import hinge_to_center
 from largemargin.losses.discriminative import Discriminative
@@ -86,6 +88,12 @@ class StableDiscriminative(Discriminative):
         tensor(1.3071)
     """
 
+    key: ClassVar[str] = "stable_discriminative"
+    search_space: ClassVar[Mapping[str, Dimension]] = {
+        "margin": Range(0.2, 0.7, log=False),
+        "radius": Range(0.01, 0.3),
+        "tail": Range(0.1, 2.0),
+    }
     has_norm: ClassVar[bool] = False
 
     def __init__(
@@ -137,6 +145,9 @@ class StableDiscriminative(Discriminative):
     @property
     def part_weights(self) -> dict[str, float]:
         return {"compact": self.alpha, "margin": self.beta}
+
+    def margin_ceilings(self, angle: float) -> list[MarginCeiling]:
+        return [MarginCeiling("margin (in units of the feature scale)", self.margin, self.ceiling)]
 
     def _in_units(
         self, features: Tensor, matrix: Tensor, labels: Tensor, bias: Tensor | None

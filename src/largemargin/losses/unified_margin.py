@@ -1,7 +1,7 @@
 """The unified margin s(cos(m1 theta + m2) - m3) with real m1, monotone past pi (LTLM)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Unpack
 
 import torch
@@ -9,13 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.losses.base.angles import clipped, continued_cosine, sine_of_target
-from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.losses.base.loss import Loss, LossOptions, MarginCeiling
 from largemargin.losses.base.scale import (
     Scale,
     check_scale_setting,
+    psi0_of_angular_margin,
     resolve_scale,
-    turned_and_lowered,
 )
+from largemargin.losses.base.schedules import Schedule, margin_warm_up
+from largemargin.losses.base.setting_ranges import RADIANS, Dimension, Limits, Range
 from largemargin.losses.base.terms import (
     at_target,
     check_margin,
@@ -54,6 +56,15 @@ class UnifiedMargin(Loss):
         tensor(0.6931)
     """
 
+    key: ClassVar[str] = "unified_margin"
+    has_target_curve: ClassVar[bool] = True
+    widens_margins: ClassVar[bool] = True
+    limits: ClassVar[Mapping[str, Limits]] = {"m1": {"above": 0}, "m2": RADIANS}
+    search_space: ClassVar[Mapping[str, Dimension]] = {
+        "m1": Range(1.0, 1.5, log=False),
+        "m2": Range(0.0, 0.5, log=False),
+        "m3": Range(0.0, 0.4, log=False),
+    }
     head_similarity: ClassVar[str | None] = "cosine"
 
     m2: float | Tensor
@@ -77,7 +88,17 @@ class UnifiedMargin(Loss):
         self.scale = scale
 
     def aligned_cosine(self) -> float | Tensor:
-        return turned_and_lowered(self.m2, self.m3)
+        return _psi0(self.m2, self.m3)
+
+    def margin_ceilings(self, angle: float) -> list[MarginCeiling]:
+        return [
+            MarginCeiling("margin m2 (radians)", self.m2, angle),
+            MarginCeiling("cosine margin m3", self.m3, 1 - math.cos(angle)),
+        ]
+
+    def usual_schedule(self, term: str, total_steps: int) -> list[Schedule]:
+        """:func:`margin_warm_up`; no margin is m1 = 1."""
+        return margin_warm_up(self, term, total_steps, m1=1.0, m2=0.0, m3=0.0)
 
     def per_sample(self, *inputs: Tensor) -> Tensor:
         return unified_margin(
@@ -107,9 +128,9 @@ def unified_margin(
     """
     check_setting("m1", m1, above=0)
     hint = "m2 is in radians; convert degrees with math.radians."
-    check_margin("m2", m2, at_least=0, below=math.pi, hint=hint)
+    check_margin("m2", m2, {"at_least": 0, "below": math.pi, "hint": hint})
     check_setting("m3", m3, at_least=0)
-    s = resolve_scale(scale, prototypes, turned_and_lowered, m2, m3)
+    s = resolve_scale(scale, prototypes, _psi0, m2, m3)
     target, rest = target_and_rest(
         features, prototypes, labels, similarity="cosine", scale=s, **how
     )
@@ -119,3 +140,7 @@ def unified_margin(
     phi = m1 * torch.atan2(sine, cosine) + at_target(m2, labels, num_classes, "m2")
     penalised = s * (continued_cosine(phi) - at_target(m3, labels, num_classes, "m3"))
     return over_targets(F.softplus(rest - penalised), labels)
+
+
+def _psi0(m2: float | Tensor, m3: float | Tensor) -> float | Tensor:
+    return psi0_of_angular_margin(m2) - m3

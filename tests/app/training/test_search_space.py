@@ -9,15 +9,12 @@ from largemargin import LargeMarginError
 from largemargin.app.config import ObjectiveConfig, OptimizerConfig, RunConfig
 from largemargin.app.training.objective import objective_of, parse_objective
 from largemargin.app.training.search_space import (
-    NOT_TUNED,
-    PER_LOSS,
-    Choice,
-    Range,
     dimension_of,
     rounded,
     search_space,
     with_values,
 )
+from largemargin.losses.base.setting_ranges import Choice, Range
 from largemargin.losses.base.settings import settings_of
 
 COUNTS = [30] * 5
@@ -33,13 +30,18 @@ def test_every_number_of_a_loss_has_limits_or_a_reason(name: str) -> None:
     loss = name if name != "cross_entropy" else "softmax"
     for setting in settings_of(objective):
         if setting.term == loss:
-            assert dimension_of(name, setting.name) or setting.name in NOT_TUNED, setting.path
+            known = dimension_of(name, setting.name) or setting.name in lm.LOSSES[name].not_tuned
+            assert known, setting.path
 
 
-def test_the_table_names_settings_that_exist() -> None:
-    for path in PER_LOSS:
-        loss, _, setting = path.partition(".")
-        assert setting in inspect.signature(lm.LOSSES[loss]).parameters, path
+@pytest.mark.parametrize("name", sorted(lm.LOSSES))
+def test_the_tables_of_a_loss_name_settings_that_exist(name: str) -> None:
+    kind = lm.LOSSES[name]
+    taken = set().union(*(inspect.signature(each).parameters for each in kind.__mro__[:-1]))
+    for table in ("search_space", "limits", "not_tuned"):
+        own = getattr(kind, table).keys() - getattr(lm.Loss, table).keys()
+        assert own <= taken, table
+    assert kind.fixed <= taken
 
 
 @pytest.mark.parametrize("name", sorted(lm.LOSSES))

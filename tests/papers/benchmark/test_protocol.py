@@ -15,7 +15,7 @@ from largemargin_papers.benchmark.halving import job
 from papers.benchmark.tiny import TINY, tiny_protocol
 
 from largemargin import LargeMarginError
-from largemargin.app.training.search_space import Choice, Range
+from largemargin.losses.base.setting_ranges import Choice, Range
 
 FOLDER = Path(__file__).resolve().parents[3] / "papers" / "benchmark"
 

@@ -20,7 +20,6 @@ from typing import Any
 import jsonargparse
 
 from largemargin.errors import LargeMarginError
-from largemargin.integrations.objective_text import PENALTIES
 from largemargin.losses import LOSSES
 from largemargin.losses.base.loss import Loss
 
@@ -214,12 +213,12 @@ def describe(name: str) -> LossEntry:
         equations=_equations(text),
         settings=settings,
         helps={setting: help for setting, help in helps.items() if setting in settings},
-        kind=_kind(name, kind),
+        kind=_kind(kind),
     )
 
 
-def _kind(name: str, kind: type[Loss]) -> str:
-    if name in PENALTIES:
+def _kind(kind: type[Loss]) -> str:
+    if kind.is_penalty:
         return "a penalty, comes with cross_entropy"
     if kind.head_similarity == "cosine":
         return 'on cosines, by name with scale="auto"'

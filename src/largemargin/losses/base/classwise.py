@@ -1,6 +1,6 @@
 """What the losses on class centroids share: their batch, their mean over classes, their limits."""
 
-from typing import Any, ClassVar, NamedTuple, Unpack
+from typing import Any, ClassVar, NamedTuple, Protocol, Unpack, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,33 @@ class ClassBatch(NamedTuple):
         return features if self.complete else torch.where(self.valid[:, None], features, 0)
 
 
+@runtime_checkable
+class Collector(Protocol):
+    """State that moves once per optimisation step, from all the micro-batches of the step."""
+
+    accumulate: int | None
+    """Micro-batches of a step; None to move only in :meth:`commit`."""
+
+    def commit(self) -> None:
+        """Move now, by what was collected."""
+
+    def _make_pending(self) -> None:
+        """Make room for what is collected."""
+
+
+def collectors(module: nn.Module) -> list[Collector]:
+    """The banks and centers inside a module."""
+    return [each for each in module.modules() if isinstance(each, Collector)]
+
+
+def set_accumulation(module: nn.Module, accumulate: int) -> None:
+    """Let those that move at every forward pass collect so many."""
+    for each in collectors(module):
+        if each.accumulate == 1 and accumulate != 1:
+            each.accumulate = accumulate
+            each._make_pending()
+
+
 class ClassWise(Loss):
     """A loss on class centroids: averaged inside each class first, then over the classes present.
 
@@ -59,6 +86,8 @@ class ClassWise(Loss):
     labels only. ``sync=True`` (default) uses the centroids, counts and means of the joined batch
     of all ranks.
     """
+
+    is_penalty: ClassVar[bool] = True
 
     refuses: ClassVar[dict[str, str]] = {
         "soft_targets": _NO_SOFT,

@@ -111,21 +111,16 @@ def check_scale_setting(scale: float | Tensor | str) -> None:
         check_number("scale", scale, above=0)
 
 
-def lowered(margin: float | Tensor) -> float | Tensor:
-    """psi(0) of a cosine margin."""
+def psi0_without_margin() -> float:
+    r""":math:`\psi(0)` without a margin, or with a factor of the angle."""
+    return 1.0
+
+
+def psi0_of_cosine_margin(margin: float | Tensor) -> float | Tensor:
+    r""":math:`\psi(0) = 1 - m`."""
     return 1 - margin
 
 
-def turned(margin: float | Tensor) -> float | Tensor:
-    """psi(0) of an angular margin."""
+def psi0_of_angular_margin(margin: float | Tensor) -> float | Tensor:
+    r""":math:`\psi(0) = \cos m`."""
     return torch.cos(margin) if isinstance(margin, Tensor) else math.cos(margin)
-
-
-def turned_and_lowered(angle: float | Tensor, margin: float | Tensor) -> float | Tensor:
-    """psi(0) of both."""
-    return turned(angle) - margin
-
-
-def untouched() -> float:
-    """psi(0) without a margin, or with a factor of the angle."""
-    return 1.0

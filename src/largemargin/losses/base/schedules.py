@@ -12,15 +12,9 @@ from typing import Any, ClassVar, Literal, TypeAlias
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_choice, check_number
-from largemargin.losses.arcface import ArcFace
+from largemargin.losses.base.loss import Loss
 from largemargin.losses.base.objective import Objective
-from largemargin.losses.base.settings import find_setting
-from largemargin.losses.cosface import CosFace
-from largemargin.losses.discriminative import Discriminative
-from largemargin.losses.gaussian_mixture import GaussianMixture
-from largemargin.losses.ldam import LDAM
-from largemargin.losses.sphereface import LSoftmax, SphereFace
-from largemargin.losses.unified_margin import UnifiedMargin
+from largemargin.losses.base.settings import find_setting, size_as_built
 from largemargin.ops.scheduled_values import scheduled_value_of
 
 Curve: TypeAlias = Literal["linear", "cosine", "exponential"]
@@ -300,11 +294,12 @@ class DeferredReweighting(Schedule):
     def moves(self, objective: Objective) -> list[str]:
         return [f"{self._find(objective)[0]}.class weights"]
 
-    def _find(self, objective: Objective) -> tuple[str, LDAM]:
+    def _find(self, objective: Objective) -> tuple[str, Any]:
+        """The term that re-weights itself, and its name."""
         found = [
             (name, loss)
             for name, loss in objective.terms.items()
-            if isinstance(loss, LDAM) and self.term in (None, name)
+            if hasattr(loss, "reweight") and self.term in (None, name)
         ]
         if len(found) == 1:
             return found[0]
@@ -338,53 +333,34 @@ def check_schedules(
 def preset_schedule(objective: Objective, total_steps: int) -> list[Schedule]:
     """The usual schedule of every term, stretched over ``total_steps``; none for the others.
 
-    * ``CosFace``, ``ArcFace``, ``UnifiedMargin``: no margin (m1 = 1) for 20/150 of the training,
-      then linearly up over the next 20/150. WeSpeaker's VoxCeleb recipe: epochs 20 to 40 of 150.
-    * ``SphereFace``: lambda from 1000 to 5 with rate 0.12 for 28,000 steps, at 5 after 6 % of them
-      (the authors' model and solver files). ``annealing`` > 0 of the loss is the floor instead.
-    * ``LSoftmax``: lambda from 1000 to 0 with rate 2.5e-5 and power 35 for 30,000 steps (the
-      authors' MNIST example); floor likewise.
-    * ``GaussianMixture``: alpha from a third of its value, in the first 10,000 of 120,000 steps
-      (the authors' CIFAR-100 example: 0.1, 0.2 from step 5,000, 0.3 from 10,000; here smoothly).
-    * ``LDAM``: class weights from 80 % on (the authors' code: epoch 160 of 200).
-    * ``Discriminative`` and its relatives: delta_d from 0, linearly over the first 10 %. This one
-      is ours: the papers have none.
+    Each loss says its own, with the source: ``help(lm.CosFace.usual_schedule)``.
 
     Example:
         >>> preset_schedule(Objective(face=CosFace()), 1500)
         [Ramp(target='face.margin', start=0.0, end=None, steps=200, begin=200, curve='linear')]
     """
     check_number("total_steps", total_steps, at_least=1)
-
-    def part(share: float) -> int:
-        return max(round(total_steps * share), 1)
-
-    def built(path: str) -> float:
-        return find_setting(objective, path).size or 0.0
-
     found: list[Schedule] = []
-    for name, loss in objective.terms.items():
-        if isinstance(loss, CosFace | ArcFace | UnifiedMargin):
-            starts = {"margin": 0.0, "m1": 1.0, "m2": 0.0, "m3": 0.0}
-            for path, start in (
-                (f"{name}.{key}", starts[key]) for key in starts if hasattr(loss, key)
-            ):
-                if built(path) > start:
-                    warm = part(20 / 150)
-                    found.append(Ramp(path, start, steps=warm, begin=warm))
-        elif isinstance(loss, SphereFace | LSoftmax):
-            path = f"{name}.annealing"
-            if isinstance(loss, SphereFace):
-                rate, power, floor = 0.12 * 28_000 / total_steps, 1.0, 5.0
-            else:
-                rate, power, floor = 2.5e-5 * 30_000 / total_steps, 35.0, 0.0
-            found.append(Annealing(path, floor=built(path) or floor, rate=rate, power=power))
-        elif isinstance(loss, GaussianMixture):
-            alpha, steps = built(f"{name}.alpha"), part(10_000 / 120_000)
-            if alpha > 0:
-                found.append(Ramp(f"{name}.alpha", alpha / 3, steps=steps, curve="exponential"))
-        elif isinstance(loss, LDAM):
-            found.append(DeferredReweighting(part(0.8), term=name))
-        elif isinstance(loss, Discriminative) and built(f"{name}.margin") > 0:
-            found.append(Ramp(f"{name}.margin", 0.0, steps=part(0.1)))
+    for term, loss in objective.terms.items():
+        assert isinstance(loss, Loss)
+        found += loss.usual_schedule(term, total_steps)
     return found
+
+
+def margin_warm_up(loss: Loss, term: str, total_steps: int, **starts: float) -> list[Schedule]:
+    """No margin for 20/150 of the training, then linearly up over the next 20/150.
+
+    WeSpeaker's VoxCeleb recipe: epochs 20 to 40 of 150. ``starts`` are the margins of the loss, and
+    what means none; those that are not wider have nothing to ramp.
+    """
+    warm = share_of(total_steps, 20 / 150)
+    return [
+        Ramp(f"{term}.{name}", start, steps=warm, begin=warm)
+        for name, start in starts.items()
+        if size_as_built(loss, name) > start
+    ]
+
+
+def share_of(total_steps: int, share: float) -> int:
+    """So many of the steps, at least one."""
+    return max(round(total_steps * share), 1)

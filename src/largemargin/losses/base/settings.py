@@ -8,33 +8,13 @@ from typing import Any, get_args
 from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_number
-from largemargin.losses.arcface import ArcFace
 from largemargin.losses.base.loss import Loss
 from largemargin.losses.base.objective import Objective
-from largemargin.losses.cosface import CosFace
-from largemargin.losses.hinges import DenseHinge, MaxHinge, MaxSoftplus
-from largemargin.losses.kobayashi import BiasedSoftmax
-from largemargin.losses.ldam import LDAM
-from largemargin.losses.unified_margin import UnifiedMargin
+from largemargin.losses.base.setting_ranges import Limits
 from largemargin.ops.scheduled_values import ScheduledValue, scheduled_value_of
 
 WEIGHT = "weight"
 """Of a term in its Objective; class weights, which losses call so, are not moved."""
-
-FIXED = {"eps", "p"}
-"""Numbers that say how something is computed."""
-
-ANY: dict[str, float] = {}
-LIMITS: dict[str, dict[str, float]] = {
-    WEIGHT: ANY,
-    "threshold": ANY,
-    **dict.fromkeys(("alpha1", "beta1", "alpha2", "beta2"), ANY),
-    "scale": {"above": 0},
-    "m1": {"above": 0},
-    **{key: {"at_least": 0, "at_most": 1} for key in ("label_smoothing", "smoothing", "rate")},
-    "mu": {"above": 0, "at_most": 1},
-}
-"""What losses accept; everything else is >= 0."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +45,7 @@ class Setting:
     @property
     def built(self) -> Any:
         """What it was when the loss was built; a number set by hand since then counts as that."""
-        now, moving = self.value, getattr(self._host, "moving", None)
-        if moving is None or self._key not in moving.built:
-            return now
-        if not isinstance(now, Tensor) and moving.numbers.get(self._key, now) != now:
-            return now
-        return moving.built[self._key]
+        return _as_built(self._host, self._key, self.value)
 
     def remember(self, value: Any) -> None:
         """Let ``built`` be this."""
@@ -82,15 +57,14 @@ class Setting:
     @property
     def size(self) -> float | None:
         """``built`` as one number, the largest where every class has its own; None for "auto"."""
-        built = self.built
-        if isinstance(built, str):
-            return None
-        return float(built.max()) if isinstance(built, Tensor) else float(built)
+        return _largest(self.built)
 
     def check(self, what: str, value: float, num_classes: int | None = None) -> None:
         """Refuse what the loss would refuse, before training reaches it."""
-        limits, hint = _limits(self.loss, self.name, num_classes)
-        check_number(f"{what} ({self.path})", value, hint=hint, **limits)
+        limits = Limits()  # of the weight of a term: any number
+        if self.name != WEIGHT:
+            limits = self.loss.setting_limits(self.name, num_classes)
+        check_number(f"{what} ({self.path})", value, **limits)
 
     def move(self, value: float) -> None:
         """Set it. Values per class keep their proportions; the largest becomes ``value``."""
@@ -159,6 +133,26 @@ def find_setting(objective: Objective, target: str) -> Setting:
     )
 
 
+def size_as_built(loss: Loss, name: str) -> float:
+    """The largest number that a hyper-parameter was built with; 0 where it was built with none."""
+    return _largest(_as_built(loss, name, getattr(loss, name))) or 0.0
+
+
+def _as_built(host: nn.Module, key: str, now: Any) -> Any:
+    moving = getattr(host, "moving", None)
+    if moving is None or key not in moving.built:
+        return now
+    if not isinstance(now, Tensor) and moving.numbers.get(key, now) != now:
+        return now
+    return moving.built[key]
+
+
+def _largest(value: Any) -> float | None:
+    if isinstance(value, str):
+        return None
+    return float(value.max()) if isinstance(value, Tensor) else float(value)
+
+
 def _movable(loss: Loss) -> list[str]:
     kind = type(loss)
     if kind not in _FLOATS:
@@ -175,10 +169,9 @@ def _float_arguments(kind: type[Loss]) -> list[str]:
     for cls in (kind, Loss):
         for name, parameter in inspect.signature(cls.__init__).parameters.items():
             kinds = get_args(parameter.annotation) or (parameter.annotation,)
-            known = name in names or name in FIXED or name in kind.refuses
+            known = name in names or name in kind.fixed or name in kind.refuses
             read_only = isinstance(getattr(kind, name, None), property)
-            late = issubclass(kind, LDAM) and name == "beta"  # read once, by reweight()
-            if float in kinds and not (known or read_only or late):
+            if float in kinds and not (known or read_only):
                 names.append(name)
     return names
 
@@ -188,19 +181,3 @@ def _is_number(loss: Loss, name: str) -> bool:
     if isinstance(value, Tensor):
         return value.is_floating_point()
     return value == "auto" or (isinstance(value, int | float) and math.isfinite(value))
-
-
-def _limits(loss: Loss, name: str, num_classes: int | None) -> tuple[dict[str, float], str]:
-    if name in ("margin", "max_margin", "m2"):
-        if isinstance(loss, CosFace | LDAM):
-            count = len(loss.class_counts) if loss.class_counts else num_classes or 2
-            return {"at_least": 0, "below": count / max(count - 1, 1)}, (
-                f"With {count} classes no arrangement has a wider cosine margin."
-            )
-        if isinstance(loss, ArcFace | UnifiedMargin):
-            return {"at_least": 0, "below": math.pi}, (
-                "It is in radians; convert degrees with math.radians."
-            )
-        if isinstance(loss, MaxHinge | DenseHinge | MaxSoftplus | BiasedSoftmax):
-            return ANY, ""
-    return LIMITS.get(name, {"at_least": 0}), ""
