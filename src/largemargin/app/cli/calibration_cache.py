@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
-from largemargin.app.cli.open_run import Asked
+from largemargin.app.cli.open_run import OpenRun
 from largemargin.app.cli.run_options import show_progress
 from largemargin.app.data.samples import Samples
 from largemargin.errors import LargeMarginError
@@ -17,18 +17,18 @@ from largemargin.measuring.temperature import Temperature, calibrate_temperature
 Kept = TypeVar("Kept", bound=Record)
 
 
-class Fitted:
+class CalibrationCache:
     """Fits on first use; what was fitted before is read from the run's folder.
 
     A run that was taken to another machine without its data predicts there as it did here.
 
     Args:
-        asked: the run and its model.
+        opened: the run and its model.
         say: print what was fitted.
     """
 
-    def __init__(self, asked: Asked, *, say: bool = True) -> None:
-        self.asked, self.say = asked, say
+    def __init__(self, opened: OpenRun, *, say: bool = True) -> None:
+        self.opened, self.say = opened, say
 
     def get(
         self, kind: type[Kept], name: str, fit: Callable[[Samples], Kept], *, detail: str = ""
@@ -56,19 +56,19 @@ class Fitted:
         return kind.load(path) if path.is_file() else None
 
     def _path(self, name: str, detail: str) -> Path:
-        return self.asked.run.folder / f"{name}{detail}-{self._weights}.json"
+        return self.opened.run.folder / f"{name}{detail}-{self._weights}.json"
 
     @cached_property
     def _weights(self) -> str:
         """Of these weights, and no others: a run may have been continued since."""
         digest = hashlib.blake2b(digest_size=6)
-        for tensor in self.asked.model.state_dict().values():
+        for tensor in self.opened.model.state_dict().values():
             digest.update(tensor.detach().cpu().contiguous().view(-1).numpy().tobytes())
         return digest.hexdigest()
 
     @cached_property
     def images(self) -> Samples | None:
-        return self.asked.run.data().validation
+        return self.opened.run.data().validation
 
     def _validation(self, name: str) -> Samples:
         try:
@@ -99,25 +99,25 @@ def number_or(option: str, given: str) -> float | str:
         ) from None
 
 
-def fitted_temperature(fitted: Fitted) -> Temperature:
+def cached_temperature(cache: CalibrationCache) -> Temperature:
     """The temperature of the run's model, by its validation images."""
-    asked = fitted.asked
+    opened = cache.opened
 
     def fit(validation: Samples) -> Temperature:
         return calibrate_temperature(
-            asked.model, validation, device=asked.device, progress=show_progress()
+            opened.model, validation, device=opened.device, progress=show_progress()
         )
 
-    return fitted.get(Temperature, "temperature", fit)
+    return cache.get(Temperature, "temperature", fit)
 
 
-def temperature_for(option: str, fitted: Fitted) -> Temperature | float | None:
+def temperature_for(option: str, cache: CalibrationCache) -> Temperature | float | None:
     """What --temperature asks for; None where "auto" cannot be fitted, which is said."""
     given = number_or("temperature", option)
     if isinstance(given, float) or given == "none":
         return given if isinstance(given, float) else None
     try:
-        return fitted_temperature(fitted)
+        return cached_temperature(cache)
     except LargeMarginError as error:
         print(f"Probabilities are those of the logits as they are: {error}", file=sys.stderr)
         return None

@@ -8,10 +8,10 @@ import jsonargparse
 
 from largemargin.app.cli.multi_run import (
     add_folder_options,
-    begun,
     refuse_several_processes,
     resumable,
     say,
+    stored_plan,
     study_folder,
 )
 from largemargin.app.cli.run_options import add_run_options, run_config, show_progress
@@ -82,7 +82,9 @@ def run(options: Any) -> int:
     refuse_several_processes("compare")
     if options.get("resume"):
         folder = options.resume
-        config, given = begun(folder, PLAN, "compare", ("methods", "seeds", "trials", "space"))
+        config, given = stored_plan(
+            folder, PLAN, "compare", ("methods", "seeds", "trials", "space")
+        )
         if options.seeds is not None:
             given["seeds"] = options.seeds
     else:

@@ -5,16 +5,16 @@ from typing import Any
 
 import jsonargparse
 
-from largemargin.app.cli.calibration_cache import Fitted, fitted_temperature, number_or
+from largemargin.app.cli.calibration_cache import CalibrationCache, cached_temperature, number_or
 from largemargin.app.cli.open_run import (
-    Asked,
-    Chosen,
+    ChosenImages,
+    OpenRun,
     add_data,
     add_run,
-    ask,
-    data_of,
+    chosen_images,
+    ood_samples,
+    open_run,
     output_file,
-    strangers_of,
 )
 from largemargin.app.cli.run_options import show_progress
 from largemargin.errors import LargeMarginError
@@ -77,46 +77,46 @@ def run(options: Any) -> int:
 
     names = [field.name for field in fields(EvaluationConfig)]
     config = EvaluationConfig(**{name: options[name] for name in names})
-    asked = ask(options)
-    path = output_file(options.out or asked.run.folder / "evaluation.json")
-    chosen = data_of(options, asked)
+    opened = open_run(options)
+    path = output_file(options.out or opened.run.folder / "evaluation.json")
+    chosen = chosen_images(options, opened)
     if options.out is None:
         path = path.with_name(chosen.origin.file_name)
     data = chosen.data
-    temperature = _temperature(options, asked, chosen)
+    temperature = _temperature(options, opened, chosen)
     search = None
     if data.query is not None and data.gallery is not None:
         search = Search(data.query, data.gallery)
-    ood = None if options.ood is None else strangers_of(options.ood, asked)
+    ood = None if options.ood is None else ood_samples(options.ood, opened)
     found = evaluate(
-        asked.model,
+        opened.model,
         chosen.samples,
-        class_names=asked.classes,
+        class_names=opened.classes,
         config=config,
         ood=ood,
         search=search,
         temperature=temperature,
-        device=asked.device,
+        device=opened.device,
         progress=show_progress(),
     )
     replace(found, origin=chosen.origin).save(path)
-    print(f"{asked.run.folder}, {chosen.what} images\n{found}\n\nwritten to {path}")
+    print(f"{opened.run.folder}, {chosen.what} images\n{found}\n\nwritten to {path}")
     if not chosen.origin.usual:
         print(f"These are {chosen.origin}, not the result of the run: the report leaves them out.")
     return 0
 
 
-def _temperature(options: Any, asked: Asked, chosen: Chosen) -> Any:
+def _temperature(options: Any, opened: OpenRun, chosen: ChosenImages) -> Any:
     given = number_or("temperature", options.temperature)
     if given != "auto":
         return None if given == "none" else given
-    fitted = Fitted(asked, say=False)  # the table does
+    cache = CalibrationCache(opened, say=False)  # the table does
     if not chosen.origin.own:
-        return fitted.kept(Temperature, "temperature")  # the run's own data may not be here
+        return cache.kept(Temperature, "temperature")  # the run's own data may not be here
     if chosen.origin.split == "validation":
         return None  # it would be judged on what it was fitted to
-    fitted.images = chosen.data.validation  # which need not be read again
+    cache.images = chosen.data.validation  # which need not be read again
     try:
-        return fitted_temperature(fitted)
+        return cached_temperature(cache)
     except LargeMarginError:
         return None  # nobody asked for it

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 import jsonargparse
 
-from largemargin.app.cli.calibration_cache import Fitted, temperature_for
-from largemargin.app.cli.open_run import add_run, ask, output_file
+from largemargin.app.cli.calibration_cache import CalibrationCache, temperature_for
+from largemargin.app.cli.open_run import add_run, open_run, output_file
 from largemargin.errors import LargeMarginError
 
 HELP = "write a trained model as ONNX or torch.export program, which need no largemargin"
@@ -63,8 +63,8 @@ def run(options: Any) -> int:
     from largemargin.export.program import to_exported_program
     from largemargin.measuring.temperature import number_of
 
-    asked = ask(options)
-    path = output_file(options.out or asked.run.folder / f"model{SUFFIX[options.format]}")
+    opened = open_run(options)
+    path = output_file(options.out or opened.run.folder / f"model{SUFFIX[options.format]}")
     for other, suffix in SUFFIX.items():
         if path.suffix.lower() == suffix and other != options.format:
             raise LargeMarginError(
@@ -75,14 +75,16 @@ def run(options: Any) -> int:
         raise LargeMarginError(f"{path} exists already. Replace it with --overwrite.")
     temperature = 1.0
     if options.outputs == "probabilities":
-        given = temperature_for(options.temperature, Fitted(asked))
+        given = temperature_for(options.temperature, CalibrationCache(opened))
         temperature = 1.0 if given is None else number_of(given)
     elif options.temperature not in ("auto", "none"):
         raise LargeMarginError(
             f"--temperature is for --outputs probabilities, but this returns {options.outputs}."
         )
-    model = asked.model.cpu()
-    example = torch.rand(2, asked.channels, *asked.size, generator=torch.Generator().manual_seed(0))
+    model = opened.model.cpu()
+    example = torch.rand(
+        2, opened.channels, *opened.size, generator=torch.Generator().manual_seed(0)
+    )
     if options.format == "onnx":
         to_onnx(
             model,
@@ -90,7 +92,7 @@ def run(options: Any) -> int:
             path,
             outputs=options.outputs,
             temperature=temperature,
-            class_names=asked.classes,
+            class_names=opened.classes,
             overwrite=options.overwrite,
         )
     else:
@@ -101,6 +103,6 @@ def run(options: Any) -> int:
         torch.export.save(program, partial)
         partial.replace(path)
     size = path.stat().st_size / 2**20
-    shape = f"{asked.channels} x {asked.size[0]} x {asked.size[1]}"
+    shape = f"{opened.channels} x {opened.size[0]} x {opened.size[1]}"
     print(f"written to {path} ({size:.1f} MiB): images {shape} in [0, 1] to {options.outputs}")
     return 0

@@ -6,14 +6,14 @@ from typing import Any
 import jsonargparse
 
 from largemargin.app.cli.open_run import (
-    Asked,
-    Chosen,
+    ChosenImages,
+    OpenRun,
     add_data,
     add_run,
-    ask,
-    data_of,
+    chosen_images,
+    ood_samples,
+    open_run,
     output_file,
-    strangers_of,
 )
 from largemargin.app.cli.run_options import show_progress
 from largemargin.app.data.load import samples_text
@@ -111,26 +111,26 @@ def run(options: Any) -> int:
     from largemargin.measuring.compare_geometry import compare_geometry
 
     path = None if options.out is None else output_file(options.out)
-    asked = ask(options)
-    chosen = data_of(options, asked)
+    opened = open_run(options)
+    chosen = chosen_images(options, opened)
     _refuse_as_result(path, options, chosen)
     if options.against is None:
-        found: Any = _measured(options, asked, chosen)
+        found: Any = _measured(options, opened, chosen)
     else:
-        other = ask(_with_run(options, options.against))
-        theirs = _same_images(options, chosen, asked, other)
+        other = open_run(_with_run(options, options.against))
+        theirs = _same_images(options, chosen, opened, other)
         # The change is that of the run against the other one, as in a report against softmax.
-        names = (other.run.folder.name, asked.run.folder.name)
-        both = (_measured(options, other, theirs), _measured(options, asked, chosen))
+        names = (other.run.folder.name, opened.run.folder.name)
+        both = (_measured(options, other, theirs), _measured(options, opened, chosen))
         found = compare_geometry(*both, names)
-    print(f"{asked.run.folder}, {chosen.what} images\n{found}")
+    print(f"{opened.run.folder}, {chosen.what} images\n{found}")
     if path is not None:
         found.save(path)
         print(f"\nwritten to {path}")
     return 0
 
 
-def _refuse_as_result(path: Path | None, options: Any, chosen: Chosen) -> None:
+def _refuse_as_result(path: Path | None, options: Any, chosen: ChosenImages) -> None:
     """The report shows geometry.json of a run as that of its best model on its test images."""
     if path is None or (chosen.origin.usual and options.against is None):
         return
@@ -143,14 +143,16 @@ def _refuse_as_result(path: Path | None, options: Any, chosen: Chosen) -> None:
         )
 
 
-def _same_images(options: Any, chosen: Chosen, asked: Asked, other: Asked) -> Chosen:
+def _same_images(
+    options: Any, chosen: ChosenImages, opened: OpenRun, other: OpenRun
+) -> ChosenImages:
     """The same images for the second run, at the size of its model."""
-    if other.classes != asked.classes:
+    if other.classes != opened.classes:
         raise LargeMarginError(
             f"{options.run} and {options.against} were trained on different classes, so their "
             "geometries do not compare."
         )
-    theirs = data_of(options, other)
+    theirs = chosen_images(options, other)
     if digest(theirs.samples) != digest(chosen.samples):
         raise LargeMarginError(
             f"the {chosen.what} images of {options.run} ({len(chosen.samples):,}) are not those of "
@@ -200,16 +202,16 @@ def _curvature(options: Any) -> CurvatureSettings | bool:
     )
 
 
-def _measured(options: Any, asked: Asked, chosen: Chosen) -> Any:
+def _measured(options: Any, opened: OpenRun, chosen: ChosenImages) -> Any:
     from largemargin.app.data.samples import Batches
     from largemargin.measuring.measure import measure
 
     def batches(split: Any) -> Batches:
-        return Batches(split, options.batch_size, device=asked.device, shuffle=False)
+        return Batches(split, options.batch_size, device=opened.device, shuffle=False)
 
     layers = named_layers("--layers", options.layers)
     return measure(
-        asked.model,
+        opened.model,
         batches(chosen.samples),
         layers=BLOCKS if layers == (BLOCKS,) else layers,
         layer_margins=named_layers("--layer_margins", options.layer_margins),
@@ -220,8 +222,8 @@ def _measured(options: Any, asked: Asked, chosen: Chosen) -> Any:
         sphere=options.sphere,
         radius=options.radius,
         max_samples=options.max_samples,
-        ood=None if options.ood is None else batches(strangers_of(options.ood, asked)),
+        ood=None if options.ood is None else batches(ood_samples(options.ood, opened)),
         progress=show_progress(),
         data_name=samples_text(chosen.data, chosen.origin.split, chosen.samples),
-        class_names=asked.classes,
+        class_names=opened.classes,
     )

@@ -13,7 +13,7 @@ from largemargin.app.cli.run_options import Resume
 from largemargin.app.config import RunConfig
 from largemargin.errors import LargeMarginError
 
-WHAT = {"compare": "comparison", "tune": "search"}
+CONTENT = {"compare": "comparison", "tune": "search"}
 """What the folder of a command holds."""
 
 
@@ -27,7 +27,7 @@ def add_folder_options(group: Any, command: str, *, further: str) -> None:
         "--folder",
         type=str,
         default=argparse.SUPPRESS,
-        help=f"folder of the {WHAT[command]}; default a new one in --out",
+        help=f"folder of the {CONTENT[command]}; default a new one in --out",
     )
     group.add_argument(
         "--resume",
@@ -36,7 +36,7 @@ def add_folder_options(group: Any, command: str, *, further: str) -> None:
         type=str,
         metavar="FOLDER",
         default=argparse.SUPPRESS,
-        help=f"continue the {WHAT[command]} in this folder",
+        help=f"continue the {CONTENT[command]} in this folder",
     )
 
 
@@ -64,7 +64,7 @@ def study_folder(options: Any, config: RunConfig, command: str) -> str:
     return str(folder)
 
 
-def begun(
+def stored_plan(
     folder: str, file: str, command: str, names: Sequence[str]
 ) -> tuple[RunConfig, dict[str, Any]]:
     """Settings of the runs in a folder to continue, and the rest of its plan, by these names."""
@@ -73,7 +73,7 @@ def begun(
     path = Path(folder) / file
     if not path.is_file():
         raise LargeMarginError(
-            f"{folder} is no {WHAT[command]}: it has no {file}. Pass a folder that `largemargin "
+            f"{folder} is no {CONTENT[command]}: it has no {file}. Pass a folder that `largemargin "
             f"{command}` made."
         )
     known = read_yaml(path)

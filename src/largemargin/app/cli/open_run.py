@@ -1,4 +1,4 @@
-"""What a trained run is asked about: its model, and its own data or other data."""
+"""A trained run opened by the options of a command: its model, and its own or other images."""
 
 import os
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ READING = ("workers", "resident", "corrupt", "download")
 
 
 @dataclass(frozen=True)
-class Asked:
+class OpenRun:
     """A run and what its model expects of images."""
 
     run: Run
@@ -41,7 +41,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenImages:
     """The images that the options ask for."""
 
     data: Data
@@ -97,14 +97,14 @@ def output_file(given: str | Path) -> Path:
     return path
 
 
-def ask(options: Any) -> Asked:
+def open_run(options: Any) -> OpenRun:
     """Open the run of the options."""
     if options.which not in ("best", "last"):
         raise LargeMarginError(f"--which must be best or last, but {options.which!r} was given.")
     run = Run.open(options.run)
     device = pick_device(options.device)
     facts = read_json(run.folder / DATA)
-    return Asked(
+    return OpenRun(
         run=run,
         model=run.model(options.which).to(device),
         device=device,
@@ -115,15 +115,15 @@ def ask(options: Any) -> Asked:
     )
 
 
-def data_of(options: Any, asked: Asked) -> Chosen:
+def chosen_images(options: Any, opened: OpenRun) -> ChosenImages:
     """The data of the options, and the split of it that was asked for."""
     if options.split not in SPLITS:
         listed = ", ".join(SPLITS)
         raise LargeMarginError(f"--split must be one of {listed}, but {options.split!r} was given.")
-    return _other(options, asked) if options.data.name else _own(options, asked)
+    return _other(options, opened) if options.data.name else _own(options, opened)
 
 
-def _own(options: Any, asked: Asked) -> Chosen:
+def _own(options: Any, opened: OpenRun) -> ChosenImages:
     """The data of the run; the options may say how to read it."""
     plain = DataConfig()
     names = [each.name for each in fields(DataConfig) if each.name != "name"]
@@ -139,32 +139,36 @@ def _own(options: Any, asked: Asked) -> Chosen:
                 f"--data.{name} {value} is about other data than that of the run, but none was "
                 f"named. Name it: --data {hint}. Or leave the option out."
             )
-    config = asked.run.config.data
-    data = asked.run.data(replace(config, **given))
+    config = opened.run.config.data
+    data = opened.run.data(replace(config, **given))
     # Re-identification is tested by its queries: what the classes are tested on is secondary.
     order = ("test", "validation", *(() if data.query is None else ("train",)))
     samples, split = _split(data, options.split, order)
     usual = options.which == "best" and (
         options.split == "auto" or split == _split(data, "auto", order)[1]
     )
-    return Chosen(data, samples, Origin(split, data.name, config.path, True, options.which, usual))
+    return ChosenImages(
+        data, samples, Origin(split, data.name, config.path, True, options.which, usual)
+    )
 
 
-def _other(options: Any, asked: Asked) -> Chosen:
+def _other(options: Any, opened: OpenRun) -> ChosenImages:
     # All of it is other data, and nothing is trained: no part to hold out, no whole pictures to
     # keep for augmentation.
-    config = _at_size(replace(options.data, validation=0.0, augment="none"), asked)
+    config = _at_size(replace(options.data, validation=0.0, augment="none"), opened)
     data = load_data(config)
     samples, split = _split(data, options.split, ("test", "validation", "train"))
-    samples = _renamed(fitting(samples, asked), data.classes, asked.classes)
-    return Chosen(data, samples, Origin(split, data.name, config.path, False, options.which, False))
+    samples = _relabelled(for_model(samples, opened), data.classes, opened.classes)
+    return ChosenImages(
+        data, samples, Origin(split, data.name, config.path, False, options.which, False)
+    )
 
 
-def _at_size(config: DataConfig, asked: Asked) -> DataConfig:
+def _at_size(config: DataConfig, opened: OpenRun) -> DataConfig:
     """Images as the model takes them, where no other size was asked for."""
     if config.size is not None or config.width is not None:
         return config
-    height, width = asked.size
+    height, width = opened.size
     return replace(config, size=height, width=width)
 
 
@@ -180,23 +184,23 @@ def _split(data: Data, wanted: str, order: Sequence[str]) -> tuple[Samples, str]
     )
 
 
-def fitting(samples: Samples, asked: Asked) -> Samples:
+def for_model(samples: Samples, opened: OpenRun) -> Samples:
     """The samples with as many channels as the model takes, at its size."""
     pixels = samples.pixels
     if pixels is None:
-        if asked.channels != 3:
+        if opened.channels != 3:
             raise LargeMarginError(
                 "the model takes grey images, but these are too many to convert in memory. Set "
                 "--data.resident yes."
             )
         assert samples.files is not None
-        files = replace(samples.files, size=asked.size, stretch=asked.stretch)
+        files = replace(samples.files, size=opened.size, stretch=opened.stretch)
         return replace(samples, files=files)
-    if pixels.shape[1] != asked.channels:
-        pixels = _channels(pixels, asked.channels)
-    if tuple(pixels.shape[2:]) != asked.size:
+    if pixels.shape[1] != opened.channels:
+        pixels = _channels(pixels, opened.channels)
+    if tuple(pixels.shape[2:]) != opened.size:
         raise LargeMarginError(
-            f"the model takes images of {asked.size[0]} x {asked.size[1]} pixels, but these have "
+            f"the model takes images of {opened.size[0]} x {opened.size[1]} pixels, but these have "
             f"{pixels.shape[2]} x {pixels.shape[3]}."
         )
     return replace(samples, pixels=pixels)
@@ -215,7 +219,7 @@ def _channels(pixels: Tensor, wanted: int) -> Tensor:
     )
 
 
-def _renamed(samples: Samples, theirs: tuple[str, ...], ours: tuple[str, ...]) -> Samples:
+def _relabelled(samples: Samples, theirs: tuple[str, ...], ours: tuple[str, ...]) -> Samples:
     """Labels as the model numbers classes of the same names."""
     if theirs == ours:
         return samples
@@ -226,22 +230,22 @@ def _renamed(samples: Samples, theirs: tuple[str, ...], ours: tuple[str, ...]) -
         raise LargeMarginError(
             f"the model does not know the classes {shown}. It was trained on "
             f"{', '.join(ours[:10])}{' and others' if len(ours) > 10 else ''}. Data of other "
-            "classes can be given as strangers: --ood."
+            "classes can be given as out-of-distribution data: --ood."
         )
     table = torch.tensor([number[name] for name in theirs])
     return replace(samples, labels=table[samples.labels])
 
 
-def strangers_of(given: str, asked: Asked) -> Samples:
+def ood_samples(given: str, opened: OpenRun) -> Samples:
     """Images of other data: every image below a folder, or the test images of a known data set."""
     if Path(given).expanduser().exists():
         from largemargin.app.data.image_files import ImageFiles
         from largemargin.app.predict import image_files, image_samples
 
         paths = image_files([given])
-        if asked.channels != 3:
-            return image_samples(paths, asked.size, asked.channels, asked.stretch)
-        files = ImageFiles(paths, range(len(paths)), asked.size, asked.stretch)
+        if opened.channels != 3:
+            return image_samples(paths, opened.size, opened.channels, opened.stretch)
+        files = ImageFiles(paths, range(len(paths)), opened.size, opened.stretch)
         return Samples(torch.zeros(len(paths), dtype=torch.long), paths, files=files)
     name, _, path = given.partition(":")
     if name not in SOURCES:
@@ -250,5 +254,5 @@ def strangers_of(given: str, asked: Asked) -> Samples:
             f"but there is neither a folder nor a data set {name!r}."
         )
     config = DataConfig(name, path=path or None, validation=0.0, augment="none")
-    data = load_data(_at_size(config, asked))
-    return fitting(data.test or data.train, asked)
+    data = load_data(_at_size(config, opened))
+    return for_model(data.test or data.train, opened)

@@ -1,12 +1,10 @@
 """``CommandParser``: jsonargparse with short usage, plain help texts and errors that help.
 
-What is asked of a configuration file before its settings are read: may it, can it.
-
-jsonargparse builds whatever ``class_path: os.system`` names, also inside free settings such as
-``model.options``, and imports its module to find out whether it can. Settings are values here, so
-that is refused always. ``--trust_config`` allows one thing: ``model.name: package.module.Network``.
-
-``--data photos/ --model resnet18 --objective cosface``: names without ``.name``.
+It adds three things. Names without ``.name``: ``--data photos/ --model resnet18``. Messages in the
+words of this command. And settings are values: jsonargparse builds whatever ``class_path:
+os.system`` names, also inside free settings such as ``model.options``, and imports its module to
+find out whether it can. That is refused always; ``--trust_config`` allows one thing,
+``model.name: package.module.Network``.
 """
 
 import argparse
@@ -24,113 +22,11 @@ import jsonargparse
 TRUST = "--trust_config"
 
 
-def limit_imports(words: Sequence[str]) -> list[str]:
-    """Set what may be imported for these words; returns them without the option."""
-    from largemargin.app.models.by_path import trust
-
-    jsonargparse.set_parsing_settings(
-        import_path_denylist=["*"],
-        # A class path in a free setting is an error, not a value to pass on.
-        validate_subclass_spec_in_any=True,
-        instantiate_subclass_spec_in_any=False,
-    )
-    trust(TRUST in words)
-    return [word for word in words if word != TRUST]
-
-
-def check_versions(words: Sequence[str]) -> None:
-    """Refuse files of a newer version by that, not by the first setting that is unknown here."""
-    from largemargin.app.training.config_file import read_yaml
-    from largemargin.app.training.files import CONFIG, check_version
-    from largemargin.errors import LargeMarginError
-
-    for file in config_files(words):
-        try:
-            read = read_yaml(file)
-        except LargeMarginError:  # jsonargparse names the line
-            continue
-        check_version(read, CONFIG, file)
-
-
-def config_files(words: Sequence[str]) -> Iterator[str]:
-    """What stands after ``--config``."""
-    yield from (after for word, after in itertools.pairwise(words) if word == "--config")
-    yield from (word.partition("=")[2] for word in words if word.startswith("--config="))
-
-
 CONFIG_FILES = (".yaml", ".yml", ".json")
 LAYOUTS = ("folder", "csv", "arrays", "huggingface")
 """Ways to keep any images, not data sets with a name."""
 
 ARRAY_FILES = (".npz", ".npy", ".safetensors")
-
-
-def expand(words: Sequence[str], groups: Sequence[str]) -> list[str]:
-    """Write out what stands for more: ``--model resnet18`` is ``--model.name resnet18``.
-
-    ``--data`` also takes what the images lie in: a folder (``folder``), a CSV file (``csv``) or an
-    array file (``arrays``). The name of a data set is that data set, unless a folder of that name
-    lies here and holds images; which was taken is said then. YAML files and ``{...}`` stay what
-    they are for jsonargparse, the settings of the whole group.
-
-    Example:
-        >>> expand(["--model", "resnet18", "--epochs=3"], ["model"])
-        ['--model.name=resnet18', '--epochs=3']
-    """
-    long: list[str] = []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        option, equals, value = word.partition("=")
-        group = option.removeprefix("--")
-        if not option.startswith("--") or group not in groups or not (equals or rest):
-            long.append(word)
-            continue
-        value = value if equals else rest.pop(0)
-        long += _written_out(group, value)
-    return long
-
-
-def _written_out(group: str, value: str) -> list[str]:
-    if value.lower().endswith(CONFIG_FILES) or value.startswith("{"):
-        return [f"--{group}={value}"]
-    if group != "data":
-        return [f"--{group}.name={value}"]
-    path = Path(value).expanduser()
-    written_as_path = any(mark in value for mark in "/\\~")
-    if path.is_dir() and not written_as_path and _is_data_set(value, path):
-        return [f"--data.name={value}"]
-    suffix = path.suffix.lower()
-    if path.is_dir() or (not suffix and written_as_path):
-        return ["--data.name=folder", f"--data.path={value}"]
-    if suffix == ".csv":
-        return ["--data.name=csv", f"--data.path={value}"]
-    if suffix in ARRAY_FILES:
-        return ["--data.name=arrays", f"--data.path={value}"]
-    return [f"--data.name={value}"]
-
-
-def _is_data_set(name: str, folder: Path) -> bool:
-    """Whether the name of this folder means the data set that is called so; either way it says."""
-    from largemargin.app.data.sources import SOURCES
-    from largemargin.app.data.sources.image_paths import holds_images
-
-    if name not in SOURCES or name in LAYOUTS:
-        return False
-    if holds_images(folder):
-        print(
-            f"--data {name}: the images in the folder {name} here are taken. For the data set of "
-            f"that name write --data.name {name}.",
-            file=sys.stderr,
-        )
-        return False
-    print(
-        f"--data {name}: the data set is taken, not the folder {name} here, which holds no images. "
-        f"For the folder write ./{name}.",
-        file=sys.stderr,
-    )
-    return True
-
 
 PRINT_CONFIG = "print all settings as YAML, ready for --config, and exit"
 
@@ -235,6 +131,107 @@ class CommandParser(jsonargparse.ArgumentParser):
     def _config_files(self) -> str:
         files = list(config_files(getattr(self, "args", [])))
         return f"{', '.join(files)}: " if files else ""
+
+
+def limit_imports(words: Sequence[str]) -> list[str]:
+    """Set what may be imported for these words; returns them without the option."""
+    from largemargin.app.models.library_networks import trust
+
+    jsonargparse.set_parsing_settings(
+        import_path_denylist=["*"],
+        # A class path in a free setting is an error, not a value to pass on.
+        validate_subclass_spec_in_any=True,
+        instantiate_subclass_spec_in_any=False,
+    )
+    trust(TRUST in words)
+    return [word for word in words if word != TRUST]
+
+
+def check_versions(words: Sequence[str]) -> None:
+    """Refuse files of a newer version by that, not by the first setting that is unknown here."""
+    from largemargin.app.training.config_file import read_yaml
+    from largemargin.app.training.files import CONFIG, check_version
+    from largemargin.errors import LargeMarginError
+
+    for file in config_files(words):
+        try:
+            read = read_yaml(file)
+        except LargeMarginError:  # jsonargparse names the line
+            continue
+        check_version(read, CONFIG, file)
+
+
+def config_files(words: Sequence[str]) -> Iterator[str]:
+    """What stands after ``--config``."""
+    yield from (after for word, after in itertools.pairwise(words) if word == "--config")
+    yield from (word.partition("=")[2] for word in words if word.startswith("--config="))
+
+
+def expand(words: Sequence[str], groups: Sequence[str]) -> list[str]:
+    """Write out what stands for more: ``--model resnet18`` is ``--model.name resnet18``.
+
+    ``--data`` also takes what the images lie in: a folder (``folder``), a CSV file (``csv``) or an
+    array file (``arrays``). The name of a data set is that data set, unless a folder of that name
+    lies here and holds images; which was taken is said then. YAML files and ``{...}`` stay what
+    they are for jsonargparse, the settings of the whole group.
+
+    Example:
+        >>> expand(["--model", "resnet18", "--epochs=3"], ["model"])
+        ['--model.name=resnet18', '--epochs=3']
+    """
+    long: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        option, equals, value = word.partition("=")
+        group = option.removeprefix("--")
+        if not option.startswith("--") or group not in groups or not (equals or rest):
+            long.append(word)
+            continue
+        value = value if equals else rest.pop(0)
+        long += _written_out(group, value)
+    return long
+
+
+def _written_out(group: str, value: str) -> list[str]:
+    if value.lower().endswith(CONFIG_FILES) or value.startswith("{"):
+        return [f"--{group}={value}"]
+    if group != "data":
+        return [f"--{group}.name={value}"]
+    path = Path(value).expanduser()
+    written_as_path = any(mark in value for mark in "/\\~")
+    if path.is_dir() and not written_as_path and _is_data_set(value, path):
+        return [f"--data.name={value}"]
+    suffix = path.suffix.lower()
+    if path.is_dir() or (not suffix and written_as_path):
+        return ["--data.name=folder", f"--data.path={value}"]
+    if suffix == ".csv":
+        return ["--data.name=csv", f"--data.path={value}"]
+    if suffix in ARRAY_FILES:
+        return ["--data.name=arrays", f"--data.path={value}"]
+    return [f"--data.name={value}"]
+
+
+def _is_data_set(name: str, folder: Path) -> bool:
+    """Whether the name of this folder means the data set that is called so; either way it says."""
+    from largemargin.app.data.sources import SOURCES
+    from largemargin.app.data.sources.image_paths import holds_images
+
+    if name not in SOURCES or name in LAYOUTS:
+        return False
+    if holds_images(folder):
+        print(
+            f"--data {name}: the images in the folder {name} here are taken. For the data set of "
+            f"that name write --data.name {name}.",
+            file=sys.stderr,
+        )
+        return False
+    print(
+        f"--data {name}: the data set is taken, not the folder {name} here, which holds no images. "
+        f"For the folder write ./{name}.",
+        file=sys.stderr,
+    )
+    return True
 
 
 def _underscored(word: str) -> str:

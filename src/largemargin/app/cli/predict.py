@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import jsonargparse
 
-from largemargin.app.cli.calibration_cache import Fitted, number_or, temperature_for
-from largemargin.app.cli.open_run import add_run, ask, output_file
+from largemargin.app.cli.calibration_cache import CalibrationCache, number_or, temperature_for
+from largemargin.app.cli.open_run import add_run, open_run, output_file
 from largemargin.app.cli.run_options import show_progress
 from largemargin.app.data.samples import Samples
 from largemargin.errors import LargeMarginError, check_number
@@ -84,19 +84,19 @@ def run(options: Any) -> int:
         raise LargeMarginError(f"--out must end in .csv or .json, but {options.out!r} was given.")
     _refuse_beside_a_number(options)
     path = None if options.out is None else output_file(options.out)
-    asked = ask(options)
-    fitted = Fitted(asked)
+    opened = open_run(options)
+    cache = CalibrationCache(opened)
     found = predict(
-        asked.model,
+        opened.model,
         options.images,
-        class_names=asked.classes,
-        threshold=_threshold(options, fitted),
-        temperature=temperature_for(options.temperature, fitted),
-        size=asked.size,
-        channels=asked.channels,
-        stretch=asked.stretch,
+        class_names=opened.classes,
+        threshold=_threshold(options, cache),
+        temperature=temperature_for(options.temperature, cache),
+        size=opened.size,
+        channels=opened.channels,
+        stretch=opened.stretch,
         batch_size=options.batch_size,
-        device=asked.device,
+        device=opened.device,
         progress=show_progress(),
     )
     if path is None:
@@ -128,7 +128,7 @@ def _refuse_beside_a_number(options: Any) -> None:
             )
 
 
-def _threshold(options: Any, fitted: Fitted) -> Any:
+def _threshold(options: Any, cache: CalibrationCache) -> Any:
     given = number_or("threshold", options.threshold)
     if given != "auto":
         return None if given == "none" else given
@@ -137,17 +137,17 @@ def _threshold(options: Any, fitted: Fitted) -> Any:
 
     def fit(validation: Samples) -> Threshold:
         return calibrate_threshold(
-            fitted.asked.model,
+            cache.opened.model,
             validation,
             rule=rule,
             target=options.target,
-            device=fitted.asked.device,
+            device=cache.opened.device,
             progress=show_progress(),
         )
 
     target = "default" if options.target is None else f"{options.target:g}"
     try:
-        return fitted.get(Threshold, "threshold", fit, detail=f"-{rule}-{target}")
+        return cache.get(Threshold, "threshold", fit, detail=f"-{rule}-{target}")
     except LargeMarginError as error:
         if rule != "keep" or options.target is not None:
             raise

@@ -9,10 +9,10 @@ import jsonargparse
 
 from largemargin.app.cli.multi_run import (
     add_folder_options,
-    begun,
     refuse_several_processes,
     resumable,
     say,
+    stored_plan,
     study_folder,
 )
 from largemargin.app.cli.run_options import add_run_options, run_config, show_progress
@@ -83,7 +83,7 @@ def run(options: Any) -> int:
     refuse_several_processes("tune")
     if options.get("resume"):
         folder = options.resume
-        config, plan = begun(folder, PLAN, "tune", PLANNED)
+        config, plan = stored_plan(folder, PLAN, "tune", PLANNED)
     else:
         config = run_config(options)
         parse_objective(config.objective)

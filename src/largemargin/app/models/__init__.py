@@ -1,9 +1,9 @@
 """The papers' networks, and those of torchvision and timm, by name."""
 
 from largemargin.app.config import ModelConfig
-from largemargin.app.models.build import MODELS, Classifier, Normalize, build_model, list_models
-from largemargin.app.models.by_path import trust
-from largemargin.app.models.networks import Network
+from largemargin.app.models.build import Classifier, Normalize, build_model, list_models
+from largemargin.app.models.library_networks import trust
+from largemargin.app.models.networks import MODELS, Network
 
 __all__ = [
     "MODELS",

@@ -1,35 +1,16 @@
-"""``build_model``: settings to a network.
-
-What every network of this library is: normalisation, backbone, feature layer, linear head.
-"""
+"""``build_model``: settings to a network of normalisation, backbone, feature layer and head."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from largemargin.app.config import ModelConfig
-from largemargin.app.models.by_path import build_by_path
-from largemargin.app.models.library_networks import LIBRARIES, build_outside
-from largemargin.app.models.networks import (
-    Network,
-    Size,
-    alexnet,
-    cnn13,
-    mlp,
-    mnist_cnn,
-    mobilenet,
-    resnet18,
-    resnet34,
-    small_cnn,
-    vgg16,
-    vgg16_mod,
-    wide_resnet,
-)
+from largemargin.app.models.library_networks import LIBRARIES, build_by_path, build_outside
+from largemargin.app.models.networks import MODELS, Network, Size
 from largemargin.app.models.weights import load_backbone
 from largemargin.errors import LargeMarginError, check_choice, check_num_classes, check_number
 from largemargin.heads.simplex import SimplexHead
@@ -113,32 +94,6 @@ def _per_channel(values: Sequence[float] | None) -> Tensor | None:
     return (
         None if values is None else torch.tensor(values, dtype=torch.float32).reshape(1, -1, 1, 1)
     )
-
-
-MODELS: Mapping[str, Network] = MappingProxyType(
-    {
-        "small_cnn": Network(small_cnn, "three convolutions, 15,000 parameters; for digits", 4),
-        "mlp": Network(mlp, "two fully connected layers of 256", 1, dropout=0.0),
-        "mnist_cnn": Network(
-            mnist_cnn, "two 5x5 convolutions and fc 512; MNIST", 4, dropout=0.0, batch_norm=False
-        ),
-        "cnn13": Network(cnn13, "13-layer network of Kobayashi 2019; 32x32", 12, dropout=0.5),
-        "alexnet": Network(alexnet, "AlexNet for 32x32 images", 8, dropout=0.5, batch_norm=False),
-        "resnet18": Network(resnet18, "ResNet-18 for 32x32 images: 3x3 stem, no max pooling", 8),
-        "resnet34": Network(resnet34, "ResNet-34 for 32x32 images: 3x3 stem, no max pooling", 8),
-        "wrn28_10": Network(
-            wide_resnet, "wide ResNet 28-10, 36.5 million parameters; 32x32", 8, dropout=0.0
-        ),
-        "vgg16": Network(
-            vgg16, "VGG-16 with two fc 4096; 224x224", 32, dropout=0.5, batch_norm=False
-        ),
-        "vgg16_mod": Network(
-            vgg16_mod, "VGG-16 with mean pooling instead of fc 4096; 224x224", 32, batch_norm=False
-        ),
-        "mobilenet": Network(mobilenet, "MobileNet v1; 224x224", 32),
-    }
-)
-"""The networks of this library by name; all others are ``torchvision/NAME`` and ``timm/NAME``."""
 
 
 def list_models() -> dict[str, str]:

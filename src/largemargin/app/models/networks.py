@@ -1,28 +1,10 @@
-"""What the registry knows about a network, and the layers several networks share.
+"""The networks of this library by name, :data:`MODELS`, and the functions that build them."""
 
-AlexNet for 32 x 32 images, with dropout and batch norm to switch (ODN Table 1).
-
-The 13-layer network of "Large Margin In Softmax Cross-Entropy Loss" (Kobayashi 2019).
-
-Fully connected layers.
-
-The small network of the margin distribution paper (ODN) for MNIST.
-
-MobileNet, first version (Howard et al. 2017).
-
-ResNets for 32 x 32 images: a 3x3 stem of stride 1 and no max pooling (He et al. 2016).
-
-A convolutional network small enough to train on a laptop's CPU in seconds.
-
-VGG-16 (Simonyan and Zisserman 2015) and its form with mean pooling (Kobayashi 2019, Table 4).
-
-Wide residual networks with activations before convolutions (Zagoruyko and Komodakis 2016).
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
@@ -95,7 +77,9 @@ def pooled() -> tuple[nn.Module, ...]:
 def alexnet(
     channels: int, size: Size, *, dropout: float, batch_norm: bool
 ) -> tuple[nn.Module, int]:
-    """Five 3x3 convolutions of 64, 192, 384, 256, 256 and two fully connected layers of 4096.
+    """AlexNet for 32 x 32 images (ODN Table 1).
+
+    Five 3x3 convolutions of 64, 192, 384, 256, 256 and two fully connected layers of 4096.
 
     Max pooling after the first, second and fifth; ReLU everywhere; dropout before each fully
     connected layer; batch norm after each convolution. The paper names AlexNet and no more: kernel
@@ -126,7 +110,9 @@ SLOPE = 0.1
 
 
 def cnn13(channels: int, size: Size, *, dropout: float) -> tuple[nn.Module, int]:
-    """Nine convolutions in three groups, for 32 x 32; features of dimension 128.
+    """The 13-layer network of "Large Margin In Softmax Cross-Entropy Loss" (Kobayashi 2019).
+
+    Nine convolutions in three groups, for 32 x 32; features of dimension 128.
 
     Three of 128, max pool, dropout; three of 256, max pool, dropout; 512 without padding, then 1x1
     of 256 and 128, mean over positions. Batch norm and leaky ReLU (0.1) after every convolution.
@@ -166,7 +152,9 @@ def mlp(
 def mnist_cnn(
     channels: int, size: Size, *, dropout: float, batch_norm: bool
 ) -> tuple[nn.Module, int]:
-    """Two 5x5 convolutions of 32 and 64, each with max pooling, then fc 512; ReLU everywhere.
+    """The small network of the margin distribution paper (ODN) for MNIST.
+
+    Two 5x5 convolutions of 32 and 64, each with max pooling, then fc 512; ReLU everywhere.
 
     The paper says "simple" and no more, so this is our reading. Dropout, where switched on, stands
     before the last layer; batch norm after each convolution.
@@ -200,7 +188,10 @@ BLOCKS = (
 
 
 def mobilenet(channels: int, size: Size, *, width: float = 1.0) -> tuple[nn.Module, int]:
-    """A 3x3 convolution of stride 2, thirteen depthwise separable ones, mean over positions."""
+    """MobileNet, first version (Howard et al. 2017).
+
+    A 3x3 convolution of stride 2, thirteen depthwise separable ones, mean over positions.
+    """
     before = round(32 * width)
     layers: list[nn.Module] = [*convolution(channels, before, stride=2)]
     for full, stride in BLOCKS:
@@ -234,7 +225,9 @@ class ResNetBlock(nn.Module):
 def resnet(
     channels: int, size: Size, *, blocks: Sequence[int], width: int = 64, initial: str = "he"
 ) -> tuple[nn.Module, int]:
-    """Four groups of blocks with 1, 2, 4, 8 times ``width`` channels, mean over positions.
+    """A ResNet for 32 x 32 images: a 3x3 stem of stride 1 and no max pooling (He et al. 2016).
+
+    Four groups of blocks with 1, 2, 4, 8 times ``width`` channels, mean over positions.
 
     ``initial``: weights of the convolutions as in He et al. ("he"), or as torch draws them
     ("torch"), with a sixth of the variance. Batch norm takes the factor out again, but a step of
@@ -260,7 +253,9 @@ resnet34 = partial(resnet, blocks=(3, 4, 6, 3))
 def small_cnn(
     channels: int, size: Size, *, width: int = 16, dim: int = 32
 ) -> tuple[nn.Module, int]:
-    """Three convolutions with batch normalisation and a linear layer, for 8 x 8 digits and more.
+    """A network small enough to train on a laptop's CPU in seconds.
+
+    Three convolutions with batch normalisation and a linear layer, for 8 x 8 digits and more.
 
     The last layer has no ReLU after it, so features may point in every direction, which prototypes
     at more than 90 degrees from each other need.
@@ -293,7 +288,7 @@ def vgg_convolutions(channels: int, batch_norm: bool) -> list[nn.Module]:
 
 
 def vgg16(channels: int, size: Size, *, dropout: float, batch_norm: bool) -> tuple[nn.Module, int]:
-    """Convolutions, then two fully connected layers of 4096 with ReLU and dropout."""
+    """VGG-16 (Simonyan and Zisserman 2015): two fully connected layers of 4096 with dropout."""
     positions = (size[0] // 32) * (size[1] // 32)
     network = nn.Sequential(
         *vgg_convolutions(channels, batch_norm),
@@ -309,7 +304,7 @@ def vgg16(channels: int, size: Size, *, dropout: float, batch_norm: bool) -> tup
 
 
 def vgg16_mod(channels: int, size: Size, *, batch_norm: bool) -> tuple[nn.Module, int]:
-    """Convolutions, then the mean over positions in place of the fully connected layers."""
+    """VGG-16 with the mean over positions in place of fully connected layers (Kobayashi 2019)."""
     return he_initialised(nn.Sequential(*vgg_convolutions(channels, batch_norm), *pooled())), 512
 
 
@@ -339,7 +334,10 @@ class WideResNetBlock(nn.Module):
 def wide_resnet(
     channels: int, size: Size, *, dropout: float, depth: int = 28, width: int = 10
 ) -> tuple[nn.Module, int]:
-    """Three groups of (depth - 4) / 6 blocks with 16, 32, 64 times ``width`` channels."""
+    """A wide residual network with activations before convolutions (Zagoruyko, Komodakis 2016).
+
+    Three groups of (depth - 4) / 6 blocks with 16, 32, 64 times ``width`` channels.
+    """
     blocks, left = divmod(depth - 4, 6)
     if left or blocks < 1:
         raise LargeMarginError(
@@ -355,3 +353,29 @@ def wide_resnet(
             before = after
     layers += [nn.BatchNorm2d(before), nn.ReLU(), *pooled()]
     return he_initialised(nn.Sequential(*layers)), before
+
+
+MODELS: Mapping[str, Network] = MappingProxyType(
+    {
+        "small_cnn": Network(small_cnn, "three convolutions, 15,000 parameters; for digits", 4),
+        "mlp": Network(mlp, "two fully connected layers of 256", 1, dropout=0.0),
+        "mnist_cnn": Network(
+            mnist_cnn, "two 5x5 convolutions and fc 512; MNIST", 4, dropout=0.0, batch_norm=False
+        ),
+        "cnn13": Network(cnn13, "13-layer network of Kobayashi 2019; 32x32", 12, dropout=0.5),
+        "alexnet": Network(alexnet, "AlexNet for 32x32 images", 8, dropout=0.5, batch_norm=False),
+        "resnet18": Network(resnet18, "ResNet-18 for 32x32 images: 3x3 stem, no max pooling", 8),
+        "resnet34": Network(resnet34, "ResNet-34 for 32x32 images: 3x3 stem, no max pooling", 8),
+        "wrn28_10": Network(
+            wide_resnet, "wide ResNet 28-10, 36.5 million parameters; 32x32", 8, dropout=0.0
+        ),
+        "vgg16": Network(
+            vgg16, "VGG-16 with two fc 4096; 224x224", 32, dropout=0.5, batch_norm=False
+        ),
+        "vgg16_mod": Network(
+            vgg16_mod, "VGG-16 with mean pooling instead of fc 4096; 224x224", 32, batch_norm=False
+        ),
+        "mobilenet": Network(mobilenet, "MobileNet v1; 224x224", 32),
+    }
+)
+"""The networks of this library by name; all others are ``torchvision/NAME`` and ``timm/NAME``."""
