@@ -59,7 +59,7 @@ def compare(device: str, cases: slice) -> None:
     "cases", ["slice(0, None, 5)", pytest.param("slice(None)", marks=pytest.mark.slow)]
 )
 def test_interpreted_kernels_are_plain_torch(cases: str) -> None:
-    program = f"from optim.test_fused import compare; compare('cpu', {cases})"
+    program = f"from heads.optim.test_fused import compare; compare('cpu', {cases})"
     run_interpreted("-c", program)
 
 
