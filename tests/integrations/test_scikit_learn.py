@@ -398,3 +398,13 @@ def test_a_cuda_device_trains_and_pickles_for_the_cpu() -> None:
     assert len(copy.history_["loss"]) == 30
     assert copy.score(X, y) > 0.85
     assert quick(device="cpu", epochs=1).fit(X, y).criterion_.head.weight.device.type == "cpu"
+
+
+def test_an_estimator_with_a_preset_is_one_line() -> None:
+    counts = list(range(1, 1001))
+    model = LargeMarginClassifier(lm.preset("long_tail", class_counts=counts), epochs=3)
+    assert repr(model) == (
+        "LargeMarginClassifier(epochs=3,\n"
+        "                      objective=preset('long_tail', class_counts=(1, 2, 3, 4, 5, 6, ...)))"
+    )
+    assert str(model.objective).startswith("preset long_tail: ldam\nsituation   CIFAR-10")

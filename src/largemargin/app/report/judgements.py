@@ -188,7 +188,7 @@ def worst_classes(model: ReportModel) -> Judgement:
     level = graded(-(mean - worst), -0.10, -0.25)
     if near_guessing(worst, model):
         level = "red"
-    shown = ", ".join(f"{model.class_name(c)} {percent(s)}" for s, c in ranked[:3])
+    shown = ", ".join(f"{model.class_name(c)} ({percent(s)})" for s, c in ranked[:3])
     return Judgement(name, level, percent(worst), rule, f"lowest: {shown}")
 
 
@@ -211,8 +211,8 @@ def robustness(model: ReportModel) -> Judgement:
     shares = {noise: result.accuracy for noise, result in evaluation.perturbed.items()}
     mean = statistics.fmean(shares.values())
     hardest = min(shares, key=lambda noise: shares[noise])
-    worst = f"{hardest.replace('_', ' ')} {percent(shares[hardest])}"
-    detail = f"mean of {len(shares)}; hardest: {worst}"
+    worst = f"{hardest.replace('_', ' ')} ({percent(shares[hardest])})"
+    detail = f"mean of {len(shares)} perturbations; hardest: {worst}"
     clean: float = evaluation.clean.accuracy
     level: Level = "red"
     if clean and not near_guessing(clean, model):

@@ -1,8 +1,9 @@
 """``lm.preset``: what to train with in a situation, and the measurement that says so."""
 
+import reprlib
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ FILE = Path(__file__).with_name("presets.json")
 """Written by papers/benchmark/analyse.py from the measured files, never by hand."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Preset:
     """An objective for a situation; made by :func:`preset`.
 
@@ -43,7 +44,7 @@ class Preset:
     """Tests in situations of the same kind, None where they were not measured."""
     source: str
     """The measured file; the protocol where there is none yet."""
-    class_counts: tuple[int, ...] | None = field(default=None, repr=False)
+    class_counts: tuple[int, ...] | None = None
     doubts: tuple[str, ...] = ()
     """What to know before taking the difference for the margin's."""
 
@@ -88,6 +89,12 @@ class Preset:
         if optimizer and self.optimizer:
             changed = replace(changed, optimizer=replace(base.optimizer, **self.optimizer))
         return changed
+
+    def __repr__(self) -> str:
+        """As it is made: an estimator that has it as a parameter prints this, not a page."""
+        counts = self.class_counts
+        shown = "" if counts is None else f", class_counts={reprlib.repr(counts)}"
+        return f"preset({self.name!r}{shown})"
 
     def __str__(self) -> str:
         lines = [
