@@ -1,8 +1,7 @@
 """``compare``: several objectives under equal conditions, against softmax, with a paired test.
 
-A comparison as text: the table, and what may be concluded from it.
-
-Methods of a comparison: objectives with their own settings, from text or YAML.
+First the methods (objectives with their own settings, from text or YAML), then :func:`compare`,
+then its result as text: the table, and what may be concluded from it.
 """
 
 import math
@@ -40,6 +39,16 @@ from largemargin.integrations.objective_text import SOFTMAX
 from largemargin.measuring.records import Record
 
 BASELINE = "cross_entropy"
+PLAN, RESULT, TABLE, RUNS, TUNING = "plan.yaml", "compare.json", "table.txt", "runs", "tuning"
+
+UNCLEAR = "no clear difference"
+FEW = 3
+"""Fewer seeds say next to nothing about the spread."""
+
+HEADS = (
+    *("method", "accuracy", "std", "difference", "95 % interval", "p (Holm)", "class margin"),
+    *("trials", "tuning", "training", "verdict"),
+)
 
 
 @dataclass(frozen=True)
@@ -148,9 +157,6 @@ def _method(given: Any) -> Method:
     )
 
 
-PLAN, RESULT, TABLE, RUNS, TUNING = "plan.yaml", "compare.json", "table.txt", "runs", "tuning"
-
-
 @dataclass(frozen=True)
 class MethodResult(Record):
     """One method: its runs, what tuning it cost, how it differs from softmax."""
@@ -186,7 +192,6 @@ class Comparison(Record):
     format: int = 1
 
     def __str__(self) -> str:
-
         return table(self)
 
 
@@ -227,29 +232,28 @@ def compare(
     )
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    _agree(place, config, methods, seeds, trials, space)
+    _write_plan(place, config, methods, seeds, trials, space)
     spent = {method.slug: (0, 0.0) for method in methods}
-    if trials:
-        for at, method in enumerate(methods):
-            say(f"tuning {method.title}: {trials} trials")
-            tuned = tune(
-                replace(configs[at], seed=seeds[0]),
-                folder=place / TUNING / method.slug,
-                trials=trials,
-                space=_own_space(space, configs[at]),
-                data=loaded,
-                progress=progress,
-                train=train,
-                say=lambda line: say(f"  {line}"),
+    for at, method in enumerate(methods if trials else ()):
+        say(f"tuning {method.title}: {trials} trials")
+        tuned = tune(
+            replace(configs[at], seed=seeds[0]),
+            folder=place / TUNING / method.slug,
+            trials=trials,
+            space=_own_space(space, configs[at]),
+            data=loaded,
+            progress=progress,
+            train=train,
+            say=lambda line: say(f"  {line}"),
+        )
+        if tuned.best is None:
+            raise LargeMarginError(
+                f"none of the {trials} trials of {method.title} came to its end. Widen the "
+                "search space, raise trials, or leave the method out."
             )
-            if tuned.best is None:
-                raise LargeMarginError(
-                    f"none of the {trials} trials of {method.title} came to its end. Widen the "
-                    "search space, raise trials, or leave the method out."
-                )
-            spent[method.slug] = len(tuned.finished), tuned.seconds
-            configs[at] = tuned.best
-        _refuse_unequal(methods, spent)
+        spent[method.slug] = len(tuned.finished), tuned.seconds
+        configs[at] = tuned.best
+    _refuse_unequal(methods, spent)
     runs: dict[str, list[Any]] = {method.slug: [] for method in methods}
     # Seed by seed, so that a comparison that is cut short has pairs.
     for seed in seeds:
@@ -257,7 +261,7 @@ def compare(
             name = f"{method.slug}-seed{seed}"
             wanted = replace(each, seed=seed, name=name, out=str(place / RUNS))
             try:
-                run = _trained(wanted, place / RUNS / name, loaded, progress, train)
+                run = _train_once(wanted, place / RUNS / name, loaded, progress, train)
             except Interrupted:
                 raise
             except LargeMarginError as error:
@@ -265,10 +269,10 @@ def compare(
             say(f"{method.title}, seed {seed}: {split} {100 * _accuracy(run, split):.2f} %")
             runs[method.slug].append(run)
     samples = loaded.test if split == "test" else loaded.validation
-    found = _conclude(methods, runs, spent, split, len(samples or ()), tuple(seeds))
-    found.save(place / RESULT)
-    write_text(place / TABLE, f"{found}\n")
-    return found
+    result = _conclude(methods, runs, spent, split, len(samples or ()), tuple(seeds))
+    result.save(place / RESULT)
+    write_text(place / TABLE, f"{result}\n")
+    return result
 
 
 def checked_plan(
@@ -344,7 +348,7 @@ def _refuse_unequal(methods: Sequence[Method], spent: dict[str, tuple[int, float
         )
 
 
-def _agree(
+def _write_plan(
     folder: Path,
     config: RunConfig,
     methods: Sequence[Method],
@@ -397,7 +401,7 @@ def _split(data: Data, trials: int) -> str:
     return "validation"
 
 
-def _trained(
+def _train_once(
     config: RunConfig, folder: Path, data: Data, progress: bool, train: Callable[..., Any]
 ) -> Any:
     """The finished run in this folder: as it is, continued, or begun."""
@@ -461,12 +465,6 @@ def _class_margin(run: Any) -> float:
     return float(geometry.get("class_margin_degrees", math.nan))
 
 
-UNCLEAR = "no clear difference"
-
-FEW = 3
-"""Fewer seeds say next to nothing about the spread."""
-
-
 def table(found: Comparison) -> str:
     """One line a method, then the reading."""
     rows = [HEADS, *(_cells(each) for each in found.methods)]
@@ -482,12 +480,6 @@ def table(found: Comparison) -> str:
     return "\n".join([lines[0], rule, *lines[1:], "", *reading(found)])
 
 
-HEADS = (
-    *("method", "accuracy", "std", "difference", "95 % interval", "p (Holm)", "class margin"),
-    *("trials", "tuning", "training", "verdict"),
-)
-
-
 def _cells(each: MethodResult) -> tuple[str, ...]:
     test = each.test
     return (
@@ -501,11 +493,11 @@ def _cells(each: MethodResult) -> tuple[str, ...]:
         str(each.trials),
         f"{each.tuning_seconds:.0f} s",
         f"{each.seconds:.1f} s",
-        told_verdict(each),
+        verdict_text(each),
     )
 
 
-def told_verdict(each: MethodResult) -> str:
+def verdict_text(each: MethodResult) -> str:
     """The verdict as people read it, in the words of the report; records say noise."""
     if _only_uncorrected(each):
         return "not shown"

@@ -1,9 +1,8 @@
-"""Files that are whole or not there: written beside their place, then renamed into it.
+"""Files of a run: whole or not there, and with the version of their format.
 
-The version that every file of a run carries, and what to do about another one.
-
-Files without a version are of the first releases, format 0. They are read: what they lack has a
-default. A format that could no longer be read would be told here how to convert it.
+They are written beside their place, then renamed into it. Files without a version are format 0.
+They are read: what they lack has a default. A format that can no longer be read would be told here
+how to convert it.
 """
 
 import hashlib
@@ -21,6 +20,11 @@ from largemargin.version import __version__
 
 DRAFT = ".draft-"
 """Names that begin so are unfinished and may be deleted at any time."""
+
+KEY = "format_version"
+CONFIG, CHECKPOINT, RESULT = "configuration", "checkpoint", "result"
+VERSIONS = {CONFIG: 1, CHECKPOINT: 1, RESULT: 1}
+"""What this release writes, by kind of file."""
 
 
 def write_text(path: Path, text: str) -> None:
@@ -90,12 +94,6 @@ def remove_drafts(folder: Path) -> None:
 def checksum(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-KEY = "format_version"
-CONFIG, CHECKPOINT, RESULT = "configuration", "checkpoint", "result"
-VERSIONS = {CONFIG: 1, CHECKPOINT: 1, RESULT: 1}
-"""What this release writes, by kind of file."""
 
 
 def stamp(kind: str) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""``tune``: a search for good settings on the validation images, with optuna.
-
-Trials of a search, as a CSV file and as text.
-"""
+"""``tune``: a search for good settings on the validation images, with optuna."""
 
 import csv
 import io
@@ -34,6 +31,14 @@ from largemargin.measuring.predictions import harmless
 
 COUNTED = ("complete", "pruned", "diverged")
 """States of trials that count towards a budget."""
+
+Pruner: TypeAlias = Literal["median", "asha", "none"]
+PRUNERS: tuple[Pruner, ...] = ("median", "asha", "none")
+UNTRIED = 5
+"""Trials before the median says anything."""
+
+STUDY, BEST, TRIALS, FOLDERS = "study.log", "best.yaml", "trials.csv", "trials"
+MISSING = "tuning needs optuna. Install it: pip install 'largemargin[tune]'"
 
 
 @dataclass(frozen=True)
@@ -77,75 +82,6 @@ class Tuning:
 
     def __str__(self) -> str:
         return summary(self)
-
-
-def write_csv(path: Path, tuning: Tuning) -> None:
-    names = list(dict.fromkeys(name for trial in tuning.trials for name in trial.settings))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    heads = ["trial", "state", f"validation_{tuning.select}", "epochs", "seconds"]
-    writer.writerow([*heads, *map(harmless, names)])
-    for trial in tuning.trials:
-        settings = [_cell(trial.settings.get(name)) for name in names]
-        value = "" if trial.value is None else trial.value
-        seconds = f"{trial.seconds:.2f}"
-        writer.writerow([trial.number, trial.state, value, trial.epochs, seconds, *settings])
-    write_text(path, text.getvalue())
-
-
-def _cell(value: Any) -> Any:
-    if value is None or isinstance(value, int | float):
-        return "" if value is None else value
-    return harmless(str(value))
-
-
-def summary(tuning: Tuning) -> str:
-    """How many trials there were, and what the best one is."""
-    counts = {state: sum(t.state == state for t in tuning.trials) for state in COUNTED}
-    spent = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    lines = [f"{len(tuning.finished)} trials ({spent}) in {tuning.seconds:.0f} s of training"]
-    best, first = tuning.best_trial, tuning.trials[0] if tuning.trials else None
-    if best is None:
-        return "\n".join([*lines, "No trial is complete, so there is no best one."])
-    lines.append(f"best: trial {best.number}, validation {_score(tuning.select, best.value)}")
-    lines += [f"  {path:<32} {shown(value)}" for path, value in best.settings.items()]
-    if first is not None and first.value is not None and first is not best:
-        lines.append(
-            f"as given (trial {first.number}): validation {_score(tuning.select, first.value)}"
-        )
-    return "\n".join(lines)
-
-
-def _score(select: str, value: float | None) -> str:
-    if value is None:
-        return "none"
-    return f"{select} {value:.4f}" if select == "loss" else f"{select} {100 * value:.2f} %"
-
-
-def line(trial: Trial, select: str) -> str:
-    """A trial in a line: how it ended, and with what settings."""
-    ends = {"complete": "", "pruned": ", stopped early", "diverged": ", diverged"}
-    end = ends.get(trial.state, f", {trial.state}")
-    settings = ", ".join(f"{short(path)} {shown(value)}" for path, value in trial.settings.items())
-    epochs = f"{trial.epochs} epoch{'' if trial.epochs == 1 else 's'}"
-    return f"{_score(select, trial.value)} after {epochs}{end} ({settings})"
-
-
-def short(path: str) -> str:
-    return path.removeprefix("optimizer.").removeprefix("objective.")
-
-
-def shown(value: Any) -> str:
-    return "none" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-Pruner: TypeAlias = Literal["median", "asha", "none"]
-PRUNERS: tuple[Pruner, ...] = ("median", "asha", "none")
-UNTRIED = 5
-"""Trials before the median says anything."""
-
-STUDY, BEST, TRIALS, FOLDERS = "study.log", "best.yaml", "trials.csv", "trials"
-MISSING = "tuning needs optuna. Install it: pip install 'largemargin[tune]'"
 
 
 def tune(
@@ -408,3 +344,63 @@ def _write(folder: Path, config: RunConfig, opened: Any) -> Tuning:
 
 def _last(values: dict[int, float]) -> float | None:
     return values[max(values)] if values else None
+
+
+def write_csv(path: Path, tuning: Tuning) -> None:
+    names = list(dict.fromkeys(name for trial in tuning.trials for name in trial.settings))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    heads = ["trial", "state", f"validation_{tuning.select}", "epochs", "seconds"]
+    writer.writerow([*heads, *map(harmless, names)])
+    for trial in tuning.trials:
+        settings = [_cell(trial.settings.get(name)) for name in names]
+        value = "" if trial.value is None else trial.value
+        seconds = f"{trial.seconds:.2f}"
+        writer.writerow([trial.number, trial.state, value, trial.epochs, seconds, *settings])
+    write_text(path, text.getvalue())
+
+
+def _cell(value: Any) -> Any:
+    if value is None or isinstance(value, int | float):
+        return "" if value is None else value
+    return harmless(str(value))
+
+
+def summary(tuning: Tuning) -> str:
+    """How many trials there were, and what the best one is."""
+    counts = {state: sum(t.state == state for t in tuning.trials) for state in COUNTED}
+    spent = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    lines = [f"{len(tuning.finished)} trials ({spent}) in {tuning.seconds:.0f} s of training"]
+    best, first = tuning.best_trial, tuning.trials[0] if tuning.trials else None
+    if best is None:
+        return "\n".join([*lines, "No trial is complete, so there is no best one."])
+    lines.append(f"best: trial {best.number}, validation {_score(tuning.select, best.value)}")
+    lines += [f"  {path:<32} {shown(value)}" for path, value in best.settings.items()]
+    if first is not None and first.value is not None and first is not best:
+        lines.append(
+            f"as given (trial {first.number}): validation {_score(tuning.select, first.value)}"
+        )
+    return "\n".join(lines)
+
+
+def _score(select: str, value: float | None) -> str:
+    if value is None:
+        return "none"
+    return f"{select} {value:.4f}" if select == "loss" else f"{select} {100 * value:.2f} %"
+
+
+def line(trial: Trial, select: str) -> str:
+    """A trial in a line: how it ended, and with what settings."""
+    ends = {"complete": "", "pruned": ", stopped early", "diverged": ", diverged"}
+    end = ends.get(trial.state, f", {trial.state}")
+    settings = ", ".join(f"{short(path)} {shown(value)}" for path, value in trial.settings.items())
+    epochs = f"{trial.epochs} epoch{'' if trial.epochs == 1 else 's'}"
+    return f"{_score(select, trial.value)} after {epochs}{end} ({settings})"
+
+
+def short(path: str) -> str:
+    return path.removeprefix("optimizer.").removeprefix("objective.")
+
+
+def shown(value: Any) -> str:
+    return "none" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -18,7 +18,7 @@ from largemargin.app.report.number_format import (
     text_cell,
 )
 from largemargin.app.report.report_models import ReportModel, ReportModels
-from largemargin.app.training.comparison import Comparison, told_verdict
+from largemargin.app.training.comparison import Comparison, verdict_text
 
 Read = Callable[[ReportModel], float | None]
 Show = Callable[..., Cell]
@@ -209,7 +209,7 @@ def _comparison(comparison: Comparison) -> Table:
                 points_cell(None if test is None else test.difference),
                 interval_cell(*((None, None) if test is None else (test.low, test.high))),
                 Cell(number(result.corrected, 3), result.corrected),
-                text_cell(told_verdict(result)),
+                text_cell(verdict_text(result)),
                 degrees_cell(result.class_margin),
                 Cell(str(result.trials), result.trials),
             )
