@@ -18,9 +18,9 @@ from largemargin.measuring import (
     evaluate,
 )
 from largemargin.measuring.accuracy_interval import wilson
-from largemargin.measuring.attacked_accuracy import attacks_of, stride_for
 from largemargin.measuring.robust import Attack, fgsm
 from largemargin.measuring.robust.epsilon_ball import Ball
+from largemargin.measuring.robust_accuracy import attacks_of, stride_for
 
 N = 101
 

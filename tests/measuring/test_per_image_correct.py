@@ -24,7 +24,7 @@ from largemargin.measuring import (
     evaluate,
     paired_interval,
 )
-from largemargin.measuring.accuracy import Rights
+from largemargin.measuring.accuracy import CorrectCollector
 from largemargin.measuring.batches import digest
 
 QUIET = EvaluationConfig(perturbations="none", gaussian=(), uniform=(), attacks=(), batch_size=5)
@@ -79,7 +79,7 @@ def test_of_several_processes_it_is_put_together(model: nn.Module, samples: Samp
         [(torch.arange(12, 20), right[12:20]), (torch.arange(20, 23), right[20:])],
         [(torch.arange(12), right[:12])],
     ]
-    found = Rights(samples).result(parts)
+    found = CorrectCollector(samples).result(parts)
     assert found is not None
     assert torch.equal(found.right(), right)
 

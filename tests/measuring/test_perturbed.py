@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from largemargin.app.data import Samples
 from largemargin.errors import LargeMarginError
-from largemargin.measuring.perturbed_accuracy import (
+from largemargin.measuring.robust import ROAD_400X500, SCALED_32, Draws, Perturbation, Stripes
+from largemargin.measuring.robust_accuracy import (
     PairedDraws,
     level,
     perturbation_suite,
     perturbed_accuracy,
     scaled_suite,
 )
-from largemargin.measuring.robust import ROAD_400X500, SCALED_32, Draws, Perturbation, Stripes
 
 N, SIZE = 150, 9
 

@@ -1,5 +1,6 @@
 """The reader of models: one per measurement, hooks for one pass, modes put back."""
 
+import contextlib
 import sys
 from typing import Any
 
@@ -82,9 +83,10 @@ def test_evaluation_mode_puts_back_every_mode(frozen: bool) -> None:
     model = network().train()
     model[2].eval()
     model[0].bias.requires_grad_(False)
-    with pytest.raises(ZeroDivisionError), evaluation_mode(model, frozen=frozen):
+    with evaluation_mode(model, frozen=frozen):
         assert not any(module.training for module in model.modules())
         assert model[0].weight.requires_grad is not frozen
+    with contextlib.suppress(ZeroDivisionError), evaluation_mode(model, frozen=frozen):
         raise ZeroDivisionError
     assert [module.training for module in model.modules()] == [True, True, True, False, True]
     assert [p.requires_grad for p in model.parameters()] == [True, False, True, True]

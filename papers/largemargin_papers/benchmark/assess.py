@@ -13,9 +13,9 @@ from largemargin.measuring.accuracy import accuracy_of
 from largemargin.measuring.batches import need_labels, source_batches
 from largemargin.measuring.confidence import Scorer
 from largemargin.measuring.logit_model import LogitModel
-from largemargin.measuring.perturbed_accuracy import perturbed_accuracy
 from largemargin.measuring.retrieval import head_inputs_of, retrieval_of
 from largemargin.measuring.robust.perturbations import SCALED_32, Perturbation
+from largemargin.measuring.robust_accuracy import perturbed_accuracy
 
 BATCH = 1000
 COVERAGES = (0.95, 0.9, 0.8, 0.7, 0.5)

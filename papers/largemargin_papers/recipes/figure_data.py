@@ -17,7 +17,7 @@ from largemargin.app.training.epoch_geometry import spread
 from largemargin.errors import LargeMarginError
 from largemargin.geometry.curvature import low_curvature_mask
 from largemargin.geometry.dispersion import variance_split
-from largemargin.measuring.projection import FIRST_PCA, project
+from largemargin.measuring.embed import FIRST_PCA, project
 from largemargin_papers.recipes.metrics import SAMPLES, Subject, label
 
 Drawn = dict[str, Any]

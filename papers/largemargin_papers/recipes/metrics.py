@@ -21,9 +21,9 @@ from largemargin.heads import packing
 from largemargin.measuring.distributions import Distribution
 from largemargin.measuring.input_curvature import Curvature, CurvatureSettings, measure_curvature
 from largemargin.measuring.input_margins import measure_input_margins
-from largemargin.measuring.perturbed_accuracy import perturbation_suite, perturbed_accuracy
 from largemargin.measuring.retrieval import CrossCamera, HeadInputs, cross_camera, head_inputs_of
 from largemargin.measuring.robust.perturbations import Perturbation
+from largemargin.measuring.robust_accuracy import perturbation_suite, perturbed_accuracy
 from largemargin_papers.recipes.free_features import mean_class_margin
 from largemargin_papers.recipes.stages import Stages, stages_of
 

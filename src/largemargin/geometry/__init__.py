@@ -2,19 +2,27 @@
 
 from largemargin.geometry.bounds import (
     BallBound,
+    CushionComplexity,
     JsdLowerBound,
     LinearMarginBound,
     LMSoftmaxInequality,
+    NoiseCushions,
+    PacBayesQuantities,
     SimplexOptimum,
+    SpectralComplexity,
     ball_bound,
+    cushion_complexity,
     gm_softmax_bound,
     jensen_shannon,
     jsd_lower_bound,
     kl_divergence,
     linear_margin_bound,
     lm_softmax_inequality,
+    noise_cushions,
+    pac_bayes_quantities,
     ramp_loss,
     simplex_optimum,
+    spectral_complexity,
     total_variation,
 )
 from largemargin.geometry.curvature import (
@@ -59,16 +67,6 @@ from largemargin.geometry.margins import (
     riesz_root,
     sample_margins,
     summarize_margins,
-)
-from largemargin.geometry.pac_bayes import (
-    CushionComplexity,
-    NoiseCushions,
-    PacBayesQuantities,
-    SpectralComplexity,
-    cushion_complexity,
-    noise_cushions,
-    pac_bayes_quantities,
-    spectral_complexity,
 )
 
 __all__ = [

@@ -1,8 +1,8 @@
-"""Curvature of the loss in input space (ROB 7.1): estimators and the exact value.
+"""Curvature of the loss in input space (ROB 7.1): estimators, the exact value, and what it bounds.
 
-Bounds that tie the curvature of the loss to the stability of the features (ROB Theorem 6.1).
-
-Does low curvature go with robustness? Accuracy and curvature by groups of samples (ROB 7.3).
+:func:`curvature_bounds` ties it to the stability of the features (ROB Theorem 6.1);
+:func:`low_curvature_accuracy` and :func:`curvature_by_robustness` ask whether samples of low
+curvature are the robust ones (ROB 7.3).
 """
 
 from collections.abc import Callable, Sequence

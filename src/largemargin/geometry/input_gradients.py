@@ -100,6 +100,15 @@ def searched(device: torch.device, passes: int) -> Iterator[None]:
 
 def prepare(model: Model, inputs: Tensor, labels: Labels) -> tuple[Tensor, Labels]:
     """Check a batch and return copies of it, the inputs detached and in float32 or float64."""
+    _check_batch(model, inputs, labels)
+    # Copies made outside inference mode can take part in gradients, whatever made the originals.
+    with torch.inference_mode(False):
+        labels = labels.detach().clone()
+        counted = not (labels.is_floating_point() or labels.dtype == torch.bool)
+        return promote(inputs.detach().clone()), labels.long() if counted else labels
+
+
+def _check_batch(model: Model, inputs: Tensor, labels: Labels) -> None:
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or inputs.dim() < 2:
         given = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
         dtype = f" of {inputs.dtype}" if isinstance(inputs, Tensor) else ""
@@ -121,11 +130,6 @@ def prepare(model: Model, inputs: Tensor, labels: Labels) -> tuple[Tensor, Label
                 f"the model must be float32 or float64, but holds {half.pop()} parameters: "
                 "differences of gradients drown in half precision. Call .float() on a copy."
             )
-    # Copies made outside inference mode can take part in gradients, whatever made the originals.
-    with torch.inference_mode(False):
-        labels = labels.detach().clone()
-        counted = not (labels.is_floating_point() or labels.dtype == torch.bool)
-        return promote(inputs.detach().clone()), labels.long() if counted else labels
 
 
 def in_double(model: nn.Module) -> Model:

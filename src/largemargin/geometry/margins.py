@@ -1,6 +1,5 @@
-"""Margins: angles between prototypes, and what separates each sample from its closest rival.
-
-How well prototypes are spread: smallest distance and Riesz energy.
+"""Margins: angles between class vectors, how well these are spread, and what separates each sample
+from its closest rival.
 """
 
 import math

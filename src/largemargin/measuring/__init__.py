@@ -2,11 +2,6 @@
 
 from largemargin.measuring.accuracy import Accuracy, Correct, accuracy_of, crossed
 from largemargin.measuring.accuracy_interval import paired_interval, wilson
-from largemargin.measuring.attacked_accuracy import (
-    AttackedAccuracy,
-    attack_curve,
-    attacked_accuracy,
-)
 from largemargin.measuring.compare_geometry import Comparison, compare_geometry
 from largemargin.measuring.embed import Embeddings, embed, embed_arrays
 from largemargin.measuring.evaluate import Evaluation, EvaluationConfig, Origin, Search, evaluate
@@ -18,11 +13,6 @@ from largemargin.measuring.layer_geometry import LayerGeometry
 from largemargin.measuring.loss_surface import LossSurface, measure_surface
 from largemargin.measuring.measure import measure, measure_arrays
 from largemargin.measuring.ood import OODScores, detect_ood
-from largemargin.measuring.perturbed_accuracy import (
-    PerturbedAccuracy,
-    perturbation_suite,
-    perturbed_accuracy,
-)
 from largemargin.measuring.predictions import Prediction, Predictions
 from largemargin.measuring.rescale_model import rescale_model
 from largemargin.measuring.retrieval import (
@@ -32,6 +22,14 @@ from largemargin.measuring.retrieval import (
     cross_camera,
     head_inputs_of,
     retrieval_of,
+)
+from largemargin.measuring.robust_accuracy import (
+    AttackedAccuracy,
+    PerturbedAccuracy,
+    attack_curve,
+    attacked_accuracy,
+    perturbation_suite,
+    perturbed_accuracy,
 )
 from largemargin.measuring.sphere import Sphere
 from largemargin.measuring.temperature import Temperature, Tempered, calibrate_temperature

@@ -1,8 +1,7 @@
-"""``accuracy_of``: how often a model is right, in one pass that does not wait for the device.
+"""How often a model is right, in one pass that does not wait for the device.
 
-Which images of a split a model is right about: a bit each, kept with the result.
-
-What is counted of predictions, on the device they are made on.
+``Counts`` sums over samples on the device; ``Correct`` keeps a bit per image of a split, so that
+models can be compared image by image.
 """
 
 import base64
@@ -30,16 +29,14 @@ from largemargin.measuring.calibration import Calibration
 from largemargin.measuring.logit_model import LogitModel, count_over
 from largemargin.measuring.records import Record
 
+CONFUSION_CLASSES = 2048
+"""Up to this many classes the confusion table is kept: 32 MiB."""
+
 MOST = 1_000_000
 """Images up to which the bits are kept: 170 kB of text."""
 
 Seen = list[tuple[Tensor, Tensor]]
 """Positions and whether the model is right there, batch by batch."""
-
-
-def is_right(logits: Tensor, labels: Tensor) -> Tensor:
-    """(N,) bool: whether the largest logit is that of the label; never where a logit is NaN."""
-    return (logits.argmax(1) == labels) & ~logits.isnan().any(1)
 
 
 @dataclass(frozen=True)
@@ -86,33 +83,6 @@ def _places() -> Tensor:
     return torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8)
 
 
-class Rights:
-    """Collects them in a pass over a split; of other data nothing is kept."""
-
-    def __init__(self, data: Source) -> None:
-        self.split: Split | None = None
-        if isinstance(data, Split) and 0 < len(data) <= MOST:
-            self.split = None if bool((data.labels == IGNORED).any()) else data
-        self.seen: Seen = []
-
-    def add(self, batch: Batch, logits: Tensor) -> None:
-        if self.split is not None:
-            self.seen.append((batch.indices, is_right(logits, need_labels(batch.labels))))
-
-    def found(self) -> Seen:
-        """What this process has, on the CPU."""
-        return [(positions, right.cpu()) for positions, right in self.seen]
-
-    def result(self, parts: Sequence[Seen]) -> Correct | None:
-        """Of all processes together."""
-        if self.split is None:
-            return None
-        right = torch.zeros(len(self.split), dtype=torch.bool)
-        for positions, own in (each for part in parts for each in part):
-            right[positions] = own
-        return Correct.of(right, digest(self.split))
-
-
 def crossed(one: Correct, other: Correct) -> tuple[int, int, int, int] | None:
     """Images that both are right about, the first alone, the second alone, and neither.
 
@@ -124,10 +94,6 @@ def crossed(one: Correct, other: Correct) -> tuple[int, int, int, int] | None:
     counts = (a & b, a & ~b, ~a & b, ~a & ~b)
     both, first, second, neither = (int(each.sum()) for each in counts)
     return both, first, second, neither
-
-
-CONFUSION_CLASSES = 2048
-"""Up to this many classes the confusion table is kept: 32 MiB."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +134,87 @@ class Accuracy(Record):
             f"{self.balanced:.2%}, worst class {self.worst_class} with {self.worst:.2%}, cross "
             f"entropy {self.loss:.4g}, calibration error {self.ece:.2%}"
         ).replace("%", " %")
+
+
+def accuracy_of(
+    model: nn.Module,
+    data: Source,
+    *,
+    num_classes: int | None = None,
+    device: torch.device | str | None = None,
+    sync: bool = True,
+    bins: int = 15,
+    layer: str | None = None,
+    batch_size: int = 256,
+    workers: int = 0,
+    progress: bool = False,
+) -> Accuracy:
+    """Accuracy by class, confusion, cross entropy and calibration of a classifier.
+
+    One pass in evaluation mode; modes are restored. Sums are kept on the model's device and read
+    once, at the end. Call it under ``torch.autocast`` to evaluate in half precision: sums are
+    float64 in any case.
+
+    Under torch.distributed every process evaluates its part and all return the result of the
+    whole; samples a ``DistributedSampler`` repeats to fill up count once. Where one process fails
+    all raise.
+
+    Args:
+        model: any model :func:`largemargin.attach` can read, attached or not, wrapped or not.
+        data: a split, or a loader of (inputs, labels) or whatever else :func:`largemargin.measure`
+            takes. Labels are class indices; those that are -100 are skipped.
+        num_classes: C; default the width of the model's head.
+        device: where to send batches; default that of the model.
+        sync: False evaluates this process alone, for calls on one process of several.
+        bins: of the calibration.
+        layer: name of the head; default found by what the model returns.
+        batch_size: of a split; a loader has its own.
+        workers: processes that read the image files of a split.
+        progress: show a progress bar (needs tqdm).
+
+    Example:
+        >>> model = nn.Linear(2, 2, bias=False)
+        >>> _ = model.weight.data.copy_(torch.eye(2))
+        >>> data = [(torch.tensor([[3.0, 0.0], [0.0, 2.0], [1.0, 0.0]]), torch.tensor([0, 1, 1]))]
+        >>> found = accuracy_of(model, data)
+        >>> found.per_class, found.balanced, found.confusion
+        ((1.0, 0.5), 0.75, ((1, 0), (1, 1)))
+    """
+    counter, parts = count_over(
+        model,
+        data,
+        lambda reader, where: _AccuracyCounter(reader, data, bins, where),
+        "accuracy",
+        num_classes=num_classes,
+        layer=layer,
+        batch_size=batch_size,
+        device=device,
+        workers=workers,
+        sync=sync,
+        progress=progress,
+    )
+    found = counter.counts.result([sums for sums, _ in parts])
+    return replace(found, correct=counter.rights.result([seen for _, seen in parts]))
+
+
+class _AccuracyCounter:
+    """Counts and, of a split, which images are right."""
+
+    passes = 1
+
+    def __init__(self, reader: LogitModel, data: Source, bins: int, device: torch.device) -> None:
+        self.reader = reader
+        self.counts = Counts(reader.num_classes, bins=bins, device=device)
+        self.rights = CorrectCollector(data)
+
+    def add(self, batch: Batch, shown: Bar) -> None:
+        logits, labels = self.reader(batch.inputs), need_labels(batch.labels)
+        self.counts.add(logits, labels)
+        self.rights.add(batch, logits)
+        shown.update()
+
+    def sums(self) -> tuple[dict[str, Tensor], Seen]:
+        return self.counts.sums(), self.rights.found()
 
 
 class Counts:
@@ -314,82 +361,33 @@ class Counts:
         )
 
 
-def accuracy_of(
-    model: nn.Module,
-    data: Source,
-    *,
-    num_classes: int | None = None,
-    device: torch.device | str | None = None,
-    sync: bool = True,
-    bins: int = 15,
-    layer: str | None = None,
-    batch_size: int = 256,
-    workers: int = 0,
-    progress: bool = False,
-) -> Accuracy:
-    """Accuracy by class, confusion, cross entropy and calibration of a classifier.
+class CorrectCollector:
+    """Collects them in a pass over a split; of other data nothing is kept."""
 
-    One pass in evaluation mode; modes are restored. Sums are kept on the model's device and read
-    once, at the end. Call it under ``torch.autocast`` to evaluate in half precision: sums are
-    float64 in any case.
+    def __init__(self, data: Source) -> None:
+        self.split: Split | None = None
+        if isinstance(data, Split) and 0 < len(data) <= MOST:
+            self.split = None if bool((data.labels == IGNORED).any()) else data
+        self.seen: Seen = []
 
-    Under torch.distributed every process evaluates its part and all return the result of the
-    whole; samples a ``DistributedSampler`` repeats to fill up count once. Where one process fails
-    all raise.
+    def add(self, batch: Batch, logits: Tensor) -> None:
+        if self.split is not None:
+            self.seen.append((batch.indices, is_right(logits, need_labels(batch.labels))))
 
-    Args:
-        model: any model :func:`largemargin.attach` can read, attached or not, wrapped or not.
-        data: a split, or a loader of (inputs, labels) or whatever else :func:`largemargin.measure`
-            takes. Labels are class indices; those that are -100 are skipped.
-        num_classes: C; default the width of the model's head.
-        device: where to send batches; default that of the model.
-        sync: False evaluates this process alone, for calls on one process of several.
-        bins: of the calibration.
-        layer: name of the head; default found by what the model returns.
-        batch_size: of a split; a loader has its own.
-        workers: processes that read the image files of a split.
-        progress: show a progress bar (needs tqdm).
+    def found(self) -> Seen:
+        """What this process has, on the CPU."""
+        return [(positions, right.cpu()) for positions, right in self.seen]
 
-    Example:
-        >>> model = nn.Linear(2, 2, bias=False)
-        >>> _ = model.weight.data.copy_(torch.eye(2))
-        >>> data = [(torch.tensor([[3.0, 0.0], [0.0, 2.0], [1.0, 0.0]]), torch.tensor([0, 1, 1]))]
-        >>> found = accuracy_of(model, data)
-        >>> found.per_class, found.balanced, found.confusion
-        ((1.0, 0.5), 0.75, ((1, 0), (1, 1)))
-    """
-    counter, parts = count_over(
-        model,
-        data,
-        lambda reader, where: _AccuracyCounter(reader, data, bins, where),
-        "accuracy",
-        num_classes=num_classes,
-        layer=layer,
-        batch_size=batch_size,
-        device=device,
-        workers=workers,
-        sync=sync,
-        progress=progress,
-    )
-    found = counter.counts.result([sums for sums, _ in parts])
-    return replace(found, correct=counter.rights.result([seen for _, seen in parts]))
+    def result(self, parts: Sequence[Seen]) -> Correct | None:
+        """Of all processes together."""
+        if self.split is None:
+            return None
+        right = torch.zeros(len(self.split), dtype=torch.bool)
+        for positions, own in (each for part in parts for each in part):
+            right[positions] = own
+        return Correct.of(right, digest(self.split))
 
 
-class _AccuracyCounter:
-    """Counts and, of a split, which images are right."""
-
-    passes = 1
-
-    def __init__(self, reader: LogitModel, data: Source, bins: int, device: torch.device) -> None:
-        self.reader = reader
-        self.counts = Counts(reader.num_classes, bins=bins, device=device)
-        self.rights = Rights(data)
-
-    def add(self, batch: Batch, shown: Bar) -> None:
-        logits, labels = self.reader(batch.inputs), need_labels(batch.labels)
-        self.counts.add(logits, labels)
-        self.rights.add(batch, logits)
-        shown.update()
-
-    def sums(self) -> tuple[dict[str, Tensor], Seen]:
-        return self.counts.sums(), self.rights.found()
+def is_right(logits: Tensor, labels: Tensor) -> Tensor:
+    """(N,) bool: whether the largest logit is that of the label; never where a logit is NaN."""
+    return (logits.argmax(1) == labels) & ~logits.isnan().any(1)

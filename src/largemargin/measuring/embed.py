@@ -1,20 +1,26 @@
-"""Features of several layers in the plane, clean and under noise.
+"""Samples in the plane: features of several layers, clean and under noise.
 
-A few samples of every class, drawn from a loader in one pass.
-
-What a model makes of chosen samples, at its layers and its head, clean and under noise.
+A few samples of every class are drawn in one pass over a loader (``ClassQuotas``), read at layers
+and at the head (``SampleReader``), and projected by principal components or t-SNE (``project``).
 """
 
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from importlib import import_module
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from largemargin.errors import LargeMarginError, check_choice, check_labels, check_number
+from largemargin.errors import (
+    LargeMarginError,
+    MissingPackage,
+    check_choice,
+    check_labels,
+    check_number,
+)
 from largemargin.geometry.dispersion import variance_split
 from largemargin.geometry.pairs import blocks
 from largemargin.measuring.batches import (
@@ -30,152 +36,23 @@ from largemargin.measuring.feature_geometry import Variance
 from largemargin.measuring.input_space import InputSpace, Normalization, need_tensor
 from largemargin.measuring.layers import LayerReader, Layers
 from largemargin.measuring.probe import Probe
-from largemargin.measuring.projection import METHODS, project
 from largemargin.measuring.records import Record
 from largemargin.measuring.robust.perturbations import Perturbation, add_gaussian
 from largemargin.measuring.sample_draws import SampleDraws
 
-
-@dataclass(frozen=True)
-class Drawn:
-    """Samples of a subset in the order of their indices; inputs as the model takes them."""
-
-    inputs: list[Any]
-    labels: Tensor
-    index: Tensor
-
-
-class Quotas:
-    """As many samples of each class as fit into ``samples``, those of the smallest random key.
-
-    A key belongs to the seed and the index of a sample. So the choice depends neither on batches
-    nor on the model, and two models are seen on the same samples.
-    """
-
-    def __init__(
-        self, samples: int, num_classes: int, classes: Sequence[int] | None, seed: int
-    ) -> None:
-        check_number("max_samples", samples, at_least=1)
-        wanted = range(num_classes) if classes is None else classes
-        wrong = [each for each in wanted if not 0 <= int(each) < num_classes]
-        if wrong or len(set(wanted)) != len(wanted) or len(wanted) == 0:
-            raise LargeMarginError(
-                f"classes must be different class indices in [0, {num_classes}), but "
-                f"{list(wanted)} were given."
-            )
-        if samples < len(wanted):
-            raise LargeMarginError(
-                f"max_samples must be at least {len(wanted)}, one for each class, but {samples} "
-                "was given. Ask for more, or for some classes: classes=[...]."
-            )
-        share, rest = divmod(int(samples), len(wanted))
-        self.sizes = {int(each): share + (rank < rest) for rank, each in enumerate(wanted)}
-        self.draws = SampleDraws(seed, "subset")
-        self.heaps: dict[int, list[tuple[int, int, Any]]] = {each: [] for each in self.sizes}
-
-    def offer(self, labels: Tensor, index: Tensor, inputs: Any) -> None:
-        count = len(labels)
-        for row, (label, key) in enumerate(
-            zip(labels.tolist(), self.draws.keys(index), strict=True)
-        ):
-            heap = self.heaps.get(label)
-            if heap is None or int(index[row]) < 0:
-                continue
-            full = len(heap) >= self.sizes[label]
-            if full and -key <= heap[0][0]:
-                continue
-            entry = (-key, int(index[row]), _row(inputs, row, count))
-            if full:
-                heapq.heapreplace(heap, entry)
-            else:
-                heapq.heappush(heap, entry)
-
-    def drawn(self) -> Drawn:
-        found = [
-            (index, label, inputs)
-            for label, heap in self.heaps.items()
-            for _, index, inputs in heap
-        ]
-        if not found:
-            raise LargeMarginError(
-                f"nothing was found to embed: the loader is empty, or has no sample of the classes "
-                f"{sorted(self.sizes)[:8]}."
-            )
-        found.sort(key=lambda each: each[0])
-        index, labels, inputs = zip(*found, strict=True)
-        return Drawn(list(inputs), torch.tensor(labels), torch.tensor(index))
-
-    def notes(self) -> list[str]:
-        """Classes that have fewer samples than there was room for."""
-        short = [label for label, heap in self.heaps.items() if len(heap) < self.sizes[label]]
-        if not short:
-            return []
-        kept = sum(len(heap) for heap in self.heaps.values())
-        listed = ", ".join(str(each) for each in short[:8]) + (", ..." if len(short) > 8 else "")
-        return [
-            f"{kept} of {sum(self.sizes.values())} samples: there are no more of class {listed}"
-        ]
-
-
-def draw_from(
-    loader: Iterable[Any],
-    quotas: Quotas,
-    *,
-    num_classes: int,
-    progress: bool = False,
-) -> Drawn:
-    """The samples of a loader that the quotas take; they stay on the CPU."""
-    for inputs, given, index in loader_batches(loader, torch.device("cpu"), progress=progress):
-        labels = need_labels(given)
-        if labels.dim() != 1:
-            raise LargeMarginError(
-                "embeddings need one label per sample, but the labels' shape is "
-                f"{tuple(labels.shape)}."
-            )
-        labels = labels.cpu()
-        used = labels[labels != IGNORED]
-        check_labels(used, len(used), num_classes, soft=False, skip=SKIP, validate=True)
-        quotas.offer(labels, index, inputs)
-    return quotas.drawn()
-
-
-def joined(samples: list[Any]) -> Any:
-    """Single samples as a batch."""
-    first = samples[0]
-    if isinstance(first, dict):
-        return {name: joined([each[name] for each in samples]) for name in first}
-    if isinstance(first, tuple):
-        return tuple(joined(list(each)) for each in zip(*samples, strict=True))
-    if not isinstance(first, _Row):
-        return first
-    rows = [each.value for each in samples]
-    if len({tuple(row.shape) for row in rows}) > 1:
-        shapes = sorted({tuple(row.shape) for row in rows})
-        raise LargeMarginError(
-            f"samples must be of one shape to stand in one batch, but {shapes[:4]} were found. Let "
-            "the loader bring them to one shape."
-        )
-    return torch.stack(rows)
-
-
-@dataclass(frozen=True)
-class _Row:
-    """The part of a batch that belongs to one sample; anything else is shared by all."""
-
-    value: Tensor
-
-
-def _row(inputs: Any, row: int, count: int) -> Any:
-    if isinstance(inputs, dict):
-        return {name: _row(each, row, count) for name, each in inputs.items()}
-    if isinstance(inputs, tuple):
-        return tuple(_row(each, row, count) for each in inputs)
-    own = isinstance(inputs, Tensor) and inputs.dim() > 0 and inputs.shape[0] == count
-    return _Row(inputs[row].clone()) if own else inputs
-
-
 PENULTIMATE = "penultimate"
 """Stands for what enters the head among names of layers."""
+
+METHODS = ("tsne", "pca")
+
+FIRST_PCA = 50
+"""Wider features go to t-SNE as this many principal components, as van der Maaten has it (30) and
+scikit-learn advises (50)."""
+
+FEWEST = 4
+"""Points that t-SNE needs: perplexity 1 counts three times as many neighbours."""
+
+CLEAN, NOISY = "clean", "noisy"
 
 Noise: TypeAlias = float | Perturbation
 """Standard deviation of Gaussian noise, or any perturbation of images."""
@@ -183,141 +60,8 @@ Noise: TypeAlias = float | Perturbation
 Change: TypeAlias = Callable[[Any, Tensor], Any]
 """From inputs and their sample indices to the inputs the model is given."""
 
-
-@dataclass
-class SampleReading:
-    """(N, D) rows by layer and condition, (N, C) logits by condition."""
-
-    labels: Tensor
-    index: Tensor
-    rows: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    logits: dict[str, Tensor] = field(default_factory=dict)
-    pooling: dict[str, str] = field(default_factory=dict)
-
-    def chosen(self, keep: Tensor) -> "SampleReading":
-        """The same of some samples."""
-        return SampleReading(
-            self.labels[keep],
-            self.index[keep],
-            {
-                name: {condition: each[keep] for condition, each in conditions.items()}
-                for name, conditions in self.rows.items()
-            },
-            {condition: each[keep] for condition, each in self.logits.items()},
-            self.pooling,
-        )
-
-
-def layer_reader(probe: Probe, layers: Layers) -> tuple[LayerReader | None, list[str] | None]:
-    """What reads the layers before the head, and the names asked for; None for all it reads."""
-    if isinstance(layers, str):
-        return LayerReader(probe, layers), None
-    names = list(layers)
-    others = [name for name in names if name != PENULTIMATE]
-    if not names or len(set(names)) != len(names):
-        raise LargeMarginError(f"layers must be different names, but {names} were given.")
-    if not others:
-        return None, names
-    pools = {name: layers[name] for name in others} if isinstance(layers, Mapping) else others
-    return LayerReader(probe, pools), names
-
-
-class Observer:
-    """Takes batches of samples through a model in evaluation mode."""
-
-    def __init__(
-        self,
-        probe: Probe,
-        reader: LayerReader | None,
-        names: list[str] | None,
-        device: torch.device,
-        batch_size: int,
-    ) -> None:
-        self.probe, self.reader, self.names = probe, reader, names
-        self.device, self.batch_size = device, batch_size
-
-    def see(self, drawn: Drawn, changes: dict[str, Change]) -> SampleReading:
-        """Rows and logits of the samples under each condition."""
-        seen = SampleReading(drawn.labels, drawn.index)
-        for condition, change in changes.items():
-            parts = [
-                self._read(drawn, part, change)
-                for part in blocks(len(drawn.labels), self.batch_size)
-            ]
-            for name in parts[0]:
-                whole = torch.cat([each[name] for each in parts])
-                if name == "":
-                    seen.logits[condition] = whole
-                else:
-                    seen.rows.setdefault(name, {})[condition] = whole
-        seen.pooling = {PENULTIMATE: "none"}
-        if self.reader is not None:
-            seen.pooling |= {name: each.pooling for name, each in self.reader.facts.items()}
-        order = [*self.reader.facts, PENULTIMATE] if self.reader is not None else [PENULTIMATE]
-        seen.rows = {name: seen.rows[name] for name in (self.names or order)}
-        return seen
-
-    def _read(self, drawn: Drawn, part: slice, change: Change) -> dict[str, Tensor]:
-        """Features of a batch by layer, and under no name its logits; on the CPU."""
-        inputs = change(joined(drawn.inputs[part]), drawn.index[part])
-        hooks = None if self.reader is None else self.reader.hooks(drawn.labels[part])
-        features, logits, _ = self.probe.read(moved(inputs, self.device), hooks)
-        if features.dim() != 2:
-            raise LargeMarginError(
-                "embeddings need one vector per sample at the head, but what enters it has the "
-                f"shape {tuple(features.shape)}."
-            )
-        found = {PENULTIMATE: features, "": logits}
-        if self.reader is not None:
-            found |= self.reader.taken()
-        return {name: each.detach().cpu().double() for name, each in found.items()}
-
-
-def check_noise(noise: object) -> None:
-    if isinstance(noise, Perturbation):
-        return
-    if isinstance(noise, int | float) and not isinstance(noise, bool):
-        check_number("noise", noise, above=0)
-        return
-    raise LargeMarginError(
-        "noise must be a standard deviation or a robust.Perturbation, but "
-        f"{type(noise).__name__} was given."
-    )
-
-
-def disturbing(space: InputSpace, noise: Noise, seed: int) -> Change:
-    """Inputs under noise, which belongs to each sample and lies before normalisation."""
-
-    def change(inputs: Any, index: Tensor) -> Any:
-        images = space.raw(need_tensor(inputs, "noise"))
-        if isinstance(noise, Perturbation):
-            draws = SampleDraws(seed, "perturbation")
-            noisy = torch.stack(
-                [
-                    noise(image, generator=draws.generator(which))
-                    for image, which in zip(images, index.tolist(), strict=True)
-                ]
-            )
-        else:
-            drawn = SampleDraws(seed, "gaussian noise").normal(index, 1, images)[:, 0]
-            noisy = add_gaussian(images, drawn, sigma=noise)
-        return space.normalized(noisy)
-
-    return change
-
-
-def told(noise: Noise) -> str:
-    """A noise in words: of a perturbation what is not left as it is by default."""
-    if not isinstance(noise, Perturbation):
-        return f"Gaussian, sigma {noise:g}"
-    parts = [(each.name, getattr(noise, each.name), each.default) for each in fields(noise)]
-    set_ones = [f"{name}={value}" for name, value, default in parts if value != default]
-    return f"Perturbation({', '.join(set_ones)})"
-
-
-CLEAN, NOISY = "clean", "noisy"
-
 Point: TypeAlias = tuple[float, float]
+
 Arrays: TypeAlias = Tensor | Mapping[str, Tensor]
 """(N, D) features, or those of several layers by name."""
 
@@ -381,6 +125,30 @@ class Embeddings(Record):
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
+@dataclass
+class SampleReading:
+    """(N, D) rows by layer and condition, (N, C) logits by condition."""
+
+    labels: Tensor
+    index: Tensor
+    rows: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    logits: dict[str, Tensor] = field(default_factory=dict)
+    pooling: dict[str, str] = field(default_factory=dict)
+
+    def chosen(self, keep: Tensor) -> "SampleReading":
+        """The same of some samples."""
+        return SampleReading(
+            self.labels[keep],
+            self.index[keep],
+            {
+                name: {condition: each[keep] for condition, each in conditions.items()}
+                for name, conditions in self.rows.items()
+            },
+            {condition: each[keep] for condition, each in self.logits.items()},
+            self.pooling,
+        )
+
+
 def embed(
     model: nn.Module,
     loader: Iterable[Any],
@@ -436,19 +204,19 @@ def embed(
     probe = Probe(model, layer=layer)
     where = torch.device(device) if device is not None else device_of(probe.model)
     num_classes = len(probe.view().weight)
-    quotas = Quotas(max_samples, num_classes, classes, seed)
+    quotas = ClassQuotas(max_samples, num_classes, classes, seed)
     reader, names = layer_reader(probe, layers)
     changes: dict[str, Change] = {CLEAN: lambda inputs, index: inputs}
     if noise is not None:
-        changes[NOISY] = disturbing(InputSpace(probe, normalization), noise, seed)
-    drawn = draw_from(loader, quotas, num_classes=num_classes, progress=progress)
+        changes[NOISY] = noise_change(InputSpace(probe, normalization), noise, seed)
+    drawn = draw_samples(loader, quotas, num_classes=num_classes, progress=progress)
     with probe.evaluating():
-        seen = Observer(probe, reader, names, where, batch_size).see(drawn, changes)
+        seen = SampleReader(probe, reader, names, where, batch_size).read(drawn, changes)
     notes = [*quotas.notes(), *([] if reader is None else reader.notes())]
     order = order_note(loader)
     notes += [] if order is None else [order]
-    words = None if noise is None else told(noise)
-    return _embedded(seen, words, notes, method=method, seed=seed, perplexity=perplexity)
+    words = None if noise is None else noise_label(noise)
+    return _build_embeddings(seen, words, notes, method=method, seed=seed, perplexity=perplexity)
 
 
 def embed_arrays(
@@ -476,29 +244,40 @@ def embed_arrays(
     """
     _check(method, seed, perplexity)
     labels = torch.as_tensor(labels)
-    seen = SampleReading(labels, torch.arange(len(labels)))
-    for condition, given in ((CLEAN, features), (NOISY, noisy)):
-        for name, rows in ({} if given is None else _by_layer(given)).items():
-            seen.rows.setdefault(name, {})[condition] = _rows(name, rows, len(labels))
-    uneven = [name for name, each in seen.rows.items() if len(each) != 1 + (noisy is not None)]
-    if uneven:
-        raise LargeMarginError(
-            f"features and noisy must hold the same layers, but {uneven} are in one of them only."
-        )
-    for condition, given in ((CLEAN, logits), (NOISY, noisy_logits)):
-        if given is not None:
-            seen.logits[condition] = _rows("logits", given, len(labels))
+    seen = _given_reading(labels, (features, noisy), (logits, noisy_logits))
     used = labels[labels.long() != IGNORED] if labels.dim() == 1 else labels
     num_classes = int(used.max()) + 1 if used.numel() else 1
     check_labels(used, len(used), num_classes, soft=False, skip=SKIP, validate=True)
     seen.labels = labels.long()
     present = torch.unique(used).tolist() if classes is None else classes
-    quotas = Quotas(max_samples, num_classes, present, seed)
+    quotas = ClassQuotas(max_samples, num_classes, present, seed)
     quotas.offer(labels, seen.index, None)
     seen = seen.chosen(quotas.drawn().index)
     seen.pooling = dict.fromkeys(seen.rows, "as given")
     words = None if noisy is None else "as given"
-    return _embedded(seen, words, [], method=method, seed=seed, perplexity=perplexity)
+    return _build_embeddings(seen, words, [], method=method, seed=seed, perplexity=perplexity)
+
+
+def _given_reading(
+    labels: Tensor,
+    features: tuple[Arrays | None, Arrays | None],
+    logits: tuple[Tensor | None, Tensor | None],
+) -> SampleReading:
+    """What was saved of samples, clean and under noise."""
+    seen = SampleReading(labels, torch.arange(len(labels)))
+    for condition, layers in zip((CLEAN, NOISY), features, strict=True):
+        for name, rows in ({} if layers is None else _by_layer(layers)).items():
+            seen.rows.setdefault(name, {})[condition] = _rows(name, rows, len(labels))
+    conditions = sum(each is not None for each in features)
+    uneven = [name for name, each in seen.rows.items() if len(each) != conditions]
+    if uneven:
+        raise LargeMarginError(
+            f"features and noisy must hold the same layers, but {uneven} are in one of them only."
+        )
+    for condition, given in zip((CLEAN, NOISY), logits, strict=True):
+        if given is not None:
+            seen.logits[condition] = _rows("logits", given, len(labels))
+    return seen
 
 
 def _check(method: str, seed: int, perplexity: float) -> None:
@@ -521,7 +300,7 @@ def _rows(name: str, given: Any, count: int) -> Tensor:
     return rows.detach().cpu().double()
 
 
-def _embedded(
+def _build_embeddings(
     seen: SampleReading,
     noise: str | None,
     notes: list[str],
@@ -545,7 +324,7 @@ def _embedded(
         {name: tuple(each.argmax(1).tolist()) for name, each in seen.logits.items()},
         {name: _margins(each, seen.labels) for name, each in seen.logits.items()},
         tuple(layers),
-        tuple(_assumed(method, seed, layers, noise)),
+        tuple(_assumptions(method, seed, layers, noise)),
         tuple(notes),
     )
 
@@ -592,7 +371,7 @@ def _margins(logits: Tensor, labels: Tensor) -> tuple[float, ...]:
     return tuple((logits.gather(1, labels[:, None])[:, 0] - others).tolist())
 
 
-def _assumed(
+def _assumptions(
     method: str, seed: int, layers: list[LayerEmbedding], noise: str | None
 ) -> Iterator[str]:
     yield f"samples drawn with seed {seed}, the same number of each class"
@@ -606,3 +385,326 @@ def _assumed(
     for each in layers:
         before = f" of {each.components} principal components" if each.components else ""
         yield f"t-SNE of {each.layer!r}: perplexity {each.perplexity}{before}"
+
+
+@dataclass(frozen=True)
+class SampleSubset:
+    """Samples of a subset in the order of their indices; inputs as the model takes them."""
+
+    inputs: list[Any]
+    labels: Tensor
+    index: Tensor
+
+
+class ClassQuotas:
+    """As many samples of each class as fit into ``samples``, those of the smallest random key.
+
+    A key belongs to the seed and the index of a sample. So the choice depends neither on batches
+    nor on the model, and two models are seen on the same samples.
+    """
+
+    def __init__(
+        self, samples: int, num_classes: int, classes: Sequence[int] | None, seed: int
+    ) -> None:
+        check_number("max_samples", samples, at_least=1)
+        wanted = range(num_classes) if classes is None else classes
+        wrong = [each for each in wanted if not 0 <= int(each) < num_classes]
+        if wrong or len(set(wanted)) != len(wanted) or len(wanted) == 0:
+            raise LargeMarginError(
+                f"classes must be different class indices in [0, {num_classes}), but "
+                f"{list(wanted)} were given."
+            )
+        if samples < len(wanted):
+            raise LargeMarginError(
+                f"max_samples must be at least {len(wanted)}, one for each class, but {samples} "
+                "was given. Ask for more, or for some classes: classes=[...]."
+            )
+        share, rest = divmod(int(samples), len(wanted))
+        self.sizes = {int(each): share + (rank < rest) for rank, each in enumerate(wanted)}
+        self.draws = SampleDraws(seed, "subset")
+        self.heaps: dict[int, list[tuple[int, int, Any]]] = {each: [] for each in self.sizes}
+
+    def offer(self, labels: Tensor, index: Tensor, inputs: Any) -> None:
+        count = len(labels)
+        for row, (label, key) in enumerate(
+            zip(labels.tolist(), self.draws.keys(index), strict=True)
+        ):
+            heap = self.heaps.get(label)
+            if heap is None or int(index[row]) < 0:
+                continue
+            full = len(heap) >= self.sizes[label]
+            if full and -key <= heap[0][0]:
+                continue
+            entry = (-key, int(index[row]), _row(inputs, row, count))
+            if full:
+                heapq.heapreplace(heap, entry)
+            else:
+                heapq.heappush(heap, entry)
+
+    def drawn(self) -> SampleSubset:
+        found = [
+            (index, label, inputs)
+            for label, heap in self.heaps.items()
+            for _, index, inputs in heap
+        ]
+        if not found:
+            raise LargeMarginError(
+                f"nothing was found to embed: the loader is empty, or has no sample of the classes "
+                f"{sorted(self.sizes)[:8]}."
+            )
+        found.sort(key=lambda each: each[0])
+        index, labels, inputs = zip(*found, strict=True)
+        return SampleSubset(list(inputs), torch.tensor(labels), torch.tensor(index))
+
+    def notes(self) -> list[str]:
+        """Classes that have fewer samples than there was room for."""
+        short = [label for label, heap in self.heaps.items() if len(heap) < self.sizes[label]]
+        if not short:
+            return []
+        kept = sum(len(heap) for heap in self.heaps.values())
+        listed = ", ".join(str(each) for each in short[:8]) + (", ..." if len(short) > 8 else "")
+        return [
+            f"{kept} of {sum(self.sizes.values())} samples: there are no more of class {listed}"
+        ]
+
+
+def draw_samples(
+    loader: Iterable[Any],
+    quotas: ClassQuotas,
+    *,
+    num_classes: int,
+    progress: bool = False,
+) -> SampleSubset:
+    """The samples of a loader that the quotas take; they stay on the CPU."""
+    for inputs, given, index in loader_batches(loader, torch.device("cpu"), progress=progress):
+        labels = need_labels(given)
+        if labels.dim() != 1:
+            raise LargeMarginError(
+                "embeddings need one label per sample, but the labels' shape is "
+                f"{tuple(labels.shape)}."
+            )
+        labels = labels.cpu()
+        used = labels[labels != IGNORED]
+        check_labels(used, len(used), num_classes, soft=False, skip=SKIP, validate=True)
+        quotas.offer(labels, index, inputs)
+    return quotas.drawn()
+
+
+def stack_samples(samples: list[Any]) -> Any:
+    """Single samples as a batch."""
+    first = samples[0]
+    if isinstance(first, dict):
+        return {name: stack_samples([each[name] for each in samples]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(stack_samples(list(each)) for each in zip(*samples, strict=True))
+    if not isinstance(first, _Row):
+        return first
+    rows = [each.value for each in samples]
+    if len({tuple(row.shape) for row in rows}) > 1:
+        shapes = sorted({tuple(row.shape) for row in rows})
+        raise LargeMarginError(
+            f"samples must be of one shape to stand in one batch, but {shapes[:4]} were found. Let "
+            "the loader bring them to one shape."
+        )
+    return torch.stack(rows)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """The part of a batch that belongs to one sample; anything else is shared by all."""
+
+    value: Tensor
+
+
+def _row(inputs: Any, row: int, count: int) -> Any:
+    if isinstance(inputs, dict):
+        return {name: _row(each, row, count) for name, each in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(_row(each, row, count) for each in inputs)
+    own = isinstance(inputs, Tensor) and inputs.dim() > 0 and inputs.shape[0] == count
+    return _Row(inputs[row].clone()) if own else inputs
+
+
+def layer_reader(probe: Probe, layers: Layers) -> tuple[LayerReader | None, list[str] | None]:
+    """What reads the layers before the head, and the names asked for; None for all it reads."""
+    if isinstance(layers, str):
+        return LayerReader(probe, layers), None
+    names = list(layers)
+    others = [name for name in names if name != PENULTIMATE]
+    if not names or len(set(names)) != len(names):
+        raise LargeMarginError(f"layers must be different names, but {names} were given.")
+    if not others:
+        return None, names
+    pools = {name: layers[name] for name in others} if isinstance(layers, Mapping) else others
+    return LayerReader(probe, pools), names
+
+
+class SampleReader:
+    """Takes batches of samples through a model in evaluation mode."""
+
+    def __init__(
+        self,
+        probe: Probe,
+        reader: LayerReader | None,
+        names: list[str] | None,
+        device: torch.device,
+        batch_size: int,
+    ) -> None:
+        self.probe, self.reader, self.names = probe, reader, names
+        self.device, self.batch_size = device, batch_size
+
+    def read(self, drawn: SampleSubset, changes: dict[str, Change]) -> SampleReading:
+        """Rows and logits of the samples under each condition."""
+        seen = SampleReading(drawn.labels, drawn.index)
+        for condition, change in changes.items():
+            parts = [
+                self._read_part(drawn, part, change)
+                for part in blocks(len(drawn.labels), self.batch_size)
+            ]
+            for name in parts[0]:
+                whole = torch.cat([each[name] for each in parts])
+                if name == "":
+                    seen.logits[condition] = whole
+                else:
+                    seen.rows.setdefault(name, {})[condition] = whole
+        seen.pooling = {PENULTIMATE: "none"}
+        if self.reader is not None:
+            seen.pooling |= {name: each.pooling for name, each in self.reader.facts.items()}
+        order = [*self.reader.facts, PENULTIMATE] if self.reader is not None else [PENULTIMATE]
+        seen.rows = {name: seen.rows[name] for name in (self.names or order)}
+        return seen
+
+    def _read_part(self, drawn: SampleSubset, part: slice, change: Change) -> dict[str, Tensor]:
+        """Features of a batch by layer, and under no name its logits; on the CPU."""
+        inputs = change(stack_samples(drawn.inputs[part]), drawn.index[part])
+        hooks = None if self.reader is None else self.reader.hooks(drawn.labels[part])
+        features, logits, _ = self.probe.read(moved(inputs, self.device), hooks)
+        if features.dim() != 2:
+            raise LargeMarginError(
+                "embeddings need one vector per sample at the head, but what enters it has the "
+                f"shape {tuple(features.shape)}."
+            )
+        found = {PENULTIMATE: features, "": logits}
+        if self.reader is not None:
+            found |= self.reader.taken()
+        return {name: each.detach().cpu().double() for name, each in found.items()}
+
+
+def check_noise(noise: object) -> None:
+    if isinstance(noise, Perturbation):
+        return
+    if isinstance(noise, int | float) and not isinstance(noise, bool):
+        check_number("noise", noise, above=0)
+        return
+    raise LargeMarginError(
+        "noise must be a standard deviation or a robust.Perturbation, but "
+        f"{type(noise).__name__} was given."
+    )
+
+
+def noise_change(space: InputSpace, noise: Noise, seed: int) -> Change:
+    """Inputs under noise, which belongs to each sample and lies before normalisation."""
+
+    def change(inputs: Any, index: Tensor) -> Any:
+        images = space.raw(need_tensor(inputs, "noise"))
+        if isinstance(noise, Perturbation):
+            draws = SampleDraws(seed, "perturbation")
+            noisy = torch.stack(
+                [
+                    noise(image, generator=draws.generator(which))
+                    for image, which in zip(images, index.tolist(), strict=True)
+                ]
+            )
+        else:
+            drawn = SampleDraws(seed, "gaussian noise").normal(index, 1, images)[:, 0]
+            noisy = add_gaussian(images, drawn, sigma=noise)
+        return space.normalized(noisy)
+
+    return change
+
+
+def noise_label(noise: Noise) -> str:
+    """A noise in words: of a perturbation what is not left as it is by default."""
+    if not isinstance(noise, Perturbation):
+        return f"Gaussian, sigma {noise:g}"
+    parts = [(each.name, getattr(noise, each.name), each.default) for each in fields(noise)]
+    set_ones = [f"{name}={value}" for name, value, default in parts if value != default]
+    return f"Perturbation({', '.join(set_ones)})"
+
+
+@dataclass(frozen=True)
+class Projection:
+    """(N, 2) points and how they were made."""
+
+    points: Tensor
+    explained: tuple[float, ...] = ()
+    """Share of the variance of each principal component."""
+    perplexity: float | None = None
+    components: int | None = None
+    """Principal components t-SNE was given instead of all dimensions."""
+    notes: tuple[str, ...] = ()
+
+
+def project(rows: Tensor, *, method: str, seed: int, perplexity: float) -> Projection:
+    """Points of (N, D) rows in the plane; equal rows, method and seed give equal points."""
+    if len(rows) < 2:
+        raise LargeMarginError(f"a plane needs 2 samples at least, but {len(rows)} was given.")
+    rows = rows.double()
+    if bool((rows == rows[0]).all()):
+        return Projection(torch.zeros(len(rows), 2).double(), notes=("all features are equal",))
+    if rows.shape[1] == 1:  # a line in the plane
+        rows = torch.cat([rows, torch.zeros_like(rows)], 1)
+    if method == "pca":
+        points, explained = principal(rows, 2)
+        return Projection(points, explained)
+    return _tsne(rows, seed, perplexity)
+
+
+def principal(rows: Tensor, count: int) -> tuple[Tensor, tuple[float, ...]]:
+    """Scores of the first principal components, and their shares of the variance.
+
+    The sign of a component is free; here the score farthest from 0 is positive, whatever way the
+    features are turned.
+    """
+    made = _sklearn("decomposition").PCA(n_components=count, svd_solver="full")
+    scores = torch.as_tensor(made.fit_transform(rows.numpy()))
+    farthest = scores.gather(0, scores.abs().argmax(0, keepdim=True))
+    shares = tuple(float(each) for each in made.explained_variance_ratio_)
+    return scores * torch.where(farthest < 0, -1.0, 1.0), shares
+
+
+def _tsne(rows: Tensor, seed: int, perplexity: float) -> Projection:
+    count, dim = rows.shape
+    if count < FEWEST:
+        raise LargeMarginError(
+            f"t-SNE needs {FEWEST} points at least, but {count} were given. Use method='pca'."
+        )
+    notes = []
+    most = (count - 1) / 3
+    if perplexity > most:
+        notes.append(f"perplexity {perplexity:g} is too large for {count} points: {most:g} instead")
+        perplexity = most
+    components = min(FIRST_PCA, count) if dim > FIRST_PCA else None
+    if components is not None:
+        rows, _ = principal(rows, components)
+    maker = _sklearn("manifold").TSNE(
+        n_components=2, perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed
+    )
+    # Sums of several threads differ from run to run, and t-SNE makes much of small differences.
+    limits = import_module("threadpoolctl").threadpool_limits  # scikit-learn depends on it
+    with limits(1, user_api="openmp"):
+        # float32 also takes off the last digits, in which one product differs from the next.
+        points = maker.fit_transform(rows.float().numpy())
+    return Projection(
+        torch.as_tensor(points).double(), (), float(perplexity), components, tuple(notes)
+    )
+
+
+def _sklearn(name: str) -> Any:
+    try:
+        from sklearn import decomposition, manifold
+    except ImportError:
+        raise MissingPackage(
+            "embeddings need scikit-learn. Install it: pip install 'largemargin[sklearn]'."
+        ) from None
+    return {"decomposition": decomposition, "manifold": manifold}[name]

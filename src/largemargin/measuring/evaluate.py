@@ -18,14 +18,8 @@ from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_count
 from largemargin.geometry.pairs import widen
-from largemargin.measuring.accuracy import Accuracy, Counts, Rights
+from largemargin.measuring.accuracy import Accuracy, CorrectCollector, Counts
 from largemargin.measuring.accuracy_interval import wilson
-from largemargin.measuring.attacked_accuracy import (
-    AttackedAccuracy,
-    AttackedCounts,
-    attacks_of,
-    stride_for,
-)
 from largemargin.measuring.batches import (
     IGNORED,
     Batch,
@@ -41,11 +35,6 @@ from largemargin.measuring.calibration import Calibration
 from largemargin.measuring.confidence import SCORES, Scorer
 from largemargin.measuring.logit_model import LogitModel
 from largemargin.measuring.ood import OODScores, compare_scores, scores_of
-from largemargin.measuring.perturbed_accuracy import (
-    PerturbedAccuracy,
-    PerturbedCounts,
-    perturbation_suite,
-)
 from largemargin.measuring.ranks import fail_together
 from largemargin.measuring.records import Record
 from largemargin.measuring.retrieval import (
@@ -54,6 +43,15 @@ from largemargin.measuring.retrieval import (
     cross_camera,
     head_inputs_of,
     retrieval_of,
+)
+from largemargin.measuring.robust_accuracy import (
+    AttackedAccuracy,
+    AttackedCounts,
+    PerturbedAccuracy,
+    PerturbedCounts,
+    attacks_of,
+    perturbation_suite,
+    stride_for,
 )
 from largemargin.measuring.temperature import Temperature, number_of
 from largemargin.ops.distributed import world_size
@@ -237,13 +235,7 @@ def evaluate(
         (6, 2)
     """
     started = time.perf_counter()
-    config = EvaluationConfig() if config is None else config
-    if not isinstance(config, EvaluationConfig):
-        raise LargeMarginError(
-            "config must be an EvaluationConfig, as EvaluationConfig(draws=3), but "
-            f"{type(config).__name__} was given."
-        )
-    check_count("batch_size", config.batch_size, at_least=1)
+    config = _checked_config(config)
     reader = LogitModel(model, num_classes=None if class_names is None else len(class_names))
     names = tuple(str(each) for each in class_names or range(reader.num_classes))
     where = reader.device if device is None else torch.device(device)
@@ -258,7 +250,7 @@ def evaluate(
         "progress": progress,
     }  # fmt: skip
     if ood is not None:
-        known = {name: torch.cat([part["scores"][name] for part in parts]) for name in SCORES}
+        known = run.known_scores(parts)
         other = scores_of(reader, ood, "ood", **options)
         found["ood"] = compare_scores(known, other, Scorer(reader).margin)
     if search is not None:
@@ -272,6 +264,17 @@ def evaluate(
         temperature=divisor,
         **found,
     )
+
+
+def _checked_config(given: EvaluationConfig | None) -> EvaluationConfig:
+    config = EvaluationConfig() if given is None else given
+    if not isinstance(config, EvaluationConfig):
+        raise LargeMarginError(
+            "config must be an EvaluationConfig, as EvaluationConfig(draws=3), but "
+            f"{type(config).__name__} was given."
+        )
+    check_count("batch_size", config.batch_size, at_least=1)
+    return config
 
 
 class _Pass:
@@ -291,7 +294,7 @@ class _Pass:
         self.reader, self.data, self.config, self.device = reader, data, config, device
         self.temperature, self.shared = temperature, shared
         self.clean = Counts(reader.num_classes, bins=config.bins, device=device)
-        self.rights = Rights(data)
+        self.rights = CorrectCollector(data)
         self.calibrated: Counts | None = None
         """Of logits divided by the temperature."""
         if temperature is not None:
@@ -431,6 +434,9 @@ class _Pass:
             calibrated = self.calibrated.result([part["calibrated"] for part in parts])
             found["calibrated"] = calibrated.calibration
         return found
+
+    def known_scores(self, parts: list[dict[str, Any]]) -> dict[str, Tensor]:
+        return {name: torch.cat([part["scores"][name] for part in parts]) for name in SCORES}
 
     def _retrieval(self, parts: list[dict[str, Any]]) -> Retrieval | None:
         every = [each for part in parts for each in part["features"]]

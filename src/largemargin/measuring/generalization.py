@@ -1,11 +1,9 @@
 """Generalization quantities, each with what it assumes and whether it says anything here.
 
 None is printed as if it held: a quantity whose assumptions the model breaks is NaN, and one that
-exceeds what it bounds is called so.
-
-What margin bounds need of the features of every class: balls, reaches and pairwise margins.
-
-Is a model a fully connected ReLU network without biases? Some bounds are about those only.
+exceeds what it bounds is called so. ``ClassBalls`` holds what margin bounds need of the features of
+every class. ``FullyConnected`` tells whether a model is a ReLU network without biases, which some
+bounds are about.
 """
 
 import math
@@ -17,12 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.errors import check_number
-from largemargin.geometry.bounds import ball_bound, jsd_lower_bound, linear_margin_bound, ramp_loss
-from largemargin.geometry.pac_bayes import (
+from largemargin.geometry.bounds import (
     NoiseCushions,
+    ball_bound,
     cushion_complexity,
+    jsd_lower_bound,
+    linear_margin_bound,
     noise_cushions,
     pac_bayes_quantities,
+    ramp_loss,
     spectral_complexity,
 )
 from largemargin.geometry.pairs import blocks, distances, widen
@@ -31,6 +32,63 @@ from largemargin.measuring.input_space import InputSpace
 from largemargin.measuring.probe import LayerHook
 from largemargin.measuring.records import Record
 from largemargin.measuring.stream import Stream
+
+MET, BROKEN, OPEN = "met", "broken", "cannot be checked"
+
+
+@dataclass(frozen=True)
+class BoundSettings(Record):
+    """Constants of the generalization quantities; they have to be chosen before seeing the data."""
+
+    trained_on: bool | None = None
+    """Whether the model was trained on the measured data; None where that is not known."""
+    rho: float = 1.0
+    """Margin of (5.2) and (5.3), in units of logits."""
+    radius: float = 0.5
+    """delta_v: radius of the balls of (5.4), (6.1)."""
+    r: float = 1.2
+    theta: float = 0.7
+    """Of the margin distribution loss (ODN Table 1, without batch norm)."""
+    delta: float = 0.05
+    """Bounds hold with probability 1 - delta."""
+
+    def check(self) -> None:
+        check_number("rho", self.rho, above=0)
+        check_number("radius", self.radius, above=0)
+        check_number("theta", self.theta, at_least=0)
+        check_number("r", self.r, above=self.theta)
+        check_number("delta", self.delta, above=0, below=1)
+
+
+@dataclass(frozen=True)
+class Assumption(Record):
+    """One condition of a statement, and whether it is met, broken, or cannot be checked."""
+
+    text: str
+    state: str
+    found: str = ""
+    """What was found instead, where it is broken."""
+
+
+@dataclass(frozen=True)
+class Bound(Record):
+    """One quantity with its label. ``value`` is NaN where it is not defined for the model."""
+
+    name: str
+    bounds: str
+    """What it is about."""
+    value: float
+    informative: bool
+    """Whether no assumption is known to be broken and the value says more than is known anyway."""
+    verdict: str
+    """In words, why or why not."""
+    assumptions: tuple[Assumption, ...]
+    parts: dict[str, float]
+    """What the value is made of."""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.value:.4g}, {self.verdict}"
+
 
 ROWS = 8192
 
@@ -226,63 +284,6 @@ def _append_to(order: list[nn.Linear]) -> LayerHook:
     return append
 
 
-MET, BROKEN, OPEN = "met", "broken", "cannot be checked"
-
-
-@dataclass(frozen=True)
-class BoundSettings(Record):
-    """Constants of the generalization quantities; they have to be chosen before seeing the data."""
-
-    trained_on: bool | None = None
-    """Whether the model was trained on the measured data; None where that is not known."""
-    rho: float = 1.0
-    """Margin of (5.2) and (5.3), in units of logits."""
-    radius: float = 0.5
-    """delta_v: radius of the balls of (5.4), (6.1)."""
-    r: float = 1.2
-    theta: float = 0.7
-    """Of the margin distribution loss (ODN Table 1, without batch norm)."""
-    delta: float = 0.05
-    """Bounds hold with probability 1 - delta."""
-
-    def check(self) -> None:
-        check_number("rho", self.rho, above=0)
-        check_number("radius", self.radius, above=0)
-        check_number("theta", self.theta, at_least=0)
-        check_number("r", self.r, above=self.theta)
-        check_number("delta", self.delta, above=0, below=1)
-
-
-@dataclass(frozen=True)
-class Assumption(Record):
-    """One condition of a statement, and whether it is met, broken, or cannot be checked."""
-
-    text: str
-    state: str
-    found: str = ""
-    """What was found instead, where it is broken."""
-
-
-@dataclass(frozen=True)
-class Bound(Record):
-    """One quantity with its label. ``value`` is NaN where it is not defined for the model."""
-
-    name: str
-    bounds: str
-    """What it is about."""
-    value: float
-    informative: bool
-    """Whether no assumption is known to be broken and the value says more than is known anyway."""
-    verdict: str
-    """In words, why or why not."""
-    assumptions: tuple[Assumption, ...]
-    parts: dict[str, float]
-    """What the value is made of."""
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.value:.4g}, {self.verdict}"
-
-
 def measure_bounds(
     stream: Stream, network: FullyConnected, settings: BoundSettings
 ) -> tuple[Bound, ...]:
@@ -293,43 +294,7 @@ def measure_bounds(
         _pairwise(balls, settings, learned=True),
         _ball(balls, settings),
         _divergence(balls, settings),
-        *_network(stream, network, settings),
-    )
-
-
-def _concluded(
-    name: str,
-    bounds: str,
-    value: float,
-    assumptions: list[Assumption],
-    parts: dict[str, float],
-    *,
-    says: bool,
-    verdict: str,
-) -> Bound:
-    broken = [each.found for each in assumptions if each.state == BROKEN]
-    if broken:
-        verdict = f"does not apply: {'; '.join(broken)}"
-    elif says and any(each.state == OPEN for each in assumptions):
-        verdict += " (if assumptions hold that cannot be checked)"
-    return Bound(name, bounds, value, says and not broken, verdict, tuple(assumptions), parts)
-
-
-def _error_verdict(value: float) -> tuple[bool, str]:
-    if math.isnan(value):
-        return False, "not defined here"
-    if value < 1:
-        return True, "informative: below 1"
-    return False, "not informative: an error is at most 1 anyway"
-
-
-def _sample(settings: BoundSettings) -> Assumption:
-    """Whether samples are independent of the features."""
-    states = {None: OPEN, True: BROKEN, False: MET}
-    return Assumption(
-        "features were learned from other data than these",
-        states[settings.trained_on],
-        "the features were learned from these data",
+        *_network_bounds(stream, network, settings),
     )
 
 
@@ -342,7 +307,7 @@ def _pairwise(balls: ClassBalls, settings: BoundSettings, *, learned: bool) -> B
         Assumption("rho, r, R and Gamma were fixed before seeing the data", OPEN),
     ]
     if not learned:
-        assumptions.insert(0, _sample(settings))
+        assumptions.insert(0, _independence(settings))
     if balls.curved:
         text = "the head is linear in the features"
         assumptions.append(Assumption(text, BROKEN, "the head is a cosine head with a bias"))
@@ -378,7 +343,7 @@ def _pairwise(balls: ClassBalls, settings: BoundSettings, *, learned: bool) -> B
     says, verdict = _error_verdict(value)
     if learned and not math.isnan(value):
         says, verdict = False, "never informative: above 1 for every network (erratum N7)"
-    return _concluded(name, about, value, assumptions, worst, says=says, verdict=verdict)
+    return _conclude(name, about, value, assumptions, worst, says=says, verdict=verdict)
 
 
 def _ball(balls: ClassBalls, settings: BoundSettings) -> Bound:
@@ -411,7 +376,7 @@ def _ball(balls: ClassBalls, settings: BoundSettings) -> Bound:
     says, verdict = _error_verdict(value if worst else math.nan)
     if worst and not condition:
         verdict += ", and r^2 <= 2 Lambda^2 + 4 R Lambda rules out less (erratum N8)"
-    return _concluded(
+    return _conclude(
         "NGY-5.4 leaving the ball",
         "probability that a sample's features leave the ball of its class, for the worst class",
         value if worst else math.nan,
@@ -453,7 +418,7 @@ def _divergence(balls: ClassBalls, settings: BoundSettings) -> Bound:
         verdict = f"informative: above 0, of at most {math.log(2):.4g}"
         if value <= 0:
             verdict = "not informative: a divergence is at least 0 anyway"
-    return _concluded(
+    return _conclude(
         "NGY-6.1 divergence of classes",
         "smallest Jensen-Shannon divergence of two classes at any earlier layer, for the "
         "distribution of these samples (the sharper form; the paper's is in the parts)",
@@ -465,7 +430,7 @@ def _divergence(balls: ClassBalls, settings: BoundSettings) -> Bound:
     )
 
 
-def _network(
+def _network_bounds(
     stream: Stream, network: FullyConnected, settings: BoundSettings
 ) -> tuple[Bound, Bound]:
     shape = Assumption(
@@ -480,7 +445,7 @@ def _network(
         found = spectral_complexity(network.weights)
         value = float(found.complexity)
         parts = {"product_of_spectral_norms": float(found.product)}
-    spectral = _concluded(
+    spectral = _conclude(
         "ODN-SPEC spectral complexity",
         "complexity of the network (Bartlett et al. 2017), reference identity",
         value,
@@ -522,7 +487,7 @@ def _cushions(
         else:
             value, parts = _cushion_bound(stream.column("raw"), network, settings)
             says, verdict = _error_verdict(value)
-    return _concluded(
+    return _conclude(
         "ODN-BOUND cushions",
         "error: share of raw margins outside (r - theta, r + theta) plus the complexity term that "
         "the proof of ODN Theorem 1 supports",
@@ -571,3 +536,39 @@ def _cushion_bound(
         "smallest_layer_cushion": float(cushions.layer_cushion.min()),
         "smallest_interlayer_cushion": float(cushions.minimal_interlayer_cushion.min()),
     }
+
+
+def _independence(settings: BoundSettings) -> Assumption:
+    """Whether samples are independent of the features."""
+    states = {None: OPEN, True: BROKEN, False: MET}
+    return Assumption(
+        "features were learned from other data than these",
+        states[settings.trained_on],
+        "the features were learned from these data",
+    )
+
+
+def _error_verdict(value: float) -> tuple[bool, str]:
+    if math.isnan(value):
+        return False, "not defined here"
+    if value < 1:
+        return True, "informative: below 1"
+    return False, "not informative: an error is at most 1 anyway"
+
+
+def _conclude(
+    name: str,
+    bounds: str,
+    value: float,
+    assumptions: list[Assumption],
+    parts: dict[str, float],
+    *,
+    says: bool,
+    verdict: str,
+) -> Bound:
+    broken = [each.found for each in assumptions if each.state == BROKEN]
+    if broken:
+        verdict = f"does not apply: {'; '.join(broken)}"
+    elif says and any(each.state == OPEN for each in assumptions):
+        verdict += " (if assumptions hold that cannot be checked)"
+    return Bound(name, bounds, value, says and not broken, verdict, tuple(assumptions), parts)

@@ -1,8 +1,7 @@
 """Curvature of the loss in input space, sample by sample, and what goes with it.
 
-Curvature against stability of the features: the bounds of ROB Theorem 6.1 on a model.
-
-Does low curvature go with robustness? Accuracy under noise by curvature (ROB 7.3).
+``CurvatureRobustness``: does low curvature go with robustness? (ROB 7.3). ``FeatureStability``: the
+bounds of ROB Theorem 6.1 between curvature and stability of the features.
 """
 
 import math
@@ -38,10 +37,84 @@ from largemargin.measuring.robust.perturbations import add_gaussian, add_uniform
 from largemargin.measuring.sample_draws import SampleDraws
 from largemargin.ops.distributed import world_size
 
+METHODS = ("differences", "products")
+
+NOISES = ("gaussian", "uniform")
+
+SHARES = tuple(round(0.1 * step, 1) for step in range(1, 11))
+
 ASSUMES = (
     "the loss equals its second-order expansion for noise of this sigma, which no network with "
     "bounded logits does: a heuristic for small sigma, not a theorem (erratum R3)"
 )
+
+
+@dataclass(frozen=True)
+class CurvatureSettings(Record):
+    """What to measure about curvature, and how. Defaults are those of ROB section 7."""
+
+    method: str = "differences"
+    """"differences" of gradients over a finite step (NGR-21), or Hessian-vector "products": its
+    limit, which sees no kinks of ReLU networks."""
+    step: float = 1e-2
+    num_directions: int = 20
+    seed: int = 0
+    precision: str = "highest"
+    """Of float32 products on NVIDIA GPUs; "high" is faster: see ``geometry.curvature``."""
+    noise: dict[str, float] = field(default_factory=lambda: {"gaussian": 0.06, "uniform": 0.06})
+    """Standard deviation or amplitude of the noise of the robustness curves; {} for none."""
+    draws: int = 10
+    """Noisy copies of each sample."""
+    shares: tuple[float, ...] = SHARES
+    """Shares of low-curvature samples at which accuracy under noise is given."""
+    sigma: float | None = None
+    """Standard deviation of the noise in Theorem 6.1; None leaves its bounds out."""
+    radius: float = 1.0
+    """delta of Theorem 6.1: 2 delta_v."""
+    stability_draws: int = 100
+    exact: bool = False
+    """Whether to compute the left sides of Theorem 6.1 from the whole Hessian: small inputs."""
+
+    def check(self) -> None:
+        check_choice("method", self.method, METHODS)
+        check_choice("precision", self.precision, tuple(PRECISIONS))
+        check_number("step", self.step, above=0)
+        check_number("num_directions", self.num_directions, at_least=1)
+        check_number("draws", self.draws, at_least=1)
+        for name, size in self.noise.items():
+            check_choice("noise", name, NOISES)
+            check_number(f"noise[{name!r}]", size, at_least=0)
+        if self.sigma is not None:
+            check_number("sigma", self.sigma, above=0)
+        check_number("radius", self.radius, above=0)
+        check_number("stability_draws", self.stability_draws, at_least=1)
+
+
+@dataclass(frozen=True)
+class CurvatureRobustness(Record):
+    """Accuracy under noise on samples of low curvature, and curvature by robustness (NGR-7.3)."""
+
+    noise: str
+    amount: float
+    """Standard deviation of Gaussian noise, amplitude of uniform noise."""
+    draws: int
+    accuracy: float
+    """Under noise, mean over the draws."""
+    accuracy_std: float
+    """Standard deviation of the accuracy over the draws."""
+    shares: tuple[float, ...]
+    """p: the share of samples of lowest curvature that is kept."""
+    strict: tuple[float, ...]
+    """Accuracy on {curvature < quantile p}, as printed; NaN where that is empty."""
+    weak: tuple[float, ...]
+    """Accuracy on {curvature <= quantile p}."""
+    kept_strict: tuple[int, ...]
+    kept_weak: tuple[int, ...]
+    group_curvature: tuple[float, ...]
+    """Mean curvature of the samples that k = 0, 1, ... draws leave right; NaN for no sample."""
+    group_size: tuple[int, ...]
+    correlation: float
+    """Pearson's, of k and the group means: negative where flat samples are robust ones."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +146,82 @@ class FeatureStability(Record):
     """Share of samples whose lower bound is above 0: below, it says nothing."""
     exact: bool
     assumes: str
+
+
+@dataclass(frozen=True)
+class Curvature(Record):
+    """Sum of squared eigenvalues of the loss's input Hessian, estimated for each sample."""
+
+    settings: CurvatureSettings
+    units: str
+    """Units of the inputs: noise and curvature are relative to them."""
+    samples: int
+    relative_error: float
+    """Largest relative standard deviation of one sample's estimate, sqrt(2 / num_directions)."""
+    overall: Distribution
+    classes: ClassDistribution
+    index: tuple[int, ...]
+    """Which samples were measured."""
+    values: tuple[float, ...]
+    """Their curvatures."""
+    robustness: dict[str, CurvatureRobustness]
+    """How curvature goes with accuracy under noise (NGR-7.3), by kind of noise."""
+    stability: FeatureStability | None
+    """The bounds of Theorem 6.1, where asked for."""
+
+
+def measure_curvature(
+    model: nn.Module,
+    loader: Iterable[Any],
+    settings: CurvatureSettings | None = None,
+    *,
+    layer: str | None = None,
+    max_samples: int | None = None,
+    batch_size: int | None = None,
+    normalization: Normalization | None = None,
+    bins: int = 50,
+    device: torch.device | str | None = None,
+    progress: bool = False,
+    notes: list[str] | None = None,
+) -> Curvature:
+    r"""Input-loss curvature of every sample (NGR-21), and how it goes with robustness (NGR-7.3).
+
+    .. math:: \hat\Lambda(x) = \frac1K\sum_{j=1}^K
+        \frac{\|\nabla l(x + t\varepsilon_j) - \nabla l(x)\|^2}{t^2} \approx \sum_i\lambda_i^2
+
+    The cost is K + 1 forward and backward passes to the inputs (parameters are frozen), and one
+    forward pass per noisy copy. Random numbers belong to the seed and the sample's index: neither
+    batch size nor the number of processes changes them.
+
+    Args:
+        model: any model :func:`largemargin.attach` can read, of one floating point input tensor.
+        loader: yields (inputs, labels).
+        settings: see :class:`CurvatureSettings`.
+        layer: name of the head; default the last linear layer.
+        max_samples: only the first so many.
+        batch_size: rows per pass, memory and speed only; default as many as the loader's batch.
+        normalization: (mean, std) that the loader normalises by, per channel. Noise is then
+            added, and curvature measured, in units before it, as the paper does (O6).
+        bins, device, progress: as in :func:`largemargin.measure`.
+        notes: gets what could not be measured.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> data = [(torch.rand(4, 2), torch.tensor([0, 1, 0, 1]))]
+        >>> measure_curvature(model, data, CurvatureSettings(num_directions=5)).samples
+        4
+    """
+    collector = CurvatureCollector(
+        InputSpace(Probe(model, layer=layer), normalization),
+        settings or CurvatureSettings(),
+        max_samples=max_samples,
+        batch_size=batch_size,
+    )
+    where = torch.device(device) if device is not None else device_of(model)
+    for batch in loader_batches(loader, where, progress=progress):
+        collector.add(*batch)
+    found = [] if notes is None else notes
+    return collector.result(found, bins, shared=world_size() > 1)
 
 
 class StabilityCollector:
@@ -144,174 +293,6 @@ class StabilityCollector:
             self.exact,
             ASSUMES,
         )
-
-
-NOISES = ("gaussian", "uniform")
-
-
-@dataclass(frozen=True)
-class CurvatureRobustness(Record):
-    """Accuracy under noise on samples of low curvature, and curvature by robustness (NGR-7.3)."""
-
-    noise: str
-    amount: float
-    """Standard deviation of Gaussian noise, amplitude of uniform noise."""
-    draws: int
-    accuracy: float
-    """Under noise, mean over the draws."""
-    accuracy_std: float
-    """Standard deviation of the accuracy over the draws."""
-    shares: tuple[float, ...]
-    """p: the share of samples of lowest curvature that is kept."""
-    strict: tuple[float, ...]
-    """Accuracy on {curvature < quantile p}, as printed; NaN where that is empty."""
-    weak: tuple[float, ...]
-    """Accuracy on {curvature <= quantile p}."""
-    kept_strict: tuple[int, ...]
-    kept_weak: tuple[int, ...]
-    group_curvature: tuple[float, ...]
-    """Mean curvature of the samples that k = 0, 1, ... draws leave right; NaN for no sample."""
-    group_size: tuple[int, ...]
-    correlation: float
-    """Pearson's, of k and the group means: negative where flat samples are robust ones."""
-
-
-def count_correct(
-    space: InputSpace,
-    images: Tensor,
-    labels: Tensor,
-    index: Tensor,
-    *,
-    kind: str,
-    amount: float,
-    draws: int,
-    seed: int,
-    batch_size: int,
-) -> Tensor:
-    """(n, draws) booleans: whether each noisy copy is classified right."""
-    source = SampleDraws(seed, f"{kind} noise")
-    parts = []
-    for samples in sample_groups(images, draws, batch_size):
-        x, which = images[samples], index[samples]
-        if kind == "gaussian":
-            noise = source.normal(which, draws, x).flatten(0, 1)
-        else:
-            noise = source.uniform(which, draws, x).flatten(0, 1)
-        row = torch.arange(len(noise), device=x.device) // draws
-        right = []
-        for part in blocks(len(noise), batch_size):
-            clean = x[row[part]]
-            if kind == "gaussian":
-                noisy = add_gaussian(clean, noise[part], sigma=amount)
-            else:
-                noisy = add_uniform(clean, noise[part], amplitude=amount)
-            right.append(space(noisy).argmax(1) == labels[samples][row[part]])
-        parts.append(torch.cat(right).view(len(x), draws))
-    return torch.cat(parts)
-
-
-def describe_robustness(
-    curvature: Tensor,
-    correct: Tensor,
-    kind: str,
-    amount: float,
-    shares: tuple[float, ...],
-    notes: list[str],
-) -> CurvatureRobustness:
-    """Curves and correlation of (N,) curvatures and (N, draws) right predictions under noise."""
-    hits = correct.double()
-    curve = low_curvature_accuracy(curvature.double(), hits.mean(1), shares)
-    draws = correct.shape[1]
-    groups = curvature_by_robustness(curvature.double(), correct.sum(1), draws=draws)
-    correlation = float(groups.pearson)
-    if math.isnan(correlation):
-        notes.append(
-            f"curvature and robustness to {kind} noise have no correlation: "
-            f"{int((groups.size > 0).sum())} group(s) of samples, or no spread between them"
-        )
-    by_draw = hits.mean(0)
-    return CurvatureRobustness(
-        kind,
-        float(amount),
-        draws,
-        float(hits.mean()),
-        float(by_draw.std(correction=0)),
-        tuple(float(share) for share in shares),
-        tuple(curve.strict.tolist()),
-        tuple(curve.weak.tolist()),
-        tuple(curve.size_strict.tolist()),
-        tuple(curve.size_weak.tolist()),
-        tuple(groups.mean.tolist()),
-        tuple(groups.size.tolist()),
-        correlation,
-    )
-
-
-METHODS = ("differences", "products")
-SHARES = tuple(round(0.1 * step, 1) for step in range(1, 11))
-
-
-@dataclass(frozen=True)
-class CurvatureSettings(Record):
-    """What to measure about curvature, and how. Defaults are those of ROB section 7."""
-
-    method: str = "differences"
-    """"differences" of gradients over a finite step (NGR-21), or Hessian-vector "products": its
-    limit, which sees no kinks of ReLU networks."""
-    step: float = 1e-2
-    num_directions: int = 20
-    seed: int = 0
-    precision: str = "highest"
-    """Of float32 products on NVIDIA GPUs; "high" is faster: see ``geometry.curvature``."""
-    noise: dict[str, float] = field(default_factory=lambda: {"gaussian": 0.06, "uniform": 0.06})
-    """Standard deviation or amplitude of the noise of the robustness curves; {} for none."""
-    draws: int = 10
-    """Noisy copies of each sample."""
-    shares: tuple[float, ...] = SHARES
-    """Shares of low-curvature samples at which accuracy under noise is given."""
-    sigma: float | None = None
-    """Standard deviation of the noise in Theorem 6.1; None leaves its bounds out."""
-    radius: float = 1.0
-    """delta of Theorem 6.1: 2 delta_v."""
-    stability_draws: int = 100
-    exact: bool = False
-    """Whether to compute the left sides of Theorem 6.1 from the whole Hessian: small inputs."""
-
-    def check(self) -> None:
-        check_choice("method", self.method, METHODS)
-        check_choice("precision", self.precision, tuple(PRECISIONS))
-        check_number("step", self.step, above=0)
-        check_number("num_directions", self.num_directions, at_least=1)
-        check_number("draws", self.draws, at_least=1)
-        for name, size in self.noise.items():
-            check_choice("noise", name, NOISES)
-            check_number(f"noise[{name!r}]", size, at_least=0)
-        if self.sigma is not None:
-            check_number("sigma", self.sigma, above=0)
-        check_number("radius", self.radius, above=0)
-        check_number("stability_draws", self.stability_draws, at_least=1)
-
-
-@dataclass(frozen=True)
-class Curvature(Record):
-    """Sum of squared eigenvalues of the loss's input Hessian, estimated for each sample."""
-
-    settings: CurvatureSettings
-    units: str
-    """Units of the inputs: noise and curvature are relative to them."""
-    samples: int
-    relative_error: float
-    """Largest relative standard deviation of one sample's estimate, sqrt(2 / num_directions)."""
-    overall: Distribution
-    classes: ClassDistribution
-    index: tuple[int, ...]
-    """Which samples were measured."""
-    values: tuple[float, ...]
-    """Their curvatures."""
-    robustness: dict[str, CurvatureRobustness]
-    """How curvature goes with accuracy under noise (NGR-7.3), by kind of noise."""
-    stability: FeatureStability | None
-    """The bounds of Theorem 6.1, where asked for."""
 
 
 class CurvatureCollector:
@@ -415,55 +396,72 @@ class CurvatureCollector:
         )
 
 
-def measure_curvature(
-    model: nn.Module,
-    loader: Iterable[Any],
-    settings: CurvatureSettings | None = None,
+def count_correct(
+    space: InputSpace,
+    images: Tensor,
+    labels: Tensor,
+    index: Tensor,
     *,
-    layer: str | None = None,
-    max_samples: int | None = None,
-    batch_size: int | None = None,
-    normalization: Normalization | None = None,
-    bins: int = 50,
-    device: torch.device | str | None = None,
-    progress: bool = False,
-    notes: list[str] | None = None,
-) -> Curvature:
-    r"""Input-loss curvature of every sample (NGR-21), and how it goes with robustness (NGR-7.3).
+    kind: str,
+    amount: float,
+    draws: int,
+    seed: int,
+    batch_size: int,
+) -> Tensor:
+    """(n, draws) booleans: whether each noisy copy is classified right."""
+    source = SampleDraws(seed, f"{kind} noise")
+    parts = []
+    for samples in sample_groups(images, draws, batch_size):
+        x, which = images[samples], index[samples]
+        if kind == "gaussian":
+            noise = source.normal(which, draws, x).flatten(0, 1)
+        else:
+            noise = source.uniform(which, draws, x).flatten(0, 1)
+        row = torch.arange(len(noise), device=x.device) // draws
+        right = []
+        for part in blocks(len(noise), batch_size):
+            clean = x[row[part]]
+            if kind == "gaussian":
+                noisy = add_gaussian(clean, noise[part], sigma=amount)
+            else:
+                noisy = add_uniform(clean, noise[part], amplitude=amount)
+            right.append(space(noisy).argmax(1) == labels[samples][row[part]])
+        parts.append(torch.cat(right).view(len(x), draws))
+    return torch.cat(parts)
 
-    .. math:: \hat\Lambda(x) = \frac1K\sum_{j=1}^K
-        \frac{\|\nabla l(x + t\varepsilon_j) - \nabla l(x)\|^2}{t^2} \approx \sum_i\lambda_i^2
 
-    The cost is K + 1 forward and backward passes to the inputs (parameters are frozen), and one
-    forward pass per noisy copy. Random numbers belong to the seed and the sample's index: neither
-    batch size nor the number of processes changes them.
-
-    Args:
-        model: any model :func:`largemargin.attach` can read, of one floating point input tensor.
-        loader: yields (inputs, labels).
-        settings: see :class:`CurvatureSettings`.
-        layer: name of the head; default the last linear layer.
-        max_samples: only the first so many.
-        batch_size: rows per pass, memory and speed only; default as many as the loader's batch.
-        normalization: (mean, std) that the loader normalises by, per channel. Noise is then
-            added, and curvature measured, in units before it, as the paper does (O6).
-        bins, device, progress: as in :func:`largemargin.measure`.
-        notes: gets what could not be measured.
-
-    Example:
-        >>> model = nn.Linear(2, 2)
-        >>> data = [(torch.rand(4, 2), torch.tensor([0, 1, 0, 1]))]
-        >>> measure_curvature(model, data, CurvatureSettings(num_directions=5)).samples
-        4
-    """
-    collector = CurvatureCollector(
-        InputSpace(Probe(model, layer=layer), normalization),
-        settings or CurvatureSettings(),
-        max_samples=max_samples,
-        batch_size=batch_size,
+def describe_robustness(
+    curvature: Tensor,
+    correct: Tensor,
+    kind: str,
+    amount: float,
+    shares: tuple[float, ...],
+    notes: list[str],
+) -> CurvatureRobustness:
+    """Curves and correlation of (N,) curvatures and (N, draws) right predictions under noise."""
+    hits = correct.double()
+    curve = low_curvature_accuracy(curvature.double(), hits.mean(1), shares)
+    draws = correct.shape[1]
+    groups = curvature_by_robustness(curvature.double(), correct.sum(1), draws=draws)
+    correlation = float(groups.pearson)
+    if math.isnan(correlation):
+        notes.append(
+            f"curvature and robustness to {kind} noise have no correlation: "
+            f"{int((groups.size > 0).sum())} group(s) of samples, or no spread between them"
+        )
+    by_draw = hits.mean(0)
+    return CurvatureRobustness(
+        kind,
+        float(amount),
+        draws,
+        float(hits.mean()),
+        float(by_draw.std(correction=0)),
+        tuple(float(share) for share in shares),
+        tuple(curve.strict.tolist()),
+        tuple(curve.weak.tolist()),
+        tuple(curve.size_strict.tolist()),
+        tuple(curve.size_weak.tolist()),
+        tuple(groups.mean.tolist()),
+        tuple(groups.size.tolist()),
+        correlation,
     )
-    where = torch.device(device) if device is not None else device_of(model)
-    for batch in loader_batches(loader, where, progress=progress):
-        collector.add(*batch)
-    found = [] if notes is None else notes
-    return collector.result(found, bins, shared=world_size() > 1)

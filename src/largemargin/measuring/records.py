@@ -25,12 +25,19 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        return _name_of(value)
     if value is None or isinstance(value, str | int | float | bool):
         return value
     raise LargeMarginError(
         f"{type(value).__name__} has no place in a result; it holds numbers, texts and records."
     )
+
+
+def _name_of(value: float) -> str:
+    """Of a number that JSON does not know."""
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
 
 
 def revive(kind: Any, value: Any) -> Any:

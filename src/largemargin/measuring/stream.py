@@ -1,10 +1,7 @@
-"""One pass over features: what is kept of each sample, and sums over classes.
+"""One pass over features: numbers of each sample, and sums over classes.
 
-Features themselves are dropped batch by batch.
-
-Features of all samples, kept where they are asked for.
-
-Counts, means and variances of classes from one pass, exact for collapsed classes.
+Features are dropped batch by batch unless a ``FeatureStore`` keeps them. ``ClassSums`` has counts,
+means and variances of classes from one pass, exact for collapsed classes.
 """
 
 from dataclasses import dataclass, field
@@ -162,6 +159,7 @@ class ClassSums:
 
 
 CLASSES = ("index", "label", "predicted", "rival")
+
 PER_SAMPLE = (
     *CLASSES,
     *("raw", "cosine", "distance", "boundary", "loss", "softmax_bias", "norm"),

@@ -261,8 +261,8 @@ def compare_losses(base: Any, folder: Path, data: Any) -> list[Row]:
 
 def measured(method: DemoMethod, done: Any, data: Any) -> Row:
     """A finished run as a line of the table."""
-    from largemargin.measuring.perturbed_accuracy import perturbed_accuracy
     from largemargin.measuring.robust.perturbations import Perturbation
+    from largemargin.measuring.robust_accuracy import perturbed_accuracy
 
     geometry = done.geometry()
     cosine = geometry.margins["cosine"].overall

@@ -4,10 +4,6 @@ Images lie in [0, 1] and the model normalises them itself. It is run in evaluati
 module's mode is restored, and its parameters receive no gradients. Random numbers come from the
 generator that the caller passes. A sample's result depends on its own image and random numbers
 only.
-
-What an attack needs of a model: logits in evaluation mode, a loss, its input gradient.
-
-APGD: projected gradient steps whose size follows from how the loss grows.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from largemargin.dropin.model_outputs import tensors_in
@@ -28,6 +24,7 @@ from largemargin.errors import (
     check_number,
     check_same_device,
 )
+from largemargin.geometry.evaluation_mode import evaluation_mode
 from largemargin.measuring.robust.epsilon_ball import (
     NORMS,
     Ball,
@@ -40,300 +37,83 @@ from largemargin.ops.norms import promote
 
 __all__ = ["KINDS", "Attack", "apgd", "fgsm", "pgd"]
 
+KINDS = ("fgsm", "pgd", "apgd")
+
+MOMENTUM = 0.75
+"""Share of the new step in a move; the rest is the move before it."""
 
 Model = Callable[[Tensor], Any]
 """Images (N, ...) in [0, 1] to logits (N, C), or to outputs that hold them; rows independent."""
 
 
-class LogitReading(NamedTuple):
-    """One look at the model, per sample."""
-
-    losses: Tensor
-    right: Tensor
-    """Whether it predicts the label."""
-
-
-class AttackTarget:
-    """A model under attack. Use it inside ``with victim.quiet():``."""
-
-    def __init__(self, model: Model, images: Tensor, labels: Tensor, loss: str) -> None:
-        check_choice("loss", loss, tuple(LOSSES))
-        if not callable(model):
-            raise LargeMarginError(
-                f"model must map images to logits, but {type(model).__name__} was given. The order "
-                "is model, images, labels."
-            )
-        check_labels(labels, len(images), 2, of="images", soft=False, validate=False)
-        check_same_device(images=images, labels=labels)
-        # DDP would expect a backward pass to the parameters after every forward pass.
-        self.model = model.module if isinstance(model, DistributedDataParallel) else model
-        self.labels, self.loss = labels.detach().clone().long(), loss
-        self.checked = False
-        new = torch.zeros(len(images), dtype=torch.bool, device=images.device)
-        self.broken = {"NaN or infinite logits": new, "NaN gradients": new.clone()}
-        """For which samples the model has returned such; looked at once, in the end."""
-
-    @contextmanager
-    def quiet(self) -> Iterator[None]:
-        """Evaluation mode, gradients on, whatever the caller has; all restored afterwards."""
-        modules = list(self.model.modules()) if isinstance(self.model, nn.Module) else []
-        modes = [module.training for module in modules]
-        try:
-            if isinstance(self.model, nn.Module):
-                self.model.eval()
-            with torch.enable_grad():
-                yield
-        finally:
-            for module, mode in zip(modules, modes, strict=True):
-                module.training = mode
-        for what, samples in self.broken.items():
-            if bool(samples.any()):
-                raise LargeMarginError(
-                    f"the model returned {what} for sample {int(samples.int().argmax())} of the "
-                    "batch: its robustness cannot be measured. Look for a diverged model or broken "
-                    "images."
-                )
-
-    def look(self, images: Tensor, rows: Tensor) -> LogitReading:
-        """Losses of images that belong to these rows of the batch."""
-        with torch.no_grad():
-            return self._look(images, rows)
-
-    def gradient(self, images: Tensor, rows: Tensor) -> tuple[LogitReading, Tensor]:
-        """The same with the gradient of each loss; parameters receive none."""
-        images = images.detach().clone().requires_grad_()
-        seen = self._look(images, rows)
-        if not seen.losses.requires_grad:
-            raise LargeMarginError(
-                "the logits do not depend on the images through differentiable operations, so that "
-                "there is no gradient to attack along. Look for .detach() or no_grad in the model."
-            )
-        (found,) = torch.autograd.grad(seen.losses.sum(), images, materialize_grads=True)
-        self.broken["NaN gradients"][rows] |= found.isnan().flatten(1).any(1)
-        # Infinite ones, as half precision may have, still say in which direction.
-        return LogitReading(seen.losses.detach(), seen.right), torch.nan_to_num(found.detach())
-
-    def _look(self, images: Tensor, rows: Tensor) -> LogitReading:
-        logits = promote(logits_in(self.model(images)))
-        labels = self.labels[rows]
-        if logits.dim() != 2 or len(logits) != len(images):
-            raise LargeMarginError(
-                f"the model must return one row of logits per image, ({len(images)}, C), but their "
-                f"shape is {tuple(logits.shape)}."
-            )
-        if not self.checked:  # once: reading values back from an accelerator stalls it
-            check_num_classes(logits.shape[1])
-            check_labels(
-                labels, len(images), logits.shape[1], of="images", soft=False, validate=True
-            )
-            self.checked = True
-        with torch.no_grad():
-            broken = ~torch.isfinite(logits).all(1)
-            self.broken["NaN or infinite logits"][rows] |= broken
-            right = logits.argmax(1) == labels
-        losses = LOSSES[self.loss](logits, labels)
-        return LogitReading(losses.masked_fill(broken, 0), right)
-
-
-def logits_in(outputs: Any) -> Tensor:
-    """The logits of a model's outputs: a tensor, what is called "logits", or the first tensor."""
-    if isinstance(outputs, Tensor):
-        return outputs
-    named = outputs.get("logits") if isinstance(outputs, Mapping) else None
-    named = getattr(outputs, "logits", None) if named is None else named
-    if isinstance(named, Tensor):
-        return named
-    found = tensors_in(outputs)
-    if not found:
-        raise LargeMarginError(
-            f"the model must return logits, but it returned {type(outputs).__name__} without a "
-            "tensor in it."
-        )
-    return found[0]
-
-
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    r"""log(exp(cross entropy) - 1) = :math:`\log\sum_{c \ne y} e^{f_c} - f_y`.
-
-    It grows with the cross entropy and its gradient has the same direction, which is all that an
-    attack by signs or unit vectors asks for; but it never vanishes, however sure the model is.
-    """
-    stats = class_stats_from_logits(logits, labels, want=("target", "rest"))
-    assert stats.rest is not None
-    assert stats.target is not None
-    return stats.rest - stats.target
-
-
-def _margin(logits: Tensor, labels: Tensor) -> Tensor:
-    """Best other logit minus that of the label: positive where the model is wrong."""
-    stats = class_stats_from_logits(logits, labels, want=("target", "rival"))
-    assert stats.rival is not None
-    assert stats.target is not None
-    return stats.rival - stats.target
-
-
-def _logit_ratio(logits: Tensor, labels: Tensor) -> Tensor:
-    """The margin over the distance from the largest to the third largest logit (DLR)."""
-    if logits.shape[1] < 3:
-        raise LargeMarginError(
-            f"loss 'dlr' divides by a difference of three logits, but the model has "
-            f"{logits.shape[1]} classes. Use 'ce' or 'margin'."
-        )
-    largest = logits.topk(3, dim=1).values
-    return _margin(logits, labels) / (largest[:, 0] - largest[:, 2] + 1e-12)
-
-
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "ce": _cross_entropy,
-    "dlr": _logit_ratio,
-    "margin": _margin,
-}
-"""What an attack makes large: (N, C) logits and (N,) labels to (N,) numbers."""
-
-
-MOMENTUM = 0.75
-"""Share of the new step in a move; the rest is the move before it."""
-
-
-def apgd(
-    model: Model,
-    images: Tensor,
-    labels: Tensor,
-    *,
-    epsilon: float,
-    norm: str = "linf",
-    steps: int = 100,
-    restarts: int = 1,
-    loss: str = "ce",
-    rho: float = 0.75,
-    generator: Generators | None = None,
-) -> Tensor:
-    r"""Auto-PGD of Croce and Hein 2020 (Algorithm 1): no step size to choose.
-
-    Steps start at :math:`2\epsilon`. At checkpoints, which come closer and closer together, a
-    sample whose loss grew in less than a share ``rho`` of the steps, or not at all since the last
-    checkpoint, goes back to its best point and halves its step.
-
-    A sample comes back as the last point at which the model was wrong, otherwise as that of the
-    largest loss; one that the model gets wrong already comes back as it is.
+@dataclass(frozen=True)
+class Attack:
+    """An attack with its settings: ``attack(model, images, labels, generator=generator)``.
 
     Args:
-        model: maps images in [0, 1] to logits (N, C), rows independent: see :func:`pgd`.
-        images: (N, ...) in [0, 1].
-        labels: (N,) class indices.
-        epsilon: largest change, in the units of the images.
+        kind: "fgsm", "pgd" (random start) or "apgd".
         norm: "linf" or "l2".
-        steps: of each run. Default 100 (the paper's).
-        restarts: runs from random points, for the samples that no run before has changed the
-            prediction of.
-        loss: "ce", "dlr" (of the paper: does not change with the scale of logits; three classes
-            at least) or "margin".
-        rho: default 0.75 (the paper's).
-        generator: random numbers of the starts; default torch's global ones. A list of one for
-            each image makes a start independent of the batch the image is in.
-
-    Returns:
-        (N, ...) images, detached, within epsilon and [0, 1] to the last bit.
+        epsilon: largest change, in units of [0, 1] pixels.
+        steps: of pgd and apgd; fgsm takes one.
+        restarts: of pgd and apgd.
+        loss: "ce", "dlr" or "margin": see :func:`pgd`.
+        step_size: of pgd; default 2.5 epsilon / steps.
 
     Example:
-        >>> model = lambda x: torch.cat([x, 1 - x], 1)
-        >>> apgd(model, torch.tensor([[0.75]]), torch.tensor([0]), epsilon=0.5, steps=5)
-        tensor([[0.2500]])
+        >>> attack = Attack("pgd", epsilon=8 / 255, steps=20)
+        >>> attack.name
+        'pgd-20 linf 8/255'
     """
-    check_number("steps", steps, at_least=1)
-    check_number("restarts", restarts, at_least=1)
-    check_number("rho", rho, above=0, below=1)
-    # Copies made outside inference mode can take part in gradients, whatever made the originals.
-    with torch.inference_mode(False):
-        ball = Ball(images, epsilon, norm)
-        check_generators(generator, images)
-        victim = AttackTarget(model, ball.images, labels, loss)
-        result = ball.images.clone()
-        if len(result) == 0:
-            return result
-        with victim.quiet():
-            everyone = torch.arange(len(result), device=result.device)
-            standing = victim.look(result, everyone).right
-            highest = result.new_full((len(result),), -torch.inf, dtype=torch.float64)
-            for _ in range(restarts):
-                # Drawn for all, so that a start does not depend on which others still stand.
-                starts = ball.random(generator, surface=True)
-                rows = standing.nonzero()[:, 0]
-                if len(rows) == 0:
-                    break
-                run = _Run(victim, ball[rows], rows, starts[rows], steps, rho)
-                run.go()
-                better = run.fooled | (run.best_losses.double() > highest[rows])
-                changed = rows[better]
-                result[changed] = run.result[better]
-                highest[changed] = run.best_losses[better].double()
-                standing[rows[run.fooled]] = False
-    return result
+
+    kind: str = "pgd"
+    norm: str = "linf"
+    epsilon: float = 8 / 255
+    steps: int = 20
+    restarts: int = 1
+    loss: str = "ce"
+    step_size: float | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, KINDS)
+        check_choice("norm", self.norm, NORMS)
+        check_choice("loss", self.loss, tuple(LOSSES))
+        check_epsilon(self.epsilon, self.norm)
+        check_number("steps", self.steps, at_least=1)
+        check_number("restarts", self.restarts, at_least=1)
+
+    @property
+    def name(self) -> str:
+        """Kind with steps, restarts and loss where they are not the usual ones; norm; epsilon."""
+        steps = "" if self.kind == "fgsm" else f"-{self.steps}"
+        times = f"x{self.restarts}" if self.restarts > 1 and self.kind != "fgsm" else ""
+        loss = "" if self.loss == "ce" else f" {self.loss}"
+        return f"{self.kind}{steps}{times}{loss} {self.norm} {_fraction(self.epsilon)}"
+
+    def __call__(
+        self,
+        model: Model,
+        images: Tensor,
+        labels: Tensor,
+        generator: Generators | None = None,
+    ) -> Tensor:
+        if self.kind == "fgsm":
+            return fgsm(model, images, labels, epsilon=self.epsilon, norm=self.norm, loss=self.loss)
+        if self.kind == "apgd":
+            return apgd(
+                model, images, labels, epsilon=self.epsilon, norm=self.norm, steps=self.steps,
+                restarts=self.restarts, loss=self.loss, generator=generator,
+            )  # fmt: skip
+        return pgd(
+            model, images, labels, epsilon=self.epsilon, norm=self.norm, steps=self.steps,
+            step_size=self.step_size, restarts=self.restarts, loss=self.loss, generator=generator,
+        )  # fmt: skip
 
 
-class _Run:
-    """One run of APGD for some samples of the batch; everything is per sample."""
-
-    def __init__(
-        self, victim: AttackTarget, ball: Ball, rows: Tensor, points: Tensor, steps: int, rho: float
-    ) -> None:
-        self.victim, self.ball, self.rows, self.steps, self.rho = victim, ball, rows, steps, rho
-        seen, gradients = victim.gradient(points, rows)
-        self.points = self.before = self.best = self.result = points
-        self.gradients = self.best_gradients = gradients
-        self.losses = self.best_losses = self.losses_at_check = seen.losses
-        self.fooled = ~seen.right
-        self.sizes = torch.full_like(seen.losses, 2 * ball.epsilon)
-        self.halved = torch.ones_like(self.fooled)
-        self.growths = torch.zeros_like(rows)
-
-    def go(self) -> None:
-        wait, least, less = (max(int(share * self.steps), 1) for share in (0.22, 0.06, 0.03))
-        passed = 0
-        for step in range(self.steps):
-            self._move(MOMENTUM if step > 0 else 1.0)
-            self._see()
-            passed += 1
-            if passed == wait:
-                self._checkpoint(passed)
-                wait, passed = max(wait - less, least), 0
-
-    def _move(self, share: float) -> None:
-        sizes = self._beside(self.sizes).to(self.points.dtype)
-        ahead = self.ball.nearest(self.points + sizes * self.ball.direction(self.gradients))
-        moved = share * (ahead - self.points) + (1 - share) * (self.points - self.before)
-        self.before, self.points = self.points, self.ball.nearest(self.points + moved)
-
-    def _see(self) -> None:
-        seen, self.gradients = self.victim.gradient(self.points, self.rows)
-        self.growths += seen.losses > self.losses
-        self.losses = seen.losses
-        better, wrong = seen.losses > self.best_losses, ~seen.right
-        beside = self._beside(better)
-        self.best = torch.where(beside, self.points, self.best)
-        self.best_gradients = torch.where(beside, self.gradients, self.best_gradients)
-        self.best_losses = torch.where(better, seen.losses, self.best_losses)
-        keep = wrong | (better & ~self.fooled)
-        self.result = torch.where(self._beside(keep), self.points, self.result)
-        self.fooled = self.fooled | wrong
-
-    def _checkpoint(self, passed: int) -> None:
-        """Halve steps that lead nowhere, and go on from the best point with them."""
-        seldom = self.growths <= self.rho * passed
-        stuck = ~self.halved & (self.best_losses <= self.losses_at_check)
-        self.halved = seldom | stuck
-        self.losses_at_check = self.best_losses
-        self.growths = torch.zeros_like(self.growths)
-        self.sizes = torch.where(self.halved, self.sizes / 2, self.sizes)
-        beside = self._beside(self.halved)
-        self.points = torch.where(beside, self.best, self.points)
-        self.gradients = torch.where(beside, self.best_gradients, self.gradients)
-
-    def _beside(self, values: Tensor) -> Tensor:
-        return values.view(-1, *[1] * (self.ball.images.dim() - 1))
-
-
-KINDS = ("fgsm", "pgd", "apgd")
+def _fraction(epsilon: float) -> str:
+    """In levels of an 8-bit image where it is a whole number of them."""
+    levels = epsilon * 255
+    whole = round(levels)
+    return f"{whole}/255" if whole and abs(levels - whole) < 1e-6 else f"{epsilon:g}"
 
 
 def fgsm(
@@ -421,7 +201,7 @@ def pgd(
     with torch.inference_mode(False):
         ball = Ball(images, epsilon, norm)
         check_generators(generator, images)
-        victim = AttackTarget(model, ball.images, labels, loss)
+        target = AttackTarget(model, ball.images, labels, loss)
         size = 2.5 * epsilon / steps if step_size is None else step_size
         check_number("step_size", size, at_least=0)
         points = ball.images
@@ -429,14 +209,14 @@ def pgd(
         best: _Best | None = None
         if len(points) == 0:
             return points
-        with victim.quiet():
+        with target.evaluating():
             for _ in range(restarts):
                 points = ball.random(generator) if random_start else ball.images
                 for _ in range(steps):
-                    _, gradient = victim.gradient(points, everyone)
+                    _, gradient = target.gradient(points, everyone)
                     points = ball.nearest(points + size * ball.direction(gradient))
                 if restarts > 1:
-                    found = _Best(points, *victim.look(points, everyone))
+                    found = _Best(points, *target.read(points, everyone))
                     best = found if best is None else best.or_else(found)
     return points if best is None else best.points
 
@@ -460,71 +240,277 @@ class _Best(NamedTuple):
         )
 
 
-@dataclass(frozen=True)
-class Attack:
-    """An attack with its settings: ``attack(model, images, labels, generator=generator)``.
+def apgd(
+    model: Model,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    epsilon: float,
+    norm: str = "linf",
+    steps: int = 100,
+    restarts: int = 1,
+    loss: str = "ce",
+    rho: float = 0.75,
+    generator: Generators | None = None,
+) -> Tensor:
+    r"""Auto-PGD of Croce and Hein 2020 (Algorithm 1): no step size to choose.
+
+    Steps start at :math:`2\epsilon`. At checkpoints, which come closer and closer together, a
+    sample whose loss grew in less than a share ``rho`` of the steps, or not at all since the last
+    checkpoint, goes back to its best point and halves its step.
+
+    A sample comes back as the last point at which the model was wrong, otherwise as that of the
+    largest loss; one that the model gets wrong already comes back as it is.
 
     Args:
-        kind: "fgsm", "pgd" (random start) or "apgd".
+        model: maps images in [0, 1] to logits (N, C), rows independent: see :func:`pgd`.
+        images: (N, ...) in [0, 1].
+        labels: (N,) class indices.
+        epsilon: largest change, in the units of the images.
         norm: "linf" or "l2".
-        epsilon: largest change, in units of [0, 1] pixels.
-        steps: of pgd and apgd; fgsm takes one.
-        restarts: of pgd and apgd.
-        loss: "ce", "dlr" or "margin": see :func:`pgd`.
-        step_size: of pgd; default 2.5 epsilon / steps.
+        steps: of each run. Default 100 (the paper's).
+        restarts: runs from random points, for the samples that no run before has changed the
+            prediction of.
+        loss: "ce", "dlr" (of the paper: does not change with the scale of logits; three classes
+            at least) or "margin".
+        rho: default 0.75 (the paper's).
+        generator: random numbers of the starts; default torch's global ones. A list of one for
+            each image makes a start independent of the batch the image is in.
+
+    Returns:
+        (N, ...) images, detached, within epsilon and [0, 1] to the last bit.
 
     Example:
-        >>> attack = Attack("pgd", epsilon=8 / 255, steps=20)
-        >>> attack.name
-        'pgd-20 linf 8/255'
+        >>> model = lambda x: torch.cat([x, 1 - x], 1)
+        >>> apgd(model, torch.tensor([[0.75]]), torch.tensor([0]), epsilon=0.5, steps=5)
+        tensor([[0.2500]])
     """
-
-    kind: str = "pgd"
-    norm: str = "linf"
-    epsilon: float = 8 / 255
-    steps: int = 20
-    restarts: int = 1
-    loss: str = "ce"
-    step_size: float | None = None
-
-    def __post_init__(self) -> None:
-        check_choice("kind", self.kind, KINDS)
-        check_choice("norm", self.norm, NORMS)
-        check_choice("loss", self.loss, tuple(LOSSES))
-        check_epsilon(self.epsilon, self.norm)
-        check_number("steps", self.steps, at_least=1)
-        check_number("restarts", self.restarts, at_least=1)
-
-    @property
-    def name(self) -> str:
-        """Kind with steps, restarts and loss where they are not the usual ones; norm; epsilon."""
-        steps = "" if self.kind == "fgsm" else f"-{self.steps}"
-        times = f"x{self.restarts}" if self.restarts > 1 and self.kind != "fgsm" else ""
-        loss = "" if self.loss == "ce" else f" {self.loss}"
-        return f"{self.kind}{steps}{times}{loss} {self.norm} {_fraction(self.epsilon)}"
-
-    def __call__(
-        self,
-        model: Model,
-        images: Tensor,
-        labels: Tensor,
-        generator: Generators | None = None,
-    ) -> Tensor:
-        if self.kind == "fgsm":
-            return fgsm(model, images, labels, epsilon=self.epsilon, norm=self.norm, loss=self.loss)
-        if self.kind == "apgd":
-            return apgd(
-                model, images, labels, epsilon=self.epsilon, norm=self.norm, steps=self.steps,
-                restarts=self.restarts, loss=self.loss, generator=generator,
-            )  # fmt: skip
-        return pgd(
-            model, images, labels, epsilon=self.epsilon, norm=self.norm, steps=self.steps,
-            step_size=self.step_size, restarts=self.restarts, loss=self.loss, generator=generator,
-        )  # fmt: skip
+    check_number("steps", steps, at_least=1)
+    check_number("restarts", restarts, at_least=1)
+    check_number("rho", rho, above=0, below=1)
+    # Copies made outside inference mode can take part in gradients, whatever made the originals.
+    with torch.inference_mode(False):
+        ball = Ball(images, epsilon, norm)
+        check_generators(generator, images)
+        target = AttackTarget(model, ball.images, labels, loss)
+        result = ball.images.clone()
+        if len(result) == 0:
+            return result
+        with target.evaluating():
+            everyone = torch.arange(len(result), device=result.device)
+            standing = target.read(result, everyone).right
+            highest = result.new_full((len(result),), -torch.inf, dtype=torch.float64)
+            for _ in range(restarts):
+                # Drawn for all, so that a start does not depend on which others still stand.
+                starts = ball.random(generator, surface=True)
+                rows = standing.nonzero()[:, 0]
+                if len(rows) == 0:
+                    break
+                run = _Run(target, ball[rows], rows, starts[rows], steps, rho)
+                run.go()
+                better = run.fooled | (run.best_losses.double() > highest[rows])
+                changed = rows[better]
+                result[changed] = run.result[better]
+                highest[changed] = run.best_losses[better].double()
+                standing[rows[run.fooled]] = False
+    return result
 
 
-def _fraction(epsilon: float) -> str:
-    """In levels of an 8-bit image where it is a whole number of them."""
-    levels = epsilon * 255
-    whole = round(levels)
-    return f"{whole}/255" if whole and abs(levels - whole) < 1e-6 else f"{epsilon:g}"
+class LogitReading(NamedTuple):
+    """One look at the model, per sample."""
+
+    losses: Tensor
+    right: Tensor
+    """Whether it predicts the label."""
+
+
+class AttackTarget:
+    """A model under attack. Use it inside ``with target.evaluating():``."""
+
+    def __init__(self, model: Model, images: Tensor, labels: Tensor, loss: str) -> None:
+        check_choice("loss", loss, tuple(LOSSES))
+        if not callable(model):
+            raise LargeMarginError(
+                f"model must map images to logits, but {type(model).__name__} was given. The order "
+                "is model, images, labels."
+            )
+        check_labels(labels, len(images), 2, of="images", soft=False, validate=False)
+        check_same_device(images=images, labels=labels)
+        # DDP would expect a backward pass to the parameters after every forward pass.
+        self.model = model.module if isinstance(model, DistributedDataParallel) else model
+        self.labels, self.loss = labels.detach().clone().long(), loss
+        self.checked = False
+        new = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+        self.broken = {"NaN or infinite logits": new, "NaN gradients": new.clone()}
+        """For which samples the model has returned such; looked at once, in the end."""
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode, gradients on, whatever the caller has; all restored afterwards."""
+        with evaluation_mode(self.model), torch.enable_grad():
+            yield
+        for what, samples in self.broken.items():
+            if bool(samples.any()):
+                raise LargeMarginError(
+                    f"the model returned {what} for sample {int(samples.int().argmax())} of the "
+                    "batch: its robustness cannot be measured. Look for a diverged model or broken "
+                    "images."
+                )
+
+    def read(self, images: Tensor, rows: Tensor) -> LogitReading:
+        """Losses of images that belong to these rows of the batch."""
+        with torch.no_grad():
+            return self._read(images, rows)
+
+    def gradient(self, images: Tensor, rows: Tensor) -> tuple[LogitReading, Tensor]:
+        """The same with the gradient of each loss; parameters receive none."""
+        images = images.detach().clone().requires_grad_()
+        seen = self._read(images, rows)
+        if not seen.losses.requires_grad:
+            raise LargeMarginError(
+                "the logits do not depend on the images through differentiable operations, so that "
+                "there is no gradient to attack along. Look for .detach() or no_grad in the model."
+            )
+        (found,) = torch.autograd.grad(seen.losses.sum(), images, materialize_grads=True)
+        self.broken["NaN gradients"][rows] |= found.isnan().flatten(1).any(1)
+        # Infinite ones, as half precision may have, still say in which direction.
+        return LogitReading(seen.losses.detach(), seen.right), torch.nan_to_num(found.detach())
+
+    def _read(self, images: Tensor, rows: Tensor) -> LogitReading:
+        logits = promote(logits_in(self.model(images)))
+        labels = self.labels[rows]
+        if logits.dim() != 2 or len(logits) != len(images):
+            raise LargeMarginError(
+                f"the model must return one row of logits per image, ({len(images)}, C), but their "
+                f"shape is {tuple(logits.shape)}."
+            )
+        if not self.checked:  # once: reading values back from an accelerator stalls it
+            check_num_classes(logits.shape[1])
+            check_labels(
+                labels, len(images), logits.shape[1], of="images", soft=False, validate=True
+            )
+            self.checked = True
+        with torch.no_grad():
+            broken = ~torch.isfinite(logits).all(1)
+            self.broken["NaN or infinite logits"][rows] |= broken
+            right = logits.argmax(1) == labels
+        losses = LOSSES[self.loss](logits, labels)
+        return LogitReading(losses.masked_fill(broken, 0), right)
+
+
+class _Run:
+    """One run of APGD for some samples of the batch; everything is per sample."""
+
+    def __init__(
+        self, target: AttackTarget, ball: Ball, rows: Tensor, points: Tensor, steps: int, rho: float
+    ) -> None:
+        self.target, self.ball, self.rows, self.steps, self.rho = target, ball, rows, steps, rho
+        seen, gradients = target.gradient(points, rows)
+        self.points = self.before = self.best = self.result = points
+        self.gradients = self.best_gradients = gradients
+        self.losses = self.best_losses = self.losses_at_check = seen.losses
+        self.fooled = ~seen.right
+        self.sizes = torch.full_like(seen.losses, 2 * ball.epsilon)
+        self.halved = torch.ones_like(self.fooled)
+        self.growths = torch.zeros_like(rows)
+
+    def go(self) -> None:
+        wait, least, less = (max(int(share * self.steps), 1) for share in (0.22, 0.06, 0.03))
+        passed = 0
+        for step in range(self.steps):
+            self._move(MOMENTUM if step > 0 else 1.0)
+            self._see()
+            passed += 1
+            if passed == wait:
+                self._checkpoint(passed)
+                wait, passed = max(wait - less, least), 0
+
+    def _move(self, share: float) -> None:
+        sizes = self._beside(self.sizes).to(self.points.dtype)
+        ahead = self.ball.nearest(self.points + sizes * self.ball.direction(self.gradients))
+        moved = share * (ahead - self.points) + (1 - share) * (self.points - self.before)
+        self.before, self.points = self.points, self.ball.nearest(self.points + moved)
+
+    def _see(self) -> None:
+        seen, self.gradients = self.target.gradient(self.points, self.rows)
+        self.growths += seen.losses > self.losses
+        self.losses = seen.losses
+        better, wrong = seen.losses > self.best_losses, ~seen.right
+        beside = self._beside(better)
+        self.best = torch.where(beside, self.points, self.best)
+        self.best_gradients = torch.where(beside, self.gradients, self.best_gradients)
+        self.best_losses = torch.where(better, seen.losses, self.best_losses)
+        keep = wrong | (better & ~self.fooled)
+        self.result = torch.where(self._beside(keep), self.points, self.result)
+        self.fooled = self.fooled | wrong
+
+    def _checkpoint(self, passed: int) -> None:
+        """Halve steps that lead nowhere, and go on from the best point with them."""
+        seldom = self.growths <= self.rho * passed
+        stuck = ~self.halved & (self.best_losses <= self.losses_at_check)
+        self.halved = seldom | stuck
+        self.losses_at_check = self.best_losses
+        self.growths = torch.zeros_like(self.growths)
+        self.sizes = torch.where(self.halved, self.sizes / 2, self.sizes)
+        beside = self._beside(self.halved)
+        self.points = torch.where(beside, self.best, self.points)
+        self.gradients = torch.where(beside, self.best_gradients, self.gradients)
+
+    def _beside(self, values: Tensor) -> Tensor:
+        return values.view(-1, *[1] * (self.ball.images.dim() - 1))
+
+
+def logits_in(outputs: Any) -> Tensor:
+    """The logits of a model's outputs: a tensor, what is called "logits", or the first tensor."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    named = outputs.get("logits") if isinstance(outputs, Mapping) else None
+    named = getattr(outputs, "logits", None) if named is None else named
+    if isinstance(named, Tensor):
+        return named
+    found = tensors_in(outputs)
+    if not found:
+        raise LargeMarginError(
+            f"the model must return logits, but it returned {type(outputs).__name__} without a "
+            "tensor in it."
+        )
+    return found[0]
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    r"""log(exp(cross entropy) - 1) = :math:`\log\sum_{c \ne y} e^{f_c} - f_y`.
+
+    It grows with the cross entropy and its gradient has the same direction, which is all that an
+    attack by signs or unit vectors asks for; but it never vanishes, however sure the model is.
+    """
+    stats = class_stats_from_logits(logits, labels, want=("target", "rest"))
+    assert stats.rest is not None
+    assert stats.target is not None
+    return stats.rest - stats.target
+
+
+def _margin(logits: Tensor, labels: Tensor) -> Tensor:
+    """Best other logit minus that of the label: positive where the model is wrong."""
+    stats = class_stats_from_logits(logits, labels, want=("target", "rival"))
+    assert stats.rival is not None
+    assert stats.target is not None
+    return stats.rival - stats.target
+
+
+def _logit_ratio(logits: Tensor, labels: Tensor) -> Tensor:
+    """The margin over the distance from the largest to the third largest logit (DLR)."""
+    if logits.shape[1] < 3:
+        raise LargeMarginError(
+            f"loss 'dlr' divides by a difference of three logits, but the model has "
+            f"{logits.shape[1]} classes. Use 'ce' or 'margin'."
+        )
+    largest = logits.topk(3, dim=1).values
+    return _margin(logits, labels) / (largest[:, 0] - largest[:, 2] + 1e-12)
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "ce": _cross_entropy,
+    "dlr": _logit_ratio,
+    "margin": _margin,
+}
+"""What an attack makes large: (N, C) logits and (N,) labels to (N,) numbers."""

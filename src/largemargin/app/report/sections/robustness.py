@@ -28,7 +28,7 @@ from largemargin.app.report.report_models import ReportModel, ReportModels
 from largemargin.measuring.calibration import Calibration
 from largemargin.measuring.evaluate import Evaluation
 from largemargin.measuring.input_curvature import Curvature, CurvatureRobustness
-from largemargin.measuring.perturbed_accuracy import PerturbedAccuracy
+from largemargin.measuring.robust_accuracy import PerturbedAccuracy
 
 READING = (
     "Accuracy on disturbed images; bars show the spread of repeated draws, or 95 % intervals for "
