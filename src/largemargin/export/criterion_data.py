@@ -172,7 +172,7 @@ def _describe_loss(
     loss: Loss, place: str, tensors: Tensors, moved: Collection[str]
 ) -> dict[str, Any]:
     names = [name for name, kind in LOSSES.items() if kind is type(loss)]
-    if not names:  # a loss of the user: loading asks for it
+    if not names:  # a loss of the user, who attaches it again on loading
         return {"loss": None, "class": f"{type(loss).__module__}.{type(loss).__qualname__}"}
     arguments = constructor_arguments(loss, Loss)
     for name, value in _before(loss).items():
@@ -212,7 +212,7 @@ def build_objective(terms: list[dict[str, Any]], tensors: Mapping[str, Tensor]) 
 
 def _describe_schedule(schedule: Schedule, place: str, tensors: Tensors) -> dict[str, Any]:
     kind = type(schedule)
-    if kind.__module__ != schedules.__name__:  # one of the user's: loading asks for it
+    if kind.__module__ != schedules.__name__:  # one of the user, who attaches it again on loading
         return {"schedule": None, "class": f"{kind.__module__}.{kind.__qualname__}"}
     arguments = {name: getattr(schedule, name) for name in kind.arguments}
     return {"schedule": kind.__name__, "arguments": encode(arguments, place, tensors)}

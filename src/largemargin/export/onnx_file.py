@@ -52,7 +52,7 @@ def to_onnx(
     Args:
         model, example, dynamic_batch, outputs, temperature, layer: as in
             :func:`to_exported_program`.
-        path: of the file to write, as "model.onnx".
+        path: of the file to write, such as "model.onnx".
         opset: version of the ONNX operators; default the exporter's.
         class_names: written into the metadata, one per class.
         metadata: further entries of the file's metadata, text to text. Those of this library are

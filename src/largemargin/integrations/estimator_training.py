@@ -216,7 +216,7 @@ def choose_device(given: Any) -> torch.device:
         return torch.device(given)
     except (RuntimeError, TypeError) as unknown:
         raise LargeMarginError(
-            f'device must be "auto" or a torch device as "cuda:0", but {given!r} was given.'
+            f'device must be "auto" or a torch device such as "cuda:0", but {given!r} was given.'
         ) from unknown
 
 
@@ -273,7 +273,7 @@ class Average:
 
 
 class Fitting:
-    """A network, its criterion and its optimizer: what training goes on with."""
+    """A network, its criterion and its optimizer: what training continues with."""
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ class MarginSchedule(Callback):
     also when gradients are accumulated and the last step of an epoch has fewer micro-batches: the
     callback takes the counting over from ``attach`` (as with ``stepping="manual"``). Centroid banks
     that collect micro-batches write at the same moment. The state itself lies in the criterion, so
-    it is part of the module's checkpoint and a resumed run goes on where it stopped.
+    it is part of the module's checkpoint and a resumed run continues where it stopped.
 
     Args:
         log: prefix of the logged terms; None logs nothing. Gradient norms, where the criterion
@@ -120,7 +120,7 @@ class GeometryMonitor(Callback):
         model: name of the module's attribute to measure; default the model its criterion was
             attached to, otherwise the module itself.
         log: prefix of the logged numbers.
-        options: those of :func:`largemargin.measure`, as ``pairwise=True``.
+        options: those of :func:`largemargin.measure`, such as ``pairwise=True``.
     """
 
     def __init__(

@@ -95,7 +95,7 @@ def from_pml_state_dict(state: Mapping[str, Tensor], prefix: str = "") -> dict[s
 
     Args:
         state: of the loss, or of a model that holds it.
-        prefix: where the loss stands in it, as "criterion."; found by itself when there is one W.
+        prefix: of the loss in it, such as "criterion."; found automatically if there is one W.
 
     Example:
         >>> from_pml_state_dict({"W": torch.ones(32, 10)})["weight"].shape
@@ -107,7 +107,7 @@ def from_pml_state_dict(state: Mapping[str, Tensor], prefix: str = "") -> dict[s
         if prefix or len(candidates) != 1:
             raise LargeMarginError(
                 f"the state dict has no entry {key!r}; those that could be class vectors of PML "
-                f"are {candidates}. Pass what stands before the W as prefix."
+                f"are {candidates}. Pass what comes before the W as prefix."
             )
         key = candidates[0]
     if state[key].dim() != 2:

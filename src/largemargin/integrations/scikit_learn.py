@@ -61,11 +61,11 @@ class LargeMarginClassifier(
     of a pipeline; ``transform`` gives the features before the head.
 
     Args:
-        objective: a name of ``lm.LOSSES`` or a sum as "cosface + 0.5*sample_margin", a loss or its
-            class, an ``lm.Objective``, an ``lm.preset`` (class counts are those of y) or another
-            function ``(num_classes, dim)``. Modules are copied for each fit. By name, losses on
-            cosines have ``scale="auto"``, and penalties a cross entropy. Losses on inputs measure
-            in standard deviations.
+        objective: a name of ``lm.LOSSES``, a sum such as "cosface + 0.5*sample_margin", a loss or
+            its class, an ``lm.Objective``, an ``lm.preset`` (class counts are those of y) or
+            another function ``(num_classes, dim)``. Modules are copied for each fit. By name,
+            losses on cosines have ``scale="auto"``, and penalties a cross entropy. Losses on
+            inputs measure in standard deviations.
         objective_params: settings of an objective given by name, class or function. Settings can
             also be reached as ``objective__margin``, for example in a grid search.
             ``{"class_counts": "auto"}`` fills in how many samples each class has.
@@ -93,7 +93,7 @@ class LargeMarginClassifier(
         class_weight: None, "balanced" or a dict of class labels; multiplies sample weights.
         early_stopping: hold out ``validation_fraction`` of the samples, stop when the loss on them
             has not improved for ``patience`` epochs, and restore the best epoch.
-        warm_start: ``fit`` goes on from the last fit, for the same classes.
+        warm_start: ``fit`` continues from the last fit, with the same classes.
         device: "auto" (a CUDA device where there is one) or a torch device.
         dtype: "float32", "float64", or "auto": float64 where scikit-learn would compute in it
             (X is float64 or integer) and it is cheap (a perceptron on the CPU).
@@ -183,13 +183,13 @@ class LargeMarginClassifier(
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on samples X and labels y; ``sample_weight`` (N,) where the objective has it."""
         check_number("epochs", self.epochs, at_least=1)
-        goes_on = bool(self.warm_start) and hasattr(self, "model_")
-        samples, seed = self._read(X, y, sample_weight, goes_on)
+        resumed = bool(self.warm_start) and hasattr(self, "model_")
+        samples, seed = self._read(X, y, sample_weight, resumed)
         valid = None
         if self.early_stopping:
             samples, valid = self._hold_out(samples, seed)
         with own_random_numbers(seed, samples.device):
-            self._begin(samples, goes_on)
+            self._begin(samples, resumed)
             self.n_iter_ = self._run_epochs(samples, valid, self.epochs, self.decay)
         return self
 
@@ -204,12 +204,12 @@ class LargeMarginClassifier(
                 'class_weight="balanced" needs all samples at once, but partial_fit sees a part. '
                 "Pass the weights as a dict."
             )
-        goes_on = hasattr(self, "model_")
-        samples, seed = self._read(X, y, sample_weight, goes_on, classes)
+        resumed = hasattr(self, "model_")
+        samples, seed = self._read(X, y, sample_weight, resumed, classes)
         with own_random_numbers(seed, samples.device):
-            self._begin(samples, goes_on)
+            self._begin(samples, resumed)
             epochs = self._run_epochs(samples, None, 1, "constant")
-        self.n_iter_ = (self.n_iter_ if goes_on else 0) + epochs
+        self.n_iter_ = (self.n_iter_ if resumed else 0) + epochs
         return self
 
     def decision_function(self, X: Any) -> Array:
@@ -259,19 +259,19 @@ class LargeMarginClassifier(
         return self
 
     def _read(
-        self, X: Any, y: Any, sample_weight: Any, goes_on: bool, classes: Any = None
+        self, X: Any, y: Any, sample_weight: Any, resumed: bool, classes: Any = None
     ) -> tuple[TensorSamples, int]:
         """Checked samples of the classes to be trained, and the seed of this fit."""
         check_number("batch_size", self.batch_size, at_least=1)
         rows, shape = as_rows(X)
-        rows, y = validate_data(self, rows, y, reset=not goes_on)
+        rows, y = validate_data(self, rows, y, reset=not resumed)
         check_classification_targets(y)
         weights: Array | None = None
         if sample_weight is not None:
             weights = _check_sample_weight(sample_weight, rows, ensure_non_negative=True)
             kept = weights > 0  # the others are not there, not even as a class
             rows, y, weights = rows[kept], y[kept], weights[kept]
-        if not goes_on:
+        if not resumed:
             self.classes_ = _at_least_two(np.unique(y if classes is None else classes))
             self._shape = tuple(self.input_shape or shape or rows.shape[1:])
         labels = known_labels(y, self.classes_)
@@ -292,9 +292,9 @@ class LargeMarginClassifier(
         )
         return samples, int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _begin(self, samples: TensorSamples, goes_on: bool) -> None:
-        """A new network with its criterion and optimizer, unless training goes on."""
-        if goes_on:
+    def _begin(self, samples: TensorSamples, resumed: bool) -> None:
+        """A new network with its criterion and optimizer, unless training is resumed."""
+        if resumed:
             self._fitting.to(samples.device)
             if isinstance(self.optimizer, str):
                 self._fitting.set_rate(self.lr)
@@ -430,7 +430,7 @@ def as_tensor(rows: Array, shape: tuple[int, ...], channels: str) -> Tensor:
 
 
 def images_first(shape: tuple[int, ...], channels: str) -> tuple[tuple[int, ...], str]:
-    """The (C, H, W) shape of images given as ``shape``, and where their channels stand."""
+    """The (C, H, W) shape of images given as ``shape``, and which axis holds the channels."""
     check_choice("channels", channels, ("auto", "first", "last"))
     if len(shape) == 2:
         return (1, *shape), "none"

@@ -57,7 +57,7 @@ class LargeMarginNet(NeuralNetClassifier):  # type: ignore[misc]
             ``lm.Objective``, a name of ``lm.LOSSES``, or a function ``(num_classes, dim)``, as an
             ``lm.preset``. Class counts that ``LDAM``, ``criterion__class_counts="auto"`` or a
             preset ask for are those of ``y`` in ``fit``.
-        attach_params: further arguments of ``lm.attach``, as ``{"layer": "fc"}``, or
+        attach_params: further arguments of ``lm.attach``, such as ``{"layer": "fc"}`` or
             ``{"total_steps": 500}`` for a preset with a schedule.
         args, kwargs: those of ``NeuralNetClassifier``.
 

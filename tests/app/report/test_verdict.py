@@ -7,7 +7,6 @@ import torch
 from app.report.made import geometry
 
 import largemargin as lm
-from largemargin.app.report import advice
 from largemargin.app.report.advice import advise, collapsed_tail
 from largemargin.app.report.charts import Chart, Note, Table
 from largemargin.app.report.judgements import (
@@ -188,8 +187,16 @@ def test_advice_does_not_repeat_what_is_there() -> None:
     assert found[0].option == "--objective 'cross_entropy + discriminative'"
 
 
-def test_advice_names_losses_that_exist() -> None:
-    assert set(lm.LOSSES) >= advice.MARGIN_LOSSES | advice.PULLING
+def test_advice_knows_what_losses_do() -> None:
+    """None has to be advised that is there: losses say themselves what they do."""
+    assert {name for name, loss in lm.LOSSES.items() if loss.widens_margins} == {
+        *("arcface", "biased_softmax", "cosface", "gm_softmax", "kobayashi", "ldam", "lm_softmax"),
+        *("lsoftmax", "sample_margin", "sphereface", "unified_margin"),
+    }
+    assert {name for name, loss in lm.LOSSES.items() if loss.gathers_classes} == {
+        *("center", "compactness", "discriminative", "robust_discriminative"),
+        "stable_discriminative",
+    }
 
 
 @pytest.mark.parametrize(

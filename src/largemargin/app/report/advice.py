@@ -8,15 +8,8 @@ from largemargin.app.report.judgements import confidence_gap, judge, near_guessi
 from largemargin.app.report.number_format import degrees, known, number, percent
 from largemargin.app.report.report_models import ReportModel, ReportModels
 from largemargin.app.training.objective import parse_objective
-
-MARGIN_LOSSES = {
-    *("arcface", "biased_softmax", "cosface", "gm_softmax", "kobayashi", "ldam", "lm_softmax"),
-    *("lsoftmax", "sample_margin", "sphereface", "unified_margin"),
-}
-PULLING = {
-    *("center", "compactness", "discriminative", "robust_discriminative", "stable_discriminative"),
-}
-"""Losses that pull samples to their class."""
+from largemargin.losses import LOSSES
+from largemargin.losses.base.loss import Loss
 
 LONG_TAIL = 5.0
 """Largest over smallest class of the training images from which the data count as long-tailed."""
@@ -72,14 +65,14 @@ def _prototypes(model: ReportModel, level: str) -> Iterator[Advice]:
         )
     elif level in ("red", "amber") and model.geometry is not None:
         p = model.geometry.prototypes
-        asks = bool(_terms(model) & MARGIN_LOSSES)
+        widens = any(loss.widens_margins for loss in _losses(model))
         yield Advice(
             f"The closest class vectors are {degrees(p.class_margin)} apart; the largest "
             f"possible angle is {degrees(p.ceiling)}.",
             "a larger margin, or longer training"
-            if asks
+            if widens
             else "a loss with a margin between classes, such as cosface, arcface or lm_softmax",
-            "" if asks else "--objective lm_softmax",
+            "" if widens else "--objective lm_softmax",
         )
     cosine = model.geometry is not None and model.geometry.similarity == "cosine"
     if model.geometry and not cosine and model.geometry.prototypes.magnitude_ratio > 2:
@@ -95,15 +88,15 @@ def _prototypes(model: ReportModel, level: str) -> Iterator[Advice]:
 def _features(model: ReportModel) -> Iterator[Advice]:
     compact = None if model.geometry is None else model.geometry.compactness
     if compact is not None and known(compact.ideal_ratio) and compact.ideal_ratio >= 1:
-        pulls = bool(_terms(model) & PULLING)
+        gathers = any(loss.gathers_classes for loss in _losses(model))
         yield Advice(
             f"Classes are wider than they are apart: dispersion / separation is "
             f"{number(compact.ideal_ratio, 3)}, ideal is below 1. A few outliers are enough for "
             "that: look at the worst samples first.",
             "more weight on the term that pulls samples to their class mean"
-            if pulls
+            if gathers
             else "a term that pulls samples to their class mean",
-            "" if pulls else f"--objective '{_objective(model)} + discriminative'",
+            "" if gathers else f"--objective '{_objective(model)} + discriminative'",
         )
 
 
@@ -202,11 +195,11 @@ def _length(model: ReportModel) -> Iterator[Advice]:
             )
 
 
-def _terms(model: ReportModel) -> set[str]:
-    """Names of the losses it was trained with."""
+def _losses(model: ReportModel) -> list[type[Loss]]:
+    """The losses it was trained with."""
     if model.config is None:
-        return set()
-    return {term.name for term in parse_objective(model.config.objective)}
+        return []
+    return [LOSSES[term.name] for term in parse_objective(model.config.objective)]
 
 
 def _objective(model: ReportModel) -> str:

@@ -85,7 +85,7 @@ class Series:
     group: str = ""
     """What the legend names: series of one group come and go together. Default the name."""
     style: str = ""
-    """What the kind of line stands for, told once for all groups."""
+    """What the kind of line stands for, shown once in the legend."""
 
     @property
     def family(self) -> str:

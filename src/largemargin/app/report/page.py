@@ -196,7 +196,7 @@ Item = TypeVar("Item")
 
 
 def thinned(items: Sequence[Item], most: int) -> list[Item]:
-    """At most so many, evenly spread, with the first and the last."""
+    """At most ``most`` of them, evenly spread, with the first and the last."""
     if len(items) <= most:
         return list(items)
     return [items[round(at * (len(items) - 1) / (most - 1))] for at in range(most)]

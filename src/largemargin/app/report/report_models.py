@@ -133,7 +133,12 @@ class ReportModel:
             if found is None or self.accuracy is None or self.samples != found.samples:
                 return None
             same = int(found.right().sum()) == round(self.accuracy * found.samples)
-        except (TypeError, KeyError, AttributeError, ValueError):  # damaged: one does without
+        except (
+            TypeError,
+            KeyError,
+            AttributeError,
+            ValueError,
+        ):  # damaged: do without
             return None
         return found if same else None
 
@@ -231,7 +236,7 @@ def read_models(source: ReportSources) -> ReportModels:
             models += [_from_run(run, method) for method, run in _runs(comparison, Path(each))]
         else:
             models.append(_read(each, name))
-    return ReportModels(tuple(_told_apart(models)), comparison)
+    return ReportModels(tuple(_with_distinct_names(models)), comparison)
 
 
 def _named(source: ReportSources) -> list[tuple[str | None, ReportSource]]:
@@ -272,8 +277,8 @@ def _read(source: ReportSource, name: str | None) -> ReportModel:
         return _read(Geometry.load(path), name or path.stem)
     if not path.exists():
         raise LargeMarginError(
-            f"there is no {source}. Pass the folder of a run, as runs/20250101-120000-name, that "
-            "of a comparison, or a geometry.json."
+            f"there is no {source}. Pass the folder of a run, such as runs/20250101-120000-name, "
+            "that of a comparison, or a geometry.json."
         )
     return _from_run(Run.open(path), name)
 
@@ -375,7 +380,7 @@ def _metrics(run: Run, notes: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _told_apart(models: list[ReportModel]) -> list[ReportModel]:
+def _with_distinct_names(models: list[ReportModel]) -> list[ReportModel]:
     """Different names and colours; one baseline at most, the first."""
     baseline = next((model for model in models if model.baseline and len(models) > 1), None)
     seen: dict[str, int] = {}
