@@ -104,6 +104,9 @@ def __getattr__(name: str) -> object:
         value = getattr(import_module(f"largemargin.{_HOMES[name]}"), name)
         globals()[name] = value
         return value
+    for loss in LOSSES.values():
+        if loss.__name__ == name:
+            return loss
     raise AttributeError(f"module 'largemargin' has no attribute {name!r}{_meant(name)}")
 
 
@@ -205,5 +208,6 @@ __all__ = [
 if not TYPE_CHECKING:
     from importlib.util import find_spec as _find_spec
 
+    __all__ += sorted({loss.__name__ for loss in LOSSES.values()}.difference(__all__))
     if _find_spec("sklearn") is None:  # help(lm) and `import *` ask for every name
         __all__.remove("LargeMarginClassifier")

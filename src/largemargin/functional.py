@@ -4,6 +4,9 @@ Losses return unreduced values. Their modules, in ``largemargin``, add weights, 
 reduction.
 """
 
+import sys
+from typing import TYPE_CHECKING, Any
+
 from largemargin.heads.packing import best_packing, packing_bound
 from largemargin.heads.simplex import simplex
 from largemargin.losses.arcface import arcface
@@ -85,3 +88,14 @@ __all__ = [
     "unified_margin",
     "zero_centroid",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """The function of a loss in ``LOSSES`` that is not imported above: its key is its name."""
+        from largemargin.losses import LOSSES
+
+        module = sys.modules[LOSSES[name].__module__] if name in LOSSES else None
+        if not hasattr(module, name):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(module, name)

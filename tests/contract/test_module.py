@@ -32,6 +32,7 @@ KEYS = {
 
 def rebuilt(loss):
     names = {"torch": torch, **{name: getattr(lm, name) for name in lm.__all__}}
+    names |= {kind.__name__: kind for kind in LOSSES.values()}
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

@@ -27,6 +27,7 @@ from contract.adapters import (
 from contract.problems import Sizes, restore
 from largemargin import CentroidBank
 from largemargin.losses import LOSSES
+from largemargin.losses.base.classwise import ClassWise
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Entry:
     Hyper-parameters may be functions of the sizes: per-class margins, a bank.
     """
 
-    oracle: Callable[..., Any]
+    oracle: Callable[..., Any] | None = None
     kind: Literal["samples", "classes", "prototypes"] = "samples"
     arguments: Callable[[Sizes], tuple[Any, ...]] = lambda sizes: ()
     settings: tuple[dict[str, Any], ...] = ({},)
@@ -51,6 +52,29 @@ class Entry:
     """Whether the length of a feature does not matter."""
     joint: bool = False
     """Whether the terms of a class depend on the rows of the others."""
+
+
+class Zoo(dict[str, Entry]):
+    """The entries below; one made from the class for a loss that has none yet."""
+
+    def __missing__(self, name):
+        kind = LOSSES[name]
+        taken = inspect.signature(kind).parameters.values()
+        required = [
+            each.name
+            for each in taken
+            if each.default is each.empty and each.kind is not each.VAR_KEYWORD
+        ]
+        of_sizes = {
+            "num_classes": lambda sizes: sizes.classes,
+            "dim": lambda sizes: sizes.dim,
+            "class_counts": counts_of,
+        }
+        of_classes = "classes" if issubclass(kind, ClassWise) else "samples"
+        return Entry(
+            kind="prototypes" if kind.needs == ("prototypes",) else of_classes,
+            arguments=lambda sizes: tuple(of_sizes[each](sizes) for each in required),
+        )
 
 
 def per_class(low, high):
@@ -81,215 +105,227 @@ UNITS = {"radius": 0.1, "margin": 0.9, "tail": 0.3, "momentum": 0.7, "detach_cla
 EXACT = UNITS | {"gradient": "exact"}
 WIDE = {"radius": 0.2, "margin": 2.0, "gamma_reg": 0.3, "momentum": 0.7}
 
-ZOO: dict[str, Entry] = {
-    "arcface": Entry(
-        of_features("arcface"),
-        settings=(
-            GENTLE,
-            {},
-            GENTLE | {"mode": "easy"},
-            GENTLE | {"mode": "none", "margin": 1.0},
-            GENTLE | {"margin": per_class(0.1, 0.9)},
-            GENTLE | {"margin": 0.6, "class_counts": counts_of},
+ZOO = Zoo(
+    {
+        "arcface": Entry(
+            of_features("arcface"),
+            settings=(
+                GENTLE,
+                {},
+                GENTLE | {"mode": "easy"},
+                GENTLE | {"mode": "none", "margin": 1.0},
+                GENTLE | {"margin": per_class(0.1, 0.9)},
+                GENTLE | {"margin": 0.6, "class_counts": counts_of},
+            ),
+            stopped=(GENTLE | {"gradient": "detached"},),
+            scale_free=True,
         ),
-        stopped=(GENTLE | {"gradient": "detached"},),
-        scale_free=True,
-    ),
-    "biased_softmax": Entry(
-        by_class(of_logits("biased_softmax"), "margin"),
-        settings=({}, {"strength": 0.4}, {"margin": per_class(-0.5, 2.0)}),
-    ),
-    "center": Entry(
-        center,
-        arguments=classes_and_dim,
-        settings=({"strength": 0.7}, {}),
-    ),
-    "centroid_margin": Entry(
-        class_wise({"power": "margin_power"}, **MARGIN),
-        kind="classes",
-        settings=(
-            {"margin": 2.0},
-            {},
-            {"margin": 2.0, "power": 2, "bank": bank(strategy="both", momentum=0.6)},
-            {"margin": 2.0, "aggregate": "mean"},
+        "biased_softmax": Entry(
+            by_class(of_logits("biased_softmax"), "margin"),
+            settings=({}, {"strength": 0.4}, {"margin": per_class(-0.5, 2.0)}),
         ),
-        stopped=({"margin": 2.0, "detach_classifier": True},),
-    ),
-    "centroid_norm": Entry(
-        class_wise(**NORM),
-        kind="classes",
-        settings=({}, {"bank": bank(strategy="both", momentum=0.6)}),
-    ),
-    "compactness": Entry(
-        class_wise({"power": "compact_power"}, **COMPACT),
-        kind="classes",
-        settings=(
-            {"radius": 0.2},
-            {},
-            {"radius": 0.2, "power": 1, "bank": bank(momentum=0.8)},
-            {"radius": 0.2, "bank": bank(strategy="none")},
+        "center": Entry(
+            center,
+            arguments=classes_and_dim,
+            settings=({"strength": 0.7}, {}),
         ),
-    ),
-    "cosface": Entry(
-        of_features("cosface"),
-        settings=(
-            GENTLE,
-            {},
-            GENTLE | {"margin": per_class(0.1, 0.9)},
-            GENTLE | {"class_counts": counts_of},
+        "centroid_margin": Entry(
+            class_wise({"power": "margin_power"}, **MARGIN),
+            kind="classes",
+            settings=(
+                {"margin": 2.0},
+                {},
+                {"margin": 2.0, "power": 2, "bank": bank(strategy="both", momentum=0.6)},
+                {"margin": 2.0, "aggregate": "mean"},
+            ),
+            stopped=({"margin": 2.0, "detach_classifier": True},),
         ),
-        scale_free=True,
-    ),
-    "cross_entropy": Entry(of_logits("cross_entropy"), settings=({}, {"scale": 2.5})),
-    "dense_hinge": Entry(
-        by_class(of_logits("dense_hinge"), "margin"),
-        settings=({}, {"margin": 2.5}, {"margin": per_class(0.5, 4.0)}),
-    ),
-    "discriminative": Entry(
-        class_wise(strategy="partial"),
-        kind="classes",
-        arguments=classes_and_dim,
-        settings=(
-            WIDE,
-            {},
-            WIDE | {"strategy": "both", "first_seen": "full", "compact_power": 1},
-            WIDE | {"strategy": "none", "margin_power": 2, "aggregate": "mean"},
-            WIDE | {"accumulate": 2, "alpha": 0.5, "beta": 2.0},
+        "centroid_norm": Entry(
+            class_wise(**NORM),
+            kind="classes",
+            settings=({}, {"bank": bank(strategy="both", momentum=0.6)}),
         ),
-        stopped=(WIDE | {"detach_classifier": True},),
-    ),
-    "focal": Entry(of_logits("focal"), settings=({}, {"gamma": 0.5, "alpha": per_class(0.5, 2.0)})),
-    "gaussian_mixture": Entry(
-        gaussian_mixture,
-        arguments=classes_and_dim,
-        settings=({}, {"learn_variances": True, "alpha": 1.0, "likelihood_weight": 0.5}),
-    ),
-    "gm_softmax": Entry(
-        of_features("gm_softmax"),
-        settings=(
-            GENTLE | {"alpha1": 1.2, "beta1": -0.2, "alpha2": 0.7, "beta2": 0.1},
-            {},
-            GENTLE
-            | {
-                "alpha1": per_sample(0.8, 1.5),
-                "alpha2": per_sample(0.1, 0.7),
-                "beta1": per_sample(-0.5, 0.2),
-                "beta2": per_sample(0.3, -0.1),
-            },
-            GENTLE | {"alpha1": 0.3, "alpha2": 0.9, "check": False},
+        "compactness": Entry(
+            class_wise({"power": "compact_power"}, **COMPACT),
+            kind="classes",
+            settings=(
+                {"radius": 0.2},
+                {},
+                {"radius": 0.2, "power": 1, "bank": bank(momentum=0.8)},
+                {"radius": 0.2, "bank": bank(strategy="none")},
+            ),
         ),
-        scale_free=True,
-    ),
-    "kobayashi": Entry(of_logits("kobayashi"), settings=({}, {"strength": 1.5})),
-    "label_smoothing": Entry(of_logits("label_smoothing"), settings=({}, {"smoothing": 0.6})),
-    "layer_margin": Entry(
-        layer_margin,
-        settings=(
-            {"differentiable_norm": True},
-            {"differentiable_norm": True, "gamma": 2.0, "p": 1},
-            {"differentiable_norm": True, "gamma": 2.0, "p": float("inf"), "aggregate": "sum"},
+        "cosface": Entry(
+            of_features("cosface"),
+            settings=(
+                GENTLE,
+                {},
+                GENTLE | {"margin": per_class(0.1, 0.9)},
+                GENTLE | {"class_counts": counts_of},
+            ),
+            scale_free=True,
         ),
-        stopped=({}, {"gamma": 2.0, "aggregate": "sum", "topk": 2, "eps": 1e-3}),
-    ),
-    "ldam": Entry(
-        ldam,
-        arguments=lambda sizes: (counts_of(sizes),),
-        settings=(GENTLE, {}, GENTLE | {"max_margin": 0.9, "beta": 0.9}),
-        scale_free=True,
-    ),
-    "lm_softmax": Entry(of_features("lm_softmax"), settings=(GENTLE, {}), scale_free=True),
-    "lsoftmax": Entry(
-        of_features("lsoftmax"),
-        settings=({}, {"margin": 2}, {"margin": 3, "annealing": 5.0}, {"margin": 1}),
-    ),
-    "margin_distribution": Entry(
-        of_margins(others.margin_distribution),
-        settings=(
-            {"differentiable_norm": True},
-            {"differentiable_norm": True, "r": 0.6, "theta": 0.1, "mu": 0.7, "squared": True},
+        "cross_entropy": Entry(of_logits("cross_entropy"), settings=({}, {"scale": 2.5})),
+        "dense_hinge": Entry(
+            by_class(of_logits("dense_hinge"), "margin"),
+            settings=({}, {"margin": 2.5}, {"margin": per_class(0.5, 4.0)}),
         ),
-        stopped=({}, {"r": 0.6, "theta": 0.1, "mu": 0.7, "eps": 1e-3}),
-    ),
-    "margin_hinge": Entry(
-        of_margins(others.margin_hinge),
-        settings=({"differentiable_norm": True}, {"differentiable_norm": True, "threshold": 3.0}),
-        stopped=({}, {"threshold": 3.0, "eps": 1e-3}),
-    ),
-    "max_hinge": Entry(
-        by_class(of_logits("max_hinge"), "margin"),
-        settings=({}, {"margin": 3.0}, {"margin": per_class(0.5, 4.0)}),
-    ),
-    "max_softplus": Entry(
-        by_class(of_logits("max_softplus"), "margin"),
-        settings=({}, {"margin": 3.0}, {"margin": per_class(0.5, 4.0)}),
-    ),
-    "normface": Entry(of_features("normface"), settings=(GENTLE, {}), scale_free=True),
-    "rival_divergence": Entry(
-        of_logits("rival_divergence"),
-        settings=({}, {"kind": "rivals_to_uniform"}, {"kind": "uniform_to_rivals"}),
-    ),
-    "robust_discriminative": Entry(
-        class_wise(strategy="partial", margin=5.0, momentum=0.9, with_noise=True),
-        kind="classes",
-        arguments=classes_and_dim,
-        settings=(WIDE | {"noise_weight": 0.5}, {}, WIDE | {"strategy": "none"}),
-        sample_part=lambda a, labels, **_: of_logits("cross_entropy")(a, labels),
-    ),
-    "sample_margin": Entry(
-        of_features("sample_margin"), settings=({}, {"normalize": False}), scale_free=True
-    ),
-    "soft_hinge": Entry(of_logits("soft_hinge")),
-    "sphereface": Entry(
-        of_features("sphereface"),
-        settings=(
-            {"margin": 3},
-            {},
-            {"margin": 2, "annealing": 4.0},
-            GENTLE,
-            {"margin": 1, "scale": 64.0},
+        "discriminative": Entry(
+            class_wise(strategy="partial"),
+            kind="classes",
+            arguments=classes_and_dim,
+            settings=(
+                WIDE,
+                {},
+                WIDE | {"strategy": "both", "first_seen": "full", "compact_power": 1},
+                WIDE | {"strategy": "none", "margin_power": 2, "aggregate": "mean"},
+                WIDE | {"accumulate": 2, "alpha": 0.5, "beta": 2.0},
+            ),
+            stopped=(WIDE | {"detach_classifier": True},),
         ),
-    ),
-    "stability": Entry(stability, settings=({}, {"strength": 0.3, "squared": True})),
-    "stable_discriminative": Entry(
-        stable_discriminative,
-        kind="classes",
-        arguments=classes_and_dim,
-        settings=(
-            EXACT,
-            EXACT | {"strategy": "both", "first_seen": "full", "tail": 2.0},
-            EXACT | {"strategy": "none", "aggregate": "mean", "tail": float("inf")},
-            EXACT | {"accumulate": 2, "alpha": 0.5, "beta": 2.0},
+        "focal": Entry(
+            of_logits("focal"), settings=({}, {"gamma": 0.5, "alpha": per_class(0.5, 2.0)})
         ),
-        joint=True,
-        stopped=({}, UNITS, UNITS | {"gradient": "detached"}, EXACT | {"detach_classifier": True}),
-    ),
-    "super_symmetry": Entry(
-        lambda a, labels, strength=1.0: strength * others.super_symmetry_penalty(a.prototypes),
-        kind="prototypes",
-        settings=({}, {"strength": 0.4}),
-    ),
-    "unified_margin": Entry(
-        by_class(of_features("unified_margin"), "m2", "m3"),
-        settings=(
-            GENTLE | {"m1": 1.3, "m2": 0.2, "m3": 0.1},
-            {},
-            {"m1": 1.35},
-            {"m1": 0.9, "m2": 0.4, "m3": 0.15},
-            GENTLE | {"m2": per_class(0.1, 0.9), "m3": per_class(0.5, 0.0)},
+        "gaussian_mixture": Entry(
+            gaussian_mixture,
+            arguments=classes_and_dim,
+            settings=({}, {"learn_variances": True, "alpha": 1.0, "likelihood_weight": 0.5}),
         ),
-        scale_free=True,
-    ),
-    "zero_centroid": Entry(
-        lambda a, labels, strength=1.0, normalize=True: (
-            strength * cosine_family.zero_centroid(a.prototypes, normalize=normalize)
+        "gm_softmax": Entry(
+            of_features("gm_softmax"),
+            settings=(
+                GENTLE | {"alpha1": 1.2, "beta1": -0.2, "alpha2": 0.7, "beta2": 0.1},
+                {},
+                GENTLE
+                | {
+                    "alpha1": per_sample(0.8, 1.5),
+                    "alpha2": per_sample(0.1, 0.7),
+                    "beta1": per_sample(-0.5, 0.2),
+                    "beta2": per_sample(0.3, -0.1),
+                },
+                GENTLE | {"alpha1": 0.3, "alpha2": 0.9, "check": False},
+            ),
+            scale_free=True,
         ),
-        kind="prototypes",
-        settings=({}, {"strength": 0.4, "normalize": False}),
-    ),
-}
+        "kobayashi": Entry(of_logits("kobayashi"), settings=({}, {"strength": 1.5})),
+        "label_smoothing": Entry(of_logits("label_smoothing"), settings=({}, {"smoothing": 0.6})),
+        "layer_margin": Entry(
+            layer_margin,
+            settings=(
+                {"differentiable_norm": True},
+                {"differentiable_norm": True, "gamma": 2.0, "p": 1},
+                {"differentiable_norm": True, "gamma": 2.0, "p": float("inf"), "aggregate": "sum"},
+            ),
+            stopped=({}, {"gamma": 2.0, "aggregate": "sum", "topk": 2, "eps": 1e-3}),
+        ),
+        "ldam": Entry(
+            ldam,
+            arguments=lambda sizes: (counts_of(sizes),),
+            settings=(GENTLE, {}, GENTLE | {"max_margin": 0.9, "beta": 0.9}),
+            scale_free=True,
+        ),
+        "lm_softmax": Entry(of_features("lm_softmax"), settings=(GENTLE, {}), scale_free=True),
+        "lsoftmax": Entry(
+            of_features("lsoftmax"),
+            settings=({}, {"margin": 2}, {"margin": 3, "annealing": 5.0}, {"margin": 1}),
+        ),
+        "margin_distribution": Entry(
+            of_margins(others.margin_distribution),
+            settings=(
+                {"differentiable_norm": True},
+                {"differentiable_norm": True, "r": 0.6, "theta": 0.1, "mu": 0.7, "squared": True},
+            ),
+            stopped=({}, {"r": 0.6, "theta": 0.1, "mu": 0.7, "eps": 1e-3}),
+        ),
+        "margin_hinge": Entry(
+            of_margins(others.margin_hinge),
+            settings=(
+                {"differentiable_norm": True},
+                {"differentiable_norm": True, "threshold": 3.0},
+            ),
+            stopped=({}, {"threshold": 3.0, "eps": 1e-3}),
+        ),
+        "max_hinge": Entry(
+            by_class(of_logits("max_hinge"), "margin"),
+            settings=({}, {"margin": 3.0}, {"margin": per_class(0.5, 4.0)}),
+        ),
+        "max_softplus": Entry(
+            by_class(of_logits("max_softplus"), "margin"),
+            settings=({}, {"margin": 3.0}, {"margin": per_class(0.5, 4.0)}),
+        ),
+        "normface": Entry(of_features("normface"), settings=(GENTLE, {}), scale_free=True),
+        "rival_divergence": Entry(
+            of_logits("rival_divergence"),
+            settings=({}, {"kind": "rivals_to_uniform"}, {"kind": "uniform_to_rivals"}),
+        ),
+        "robust_discriminative": Entry(
+            class_wise(strategy="partial", margin=5.0, momentum=0.9, with_noise=True),
+            kind="classes",
+            arguments=classes_and_dim,
+            settings=(WIDE | {"noise_weight": 0.5}, {}, WIDE | {"strategy": "none"}),
+            sample_part=lambda a, labels, **_: of_logits("cross_entropy")(a, labels),
+        ),
+        "sample_margin": Entry(
+            of_features("sample_margin"), settings=({}, {"normalize": False}), scale_free=True
+        ),
+        "soft_hinge": Entry(of_logits("soft_hinge")),
+        "sphereface": Entry(
+            of_features("sphereface"),
+            settings=(
+                {"margin": 3},
+                {},
+                {"margin": 2, "annealing": 4.0},
+                GENTLE,
+                {"margin": 1, "scale": 64.0},
+            ),
+        ),
+        "stability": Entry(stability, settings=({}, {"strength": 0.3, "squared": True})),
+        "stable_discriminative": Entry(
+            stable_discriminative,
+            kind="classes",
+            arguments=classes_and_dim,
+            settings=(
+                EXACT,
+                EXACT | {"strategy": "both", "first_seen": "full", "tail": 2.0},
+                EXACT | {"strategy": "none", "aggregate": "mean", "tail": float("inf")},
+                EXACT | {"accumulate": 2, "alpha": 0.5, "beta": 2.0},
+            ),
+            joint=True,
+            stopped=(
+                {},
+                UNITS,
+                UNITS | {"gradient": "detached"},
+                EXACT | {"detach_classifier": True},
+            ),
+        ),
+        "super_symmetry": Entry(
+            lambda a, labels, strength=1.0: strength * others.super_symmetry_penalty(a.prototypes),
+            kind="prototypes",
+            settings=({}, {"strength": 0.4}),
+        ),
+        "unified_margin": Entry(
+            by_class(of_features("unified_margin"), "m2", "m3"),
+            settings=(
+                GENTLE | {"m1": 1.3, "m2": 0.2, "m3": 0.1},
+                {},
+                {"m1": 1.35},
+                {"m1": 0.9, "m2": 0.4, "m3": 0.15},
+                GENTLE | {"m2": per_class(0.1, 0.9), "m3": per_class(0.5, 0.0)},
+            ),
+            scale_free=True,
+        ),
+        "zero_centroid": Entry(
+            lambda a, labels, strength=1.0, normalize=True: (
+                strength * cosine_family.zero_centroid(a.prototypes, normalize=normalize)
+            ),
+            kind="prototypes",
+            settings=({}, {"strength": 0.4, "normalize": False}),
+        ),
+    }
+)
 
-# A loss without an entry fails one test, in test_oracle.py, instead of the collection of all.
-NAMES = sorted(LOSSES.keys() & ZOO.keys())
+# A loss without an entry fails one test, in test_oracle.py; it runs through the others.
+NAMES = sorted(LOSSES)
 OF_SAMPLES = [name for name in NAMES if ZOO[name].kind == "samples"]
 OF_CLASSES = [name for name in NAMES if ZOO[name].kind == "classes"]
 LABELLED = [name for name in NAMES if "labels" in LOSSES[name].needs]
@@ -330,6 +366,8 @@ def build(name, problem, hyper=None, *, dtype=torch.float64, **options):
 def oracle_of(name, problem, hyper, part="oracle"):
     """``labels -> value`` by the entry's oracle, on the problem's numbers."""
     entry = ZOO[name]
+    if entry.oracle is None:
+        pytest.skip(f"{name} has no entry with an oracle yet")
     settings = {
         key: value.numpy() if isinstance(value, torch.Tensor) else value
         for key, value in resolve(hyper, problem.sizes).items()
