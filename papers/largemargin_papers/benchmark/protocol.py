@@ -170,6 +170,18 @@ def _check(protocol: Protocol) -> None:
         )
     check_number("level", protocol.level, above=0, below=1)
     check_number("power", protocol.power, above=protocol.level, below=1)
+    _check_rungs(protocol)
+    for method in protocol.methods.values():
+        parse_objective(ObjectiveConfig(method.objective))
+    for situation in protocol.situations.values():
+        _check_situation(protocol, situation)
+    for name, used in protocol.presets.items():
+        for each in used:
+            if each not in protocol.situations:
+                raise LargeMarginError(f"the preset {name} follows from {each}, which is none.")
+
+
+def _check_rungs(protocol: Protocol) -> None:
     keeps = [rung.keep for rung in protocol.rungs]
     if not keeps or keeps[0] != protocol.trials or keeps[-1] != 1 or keeps != sorted(keeps)[::-1]:
         raise LargeMarginError(
@@ -179,14 +191,6 @@ def _check(protocol: Protocol) -> None:
         raise LargeMarginError("seeds of final runs must not be those of a rung.")
     if not all(rung.seeds for rung in protocol.rungs):
         raise LargeMarginError("every rung needs a seed.")
-    for method in protocol.methods.values():
-        parse_objective(ObjectiveConfig(method.objective))
-    for situation in protocol.situations.values():
-        _check_situation(protocol, situation)
-    for name, used in protocol.presets.items():
-        for each in used:
-            if each not in protocol.situations:
-                raise LargeMarginError(f"the preset {name} follows from {each}, which is none.")
 
 
 def _check_situation(protocol: Protocol, situation: Situation) -> None:

@@ -251,30 +251,40 @@ def details(each: Mapping[str, Any]) -> str:
     head += ["rejection by margin", "by probability"] if rejects else []
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for name, tuned in each["tuned"].items():
-        method = each["methods"].get(name, {})
-        cells = [
-            f"**{name}**" if name == each["chosen"] else name,
-            str(tuned["trial"]),
-            *(_score(rung["best"]) for rung in tuned["rungs"][:-1]),
-            _score(tuned["validation"]),
-            f"{100 * method['mean']:.2f} ± {100 * method['std']:.2f}" if method else "–",
-        ]
-        cells += [
-            f"{factor * method[key]:.{digits}f}" if key in method else "–"
-            for key, (_, factor, digits) in shown.items()
-        ]
-        if rejects:
-            cells += [
-                f"{100 * method[key]['area']:.2f}" if key in method else "–"
-                for key in ("rejection_by_margin", "rejection_by_probability")
-            ]
-        lines.append("| " + " | ".join(cells) + " |")
+        label = f"**{name}**" if name == each["chosen"] else name
+        cells = _method_cells(tuned, each["methods"].get(name, {}), shown, rejects)
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
     more = []
     if each.get("pareto"):
         more += ["", PARETO, "", pareto(each)]
     if table := rejection(each):
         more += ["", REJECTION, "", table]
     return "\n".join([*lines, "", *_notes(each), *more])
+
+
+def _method_cells(
+    tuned: Mapping[str, Any],
+    method: Mapping[str, Any],
+    shown: Mapping[str, tuple[str, int, int]],
+    rejects: bool,
+) -> list[str]:
+    """A method's trial, validation scores by rung, test score and what else is shown."""
+    cells = [
+        str(tuned["trial"]),
+        *(_score(rung["best"]) for rung in tuned["rungs"][:-1]),
+        _score(tuned["validation"]),
+        f"{100 * method['mean']:.2f} ± {100 * method['std']:.2f}" if method else "–",
+    ]
+    cells += [
+        f"{factor * method[key]:.{digits}f}" if key in method else "–"
+        for key, (_, factor, digits) in shown.items()
+    ]
+    if rejects:
+        cells += [
+            f"{100 * method[key]['area']:.2f}" if key in method else "–"
+            for key in ("rejection_by_margin", "rejection_by_probability")
+        ]
+    return cells
 
 
 def _score(value: float | None) -> str:

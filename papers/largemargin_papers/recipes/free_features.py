@@ -44,7 +44,7 @@ def free_class_margin(
     for step in range(steps):
         rate.set(optimizer, step)
         optimizer.zero_grad()
-        criterion(model(labels), labels).backward()
+        criterion(model(labels), labels).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(parameters, float(SGD.clip_norm or 0))
         optimizer.step()
     return float(class_margin(model.head.weight.detach(), degrees=True))

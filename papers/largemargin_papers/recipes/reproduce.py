@@ -200,23 +200,27 @@ class _Session:
     def measure(self, cell: Cell, needed: Mapping[str, Measurements], chosen: bool) -> Measurements:
         """Its numbers; without ``chosen`` only of runs that are there."""
         found = needed.get(cell.name, Measurements()).copy()
-        stored = self.known.get(cell.name, ())
         if not cell.train or not self.train_missing:
-            for each in stored:
+            for each in self.known.get(cell.name, ()):
                 found.take(each)
-        if not cell.train:
-            if chosen and self.train_missing and not found.found.keys() >= found.wanted.keys():
-                found.take(computed(found.wanted))
-            return found
+        may_run = chosen and self.train_missing
+        if cell.train:
+            self._measure_runs(cell, found, may_run)
+        elif may_run and not found.found.keys() >= found.wanted.keys():
+            found.take(computed(found.wanted))
+        return found
+
+    def _measure_runs(self, cell: Cell, found: Measurements, may_run: bool) -> None:
+        """Add the numbers of every run of a cell, up to one that fails."""
         for seed, config, folder in runs_of(cell, self.folder):
             known = self._stored(cell, seed, config.name)
             drawn = self.sketches.get((cell.name, seed), {})
             if known is not None and _has(known, found.wanted, drawn):
                 found.take(known)
                 continue
-            if not Run(folder).finished and not (chosen and self.train_missing):
-                continue
             if not Run(folder).finished:
+                if not may_run:
+                    continue
                 self.data(config.data)  # without it nothing of the table can be run
             try:
                 found.take(self._run(config, folder, found, drawn))
@@ -225,7 +229,6 @@ class _Session:
             except LargeMarginError as error:
                 found.failures[seed] = str(error)
                 break
-        return found
 
     def _run(
         self, config: RunConfig, folder: Path, found: Measurements, drawn: Wanted

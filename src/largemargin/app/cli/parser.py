@@ -53,7 +53,7 @@ class PlainHelp(jsonargparse.DefaultHelpFormatter):
         text = (action.help or "").replace("``", "").rstrip(".")
         default = action.default
         said = "default" in text or default is argparse.SUPPRESS or not action.option_strings
-        if said or default is None or default == () or default == {} or default == []:
+        if said or default in (None, (), {}, []):
             return text
         shown = {True: "true", False: "false"}.get(default) if isinstance(default, bool) else None
         return f"{text} (default {shown or default})"

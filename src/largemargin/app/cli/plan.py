@@ -63,7 +63,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
 def run(options: Any) -> int:
     import torch
 
-    from largemargin.heads.memory_estimate import estimate_memory, most_classes
+    from largemargin.heads.memory_estimate import most_classes
 
     if options.memory <= 0:
         raise LargeMarginError(f"--memory must be above 0 GiB, but {options.memory:g} was given.")
@@ -74,19 +74,7 @@ def run(options: Any) -> int:
         "impl": options.impl,
         "sample_rate": options.sample_rate,
     }
-    plans: list[Any] = []
-    gpus = 1 if options.gpus is None else options.gpus
-    while True:
-        plan = estimate_memory(
-            options.batch_size, options.classes, options.dim, world_size=gpus, **settings
-        )
-        # Features of all processes are gathered: more GPUs do not help for ever.
-        if plans and plan.total >= plans[-1].total:
-            break
-        plans.append(plan)
-        if options.gpus is not None or plan.fits(options.memory):
-            break
-        gpus *= 2
+    plans = _plans(options, settings)
     if options.json:
         print(json.dumps([plan.as_dict() for plan in plans], indent=1))
         return 0
@@ -106,6 +94,25 @@ def run(options: Any) -> int:
         )
     print(f"Most classes within {options.memory:g} GiB on {on}: {most:,}.")
     return 0
+
+
+def _plans(options: Any, settings: dict[str, Any]) -> list[Any]:
+    """On 1, 2, 4, ... GPUs until it fits or more of them do not help; or on ``--gpus`` of them."""
+    from largemargin.heads.memory_estimate import estimate_memory
+
+    plans: list[Any] = []
+    gpus = 1 if options.gpus is None else options.gpus
+    while True:
+        plan = estimate_memory(
+            options.batch_size, options.classes, options.dim, world_size=gpus, **settings
+        )
+        # Features of all processes are gathered: more GPUs do not help for ever.
+        if plans and plan.total >= plans[-1].total:
+            return plans
+        plans.append(plan)
+        if options.gpus is not None or plan.fits(options.memory):
+            return plans
+        gpus *= 2
 
 
 def _table(plans: list[Any], memory: float) -> str:

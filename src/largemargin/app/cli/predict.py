@@ -105,14 +105,17 @@ def run(options: Any) -> int:
         found.save_csv(path)
     else:
         found.save_json(path)
-    said = sys.stderr if path is None else sys.stdout
+    where = "" if path is None else f", written to {path}"
+    print(f"{_counts(found)}{where}", file=sys.stderr if path is None else sys.stdout)
+    return 1 if found.failed == len(found) else 0
+
+
+def _counts(found: Any) -> str:
+    """How many images there were, how many are flagged and how many could not be read."""
     judged = any(row.flag is not None for row in found.rows)
     flagged = f", {found.flagged} flagged" if judged else ""
     failed = f", {found.failed} could not be read" if found.failed else ""
-    where = "" if path is None else f", written to {path}"
-    count = f"{len(found)} image{'' if len(found) == 1 else 's'}"
-    print(f"{count}{flagged}{failed}{where}", file=said)
-    return 1 if found.failed == len(found) else 0
+    return f"{len(found)} image{'' if len(found) == 1 else 's'}{flagged}{failed}"
 
 
 def _refuse_beside_a_number(options: Any) -> None:

@@ -437,27 +437,37 @@ def _conclude(
     baseline = accuracies[methods[0].slug]
     tests = [paired_test(accuracies[method.slug], baseline) for method in methods[1:]]
     corrected = holm([test.t_test for test in tests])
-    results = []
-    for at, method in enumerate(methods):
-        values, done = accuracies[method.slug], runs[method.slug]
-        test = tests[at - 1] if at else None
-        results.append(
-            MethodResult(
-                method=method.title,
-                folders=tuple(str(run.folder) for run in done),
-                accuracies=tuple(values),
-                mean=statistics.fmean(values),
-                std=statistics.stdev(values) if len(values) > 1 else math.nan,
-                seconds=statistics.fmean(run.result["seconds"] for run in done),
-                trials=spent[method.slug][0],
-                tuning_seconds=spent[method.slug][1],
-                class_margin=statistics.fmean(_class_margin(run) for run in done),
-                test=test,
-                corrected=corrected[at - 1] if at else None,
-                verdict=verdict(test, corrected[at - 1]) if test else "baseline",
-            )
-        )
-    return Comparison(split, images, seeds, tuple(results))
+    tested = [(None, None), *zip(tests, corrected, strict=True)]
+    results = tuple(
+        _method_result(method, runs[method.slug], split, spent[method.slug], test, p)
+        for method, (test, p) in zip(methods, tested, strict=True)
+    )
+    return Comparison(split, images, seeds, results)
+
+
+def _method_result(
+    method: Method,
+    runs: Sequence[Any],
+    split: str,
+    spent: tuple[int, float],
+    test: PairedTest | None,
+    corrected: float | None,
+) -> MethodResult:
+    values = [_accuracy(run, split) for run in runs]
+    return MethodResult(
+        method=method.title,
+        folders=tuple(str(run.folder) for run in runs),
+        accuracies=tuple(values),
+        mean=statistics.fmean(values),
+        std=statistics.stdev(values) if len(values) > 1 else math.nan,
+        seconds=statistics.fmean(run.result["seconds"] for run in runs),
+        trials=spent[0],
+        tuning_seconds=spent[1],
+        class_margin=statistics.fmean(_class_margin(run) for run in runs),
+        test=test,
+        corrected=corrected,
+        verdict="baseline" if test is None or corrected is None else verdict(test, corrected),
+    )
 
 
 def _class_margin(run: Any) -> float:

@@ -66,15 +66,7 @@ def read_rows(path: Path, config: DataConfig) -> dict[str, list[Row]]:
             for row in reader:
                 image = (row[config.image_column] or "").strip()
                 label = (row[config.label_column] or "").strip()
-                if not image or not label:
-                    raise LargeMarginError(
-                        f"line {reader.line_num} of {config.path} lacks an image or a label."
-                    )
-                if os.sep == "/" and "\\" in image and not (path.parent / image).exists():
-                    raise LargeMarginError(
-                        f"line {reader.line_num} of {config.path} has the path {image} of Windows, "
-                        "which is no file here. Write / for every backslash."
-                    )
+                check_row(image, label, path.parent, f"line {reader.line_num} of {config.path}")
                 split = split_of(row.get(SPLIT), reader.line_num, config)
                 rows.setdefault(split, []).append((image, label))
     except (UnicodeDecodeError, csv.Error) as error:
@@ -97,6 +89,16 @@ def check_columns(columns: list[str], config: DataConfig) -> None:
                 f"Set {setting} (--data.{setting} NAME); the first line of the file must name the "
                 f"columns.{hint}"
             )
+
+
+def check_row(image: str, label: str, folder: Path, place: str) -> None:
+    if not image or not label:
+        raise LargeMarginError(f"{place} lacks an image or a label.")
+    if os.sep == "/" and "\\" in image and not (folder / image).exists():
+        raise LargeMarginError(
+            f"{place} has the path {image} of Windows, which is no file here. Write / for every "
+            "backslash."
+        )
 
 
 def split_of(given: str | None, line: int, config: DataConfig) -> str:

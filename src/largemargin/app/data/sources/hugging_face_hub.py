@@ -71,6 +71,21 @@ def read(config: DataConfig) -> Source:
 
 def load(config: DataConfig) -> dict[str, Any]:
     """The tables of the splits."""
+    found = open_data_set(config)
+    tables = dict(found) if isinstance(found, dict) else {"train": found}
+    if "train" not in tables:
+        raise LargeMarginError(
+            f"{config.path} has no split called train but {listed(sorted(tables))}."
+        )
+    named = {
+        split: next((tables[name] for name in names if name in tables), None)
+        for split, names in SPLITS.items()
+    }
+    return {split: table for split, table in named.items() if table is not None}
+
+
+def open_data_set(config: DataConfig) -> Any:
+    """What ``datasets`` finds: a table, or tables by name. Programs in it are not run."""
     try:
         import datasets
     except ImportError:
@@ -95,25 +110,14 @@ def load(config: DataConfig) -> dict[str, Any]:
     saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
     try:
         if saved:
-            found = datasets.load_from_disk(str(folder))
-        else:
-            found = datasets.load_dataset(str(folder) if folder.is_dir() else config.path)
+            return datasets.load_from_disk(str(folder))
+        return datasets.load_dataset(str(folder) if folder.is_dir() else config.path)
     except Exception as error:  # of the network, of the hub, of any reader of files
         raise LargeMarginError(
             f"the data set {config.path} cannot be loaded: {type(error).__name__}: {error}. "
             "Without a network, load it elsewhere, write it with save_to_disk, and set path to "
             "that folder."
         ) from None
-    tables = dict(found) if isinstance(found, dict) else {"train": found}
-    if "train" not in tables:
-        raise LargeMarginError(
-            f"{config.path} has no split called train but {listed(sorted(tables))}."
-        )
-    named = {
-        split: next((tables[name] for name in names if name in tables), None)
-        for split, names in SPLITS.items()
-    }
-    return {split: table for split, table in named.items() if table is not None}
 
 
 def check_columns(table: Any, config: DataConfig) -> None:
