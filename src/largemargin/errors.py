@@ -173,12 +173,7 @@ def check_labels(
                 f"labels must be class indices of shape (N,), but soft targets of shape "
                 f"{tuple(labels.shape)} were given. {reason or 'Pass labels.argmax(1).'}"
             )
-        if tuple(labels.shape) != (num_samples, num_classes):
-            raise LargeMarginError(
-                f"labels given as soft targets must have shape (N, C) = ({num_samples}, "
-                f"{num_classes}) to match {of}, but theirs is {tuple(labels.shape)}."
-                + (_to_labels(labels, num_classes) if labels.shape[1] == 1 else "")
-            )
+        _check_soft_targets(labels, num_samples, num_classes, of)
         return
     if labels.dim() != 1:
         raise LargeMarginError(
@@ -198,16 +193,28 @@ def check_labels(
             + (" The order is features, prototypes, labels." if of == "features" else "")
         )
     if validate is not False and values_are_checked(labels, validate):
-        index = labels.long()
-        low, high = value_range(index)
-        if low < 0 or high >= num_classes:
-            row = int(((index < 0) | (index >= num_classes)).int().argmax())
-            value = int(index[row])
-            raise LargeMarginError(
-                f"labels must lie in [0, {num_classes}) but row {row} holds {value}. "
-                f"If {value} marks samples to skip, {skip.format(value=value)}."
-                + (" Classes count from 0." if value == num_classes else "")
-            )
+        _check_label_values(labels.long(), num_classes, skip)
+
+
+def _check_soft_targets(labels: Tensor, num_samples: int, num_classes: int, of: str) -> None:
+    if tuple(labels.shape) != (num_samples, num_classes):
+        raise LargeMarginError(
+            f"labels given as soft targets must have shape (N, C) = ({num_samples}, "
+            f"{num_classes}) to match {of}, but theirs is {tuple(labels.shape)}."
+            + (_to_labels(labels, num_classes) if labels.shape[1] == 1 else "")
+        )
+
+
+def _check_label_values(labels: Tensor, num_classes: int, skip: str) -> None:
+    low, high = value_range(labels)
+    if low < 0 or high >= num_classes:
+        row = int(((labels < 0) | (labels >= num_classes)).int().argmax())
+        value = int(labels[row])
+        raise LargeMarginError(
+            f"labels must lie in [0, {num_classes}) but row {row} holds {value}. "
+            f"If {value} marks samples to skip, {skip.format(value=value)}."
+            + (" Classes count from 0." if value == num_classes else "")
+        )
 
 
 def _to_labels(labels: Tensor, num_classes: int) -> str:

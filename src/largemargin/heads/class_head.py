@@ -5,6 +5,7 @@ so that ``model(x)`` predicts with the geometry it was trained with and never ne
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -85,6 +86,7 @@ class ClassHead(nn.Module):
         tensor([[1]])
     """
 
+    __call__: Callable[..., Logits]
     weight: nn.Parameter
     bias: nn.Parameter | None
 

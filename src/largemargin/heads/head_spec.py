@@ -32,6 +32,13 @@ class HeadView:
     similarity: str = "dot"
     scale: float = 1.0
 
+    def __repr__(self) -> str:
+        num_classes, dim = self.weight.shape
+        return (
+            f"HeadView(in_features={dim}, num_classes={num_classes}, "
+            f"similarity={self.similarity!r}, scale={self.scale}, bias={self.bias is not None})"
+        )
+
     def __call__(self, features: Tensor) -> Logits:
         return similarity_logits(
             features, self.weight, bias=self.bias, similarity=self.similarity, scale=self.scale

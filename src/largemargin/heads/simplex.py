@@ -1,5 +1,6 @@
 """Class vectors that are not learned: the regular simplex, the best there is when it fits."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -99,6 +100,7 @@ class SimplexHead(nn.Module):
                 [-0.5000, -0.5000,  1.0000]])
     """
 
+    __call__: Callable[..., Logits]
     simplex: Tensor
     similarity = "dot"
     scale = 1.0

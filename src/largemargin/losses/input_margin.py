@@ -60,7 +60,7 @@ class _InputMarginLoss(Loss):
         check_matrix("logits", logits, "(N, C)")
         batch = self._prepare((logits,), labels, logits.shape[1], sample_weight)
         margins = linearized_margins(
-            *batch.inputs,
+            batch.inputs[0],
             batch.targets,
             inputs,
             eps=self.eps,

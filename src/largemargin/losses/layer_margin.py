@@ -95,7 +95,7 @@ class LayerMargin(Loss):
         check_matrix("logits", logits, "(N, C)")
         batch = self._prepare((logits,), labels, logits.shape[1], sample_weight)
         values = layer_margin(
-            *batch.inputs,
+            batch.inputs[0],
             batch.targets,
             layers,
             gamma=self.gamma,

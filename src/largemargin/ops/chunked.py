@@ -169,10 +169,8 @@ class _ChunkedStats(torch.autograd.Function):
 def _backward(
     ctx: Any, saved: tuple[Tensor, ...], grads: tuple[Tensor, ...]
 ) -> tuple[Tensor | None, ...]:
-    rows, columns, bias, labels, rival_index, rival, mass, moment = saved
+    rows, columns, bias = saved[:3]
     normalize_columns, precision, flags, block = ctx.settings
-    want_target, want_rival, want_rest, want_spread, want_mean = flags
-    grad_target, grad_rival, grad_rest, grad_spread, grad_mean = grads[:5]
     needs_rows, needs_columns, needs_bias = ctx.needs_input_grad[:3]
     num_classes = columns.shape[0]
     grad_rows = torch.zeros_like(rows) if needs_rows else None
@@ -193,27 +191,7 @@ def _backward(
             normalize_columns,
             precision,
         )
-        if want_rest or want_spread:
-            # exp(logit - rest), in an order that keeps its precision for large logits.
-            below = logits.sub_(rival[:, None])
-            if want_spread:
-                deviation = below - moment[:, None]
-                deviation.mul_((grad_spread / mass)[:, None])
-                deviation.add_(((grad_spread + grad_rest) / mass)[:, None])
-                grad = below.exp_().mul_(deviation)
-            else:
-                grad = below.exp_().mul_((grad_rest / mass)[:, None])
-        else:
-            grad = logits.zero_()
-        if want_mean:
-            grad += (grad_mean / (num_classes - 1))[:, None]
-        # The target's column is overwritten, not added to: whatever exp gave there is dropped.
-        position, inside = _position(labels, start, stop)
-        own = grad_target[:, None] if want_target else torch.zeros_like(grad[:, :1])
-        grad.scatter_(1, position, torch.where(inside, own, grad.gather(1, position)))
-        if want_rival:
-            position, inside = _position(rival_index, start, stop)
-            grad.scatter_add_(1, position, torch.where(inside, grad_rival[:, None], 0))
+        grad = _block_gradient(logits, start, num_classes, flags, saved[3:], grads)
         if grad_bias is not None:
             grad_bias[start:stop] = grad.sum(0)
         if precision == "bf16":
@@ -230,6 +208,43 @@ def _backward(
             else:
                 grad_columns[start:stop] = part
     return grad_rows, torch.cat(parts) if parts else grad_columns, grad_bias
+
+
+def _block_gradient(
+    logits: Tensor,
+    start: int,
+    num_classes: int,
+    flags: tuple[bool, ...],
+    statistics: tuple[Tensor, ...],
+    grads: tuple[Tensor, ...],
+) -> Tensor:
+    """The gradient on the logits of the block that begins at ``start``; overwrites them."""
+    labels, rival_index, rival, mass, moment = statistics
+    want_target, want_rival, want_rest, want_spread, want_mean = flags
+    grad_target, grad_rival, grad_rest, grad_spread, grad_mean = grads[:5]
+    stop = start + logits.shape[1]
+    if want_rest or want_spread:
+        # exp(logit - rest), in an order that keeps its precision for large logits.
+        below = logits.sub_(rival[:, None])
+        if want_spread:
+            deviation = below - moment[:, None]
+            deviation.mul_((grad_spread / mass)[:, None])
+            deviation.add_(((grad_spread + grad_rest) / mass)[:, None])
+            grad = below.exp_().mul_(deviation)
+        else:
+            grad = below.exp_().mul_((grad_rest / mass)[:, None])
+    else:
+        grad = logits.zero_()
+    if want_mean:
+        grad += (grad_mean / (num_classes - 1))[:, None]
+    # The target's column is overwritten, not added to: whatever exp gave there is dropped.
+    position, inside = _position(labels, start, stop)
+    own = grad_target[:, None] if want_target else torch.zeros_like(grad[:, :1])
+    grad.scatter_(1, position, torch.where(inside, own, grad.gather(1, position)))
+    if want_rival:
+        position, inside = _position(rival_index, start, stop)
+        grad.scatter_add_(1, position, torch.where(inside, grad_rival[:, None], 0))
+    return grad
 
 
 @torch.library.custom_op("largemargin::after", mutates_args=())

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -31,9 +32,19 @@ class _AllReduceSum(torch.autograd.Function):
 
 
 def all_reduce_sum(x: Tensor) -> Tensor:
-    """Sum of ``x`` over all processes; differentiable."""
+    """Sum of ``x`` over all processes; differentiable. Alone, ``x`` itself."""
+    if world_size() == 1:
+        return x
     total: Tensor = _AllReduceSum.apply(x)
     return total
+
+
+def gather_numbers(x: Tensor) -> Tensor:
+    """A 0-dim tensor of every process, in rank order (R,); differentiable."""
+    if world_size() == 1:
+        return x[None]
+    before = dist.get_rank()
+    return all_reduce_sum(F.pad(x[None], (before, world_size() - before - 1)))
 
 
 def gather_ragged(x: Tensor, fill: int) -> Tensor:

@@ -492,16 +492,15 @@ class Loss(Summand, nn.Module):
 
         The labels that count must be classes.
         """
-        ignore_index = self.ignore_index
-        none_ignored = ignore_index is None
+        index = self.ignore_index
         if labels.device.type == "cpu" and plain_eager():
             low, high = value_range(labels)
-            none_ignored = none_ignored or not low <= ignore_index <= high
-            if none_ignored and low >= 0 and high < num_classes:
+            index = index if index is not None and low <= index <= high else None
+            if index is None and low >= 0 and high < num_classes:
                 return inputs, labels, None
         ignored = None
-        if not none_ignored:
-            ignored = labels == ignore_index
+        if index is not None:
+            ignored = labels == index
             inputs = (inputs[0].masked_fill(ignored[:, None], 0), *inputs[1:])
             labels = labels.masked_fill(ignored, 0)
         check_labels(labels, labels.shape[0], num_classes, validate=self.validate)
@@ -530,6 +529,7 @@ class Loss(Summand, nn.Module):
         ignored: Tensor | None,
         sample_weight: Tensor | None,
     ) -> Tensor:
+        """Weigh the (N,) values and add them up, by the rules of :class:`Loss`."""
         share: Tensor | None = None
         if self.weight is not None and labels.dim() == 1:
             share = self.weight.to(values.dtype)[labels.long().clamp(0, num_classes - 1)]
@@ -542,8 +542,10 @@ class Loss(Summand, nn.Module):
         if ignored is not None:
             values = values.masked_fill(ignored, 0)
             share = None if share is None else share.masked_fill(ignored, 0)
-        if self.reduction == "none":
-            return values
+        return values if self.reduction == "none" else self._total(values, share, ignored)
+
+    def _total(self, values: Tensor, share: Tensor | None, ignored: Tensor | None) -> Tensor:
+        """The sum of weighted values, or their mean: divided by the weights' sum, or the count."""
         total = values.sum()
         synced = self.sync and self.training and world_size() > 1
         if synced:
