@@ -205,7 +205,7 @@ def perturbation(case: Case, way: str) -> Outputs:
         **noise,
         **case.options({"fill": "fill"}),
     )
-    draws = robust.Draws(corners=corners, lefts=lefts, gaussian=gaussian, uniform=uniform)
+    draws = robust.PerturbationDraws(corners=corners, lefts=lefts, gaussian=gaussian, uniform=uniform)
     for drawn, size in (
         (corners, bool(patch)),
         (lefts, bool(stripe)),

@@ -23,13 +23,13 @@ from largemargin.measuring import (
     Evaluation,
     Geometry,
     Predictions,
-    Tempered,
+    TemperatureScaled,
     accuracy_of,
     calibrate_temperature,
     calibrate_threshold,
     measure,
 )
-from largemargin.measuring.compare_geometry import Comparison
+from largemargin.measuring.compare_geometry import GeometryComparison
 
 QUICK = ["--draws", "2", "--gaussian", "[0.1]", "--uniform", "[]", "--attacks", "[fgsm]"]
 
@@ -86,7 +86,7 @@ def test_evaluate(copied: Run) -> None:
     fitted = calibrate_temperature(copied.model(), data.validation)
     assert found.temperature == fitted.value
     assert found.calibrated is not None
-    again = accuracy_of(Tempered(copied.model(), fitted), data.test, num_classes=10)
+    again = accuracy_of(TemperatureScaled(copied.model(), fitted), data.test, num_classes=10)
     assert found.calibrated.expected_error == pytest.approx(again.ece, abs=1e-6)
     assert f"with temperature {fitted.value:.4g}" in done.stdout
 
@@ -164,7 +164,7 @@ def test_measure_two_runs(run: Run, copied: Run, tmp_path: Path) -> None:
     out = tmp_path / "both.json"
     words = ["measure", str(run.folder), "--against", str(copied.folder), "--out", str(out)]
     assert main([*words, "--pairwise", "false"]) == 0
-    found = Comparison.load(out)
+    found = GeometryComparison.load(out)
     assert found.names == ("run", run.folder.name)
     assert found.quantities["accuracy"].change == 0
 

@@ -165,7 +165,7 @@ def test_many_classes_are_measured_like_few(monkeypatch: pytest.MonkeyPatch) -> 
     few = measure_arrays(features, labels, weight, bias, pairwise=True)
     monkeypatch.setattr(scores, "LENGTH_CLASSES", 4)
     monkeypatch.setattr(scores, "TABLE_CELLS", 27)
-    assert scores.Scores(HeadView(weight)).rows_at_once == 16
+    assert scores.HeadScores(HeadView(weight)).rows_at_once == 16
     same(measure_arrays(features, labels, weight, bias, pairwise=True), few)
 
 

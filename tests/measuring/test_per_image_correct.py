@@ -20,8 +20,8 @@ from largemargin.measuring import (
     EvaluationConfig,
     accuracy,
     accuracy_of,
-    crossed,
     evaluate,
+    paired_counts,
     paired_interval,
 )
 from largemargin.measuring.accuracy import CorrectCollector
@@ -115,8 +115,8 @@ def test_a_run_and_its_evaluation_keep_it(of_photos: Run) -> None:
 def test_two_models_are_crossed_on_the_same_images_only() -> None:
     one = Correct.of(torch.tensor([1, 1, 1, 0, 0, 0, 0]).bool(), "abc")
     other = Correct.of(torch.tensor([1, 0, 0, 1, 0, 0, 0]).bool(), "abc")
-    assert crossed(one, other) == (1, 2, 1, 3)
-    assert crossed(one, replace(other, digest="abd")) is None
+    assert paired_counts(one, other) == (1, 2, 1, 3)
+    assert paired_counts(one, replace(other, digest="abd")) is None
 
 
 def test_the_interval_is_the_published_one() -> None:

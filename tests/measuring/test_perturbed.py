@@ -9,7 +9,13 @@ from torch import Tensor, nn
 
 from largemargin.app.data import Samples
 from largemargin.errors import LargeMarginError
-from largemargin.measuring.robust import ROAD_400X500, SCALED_32, Draws, Perturbation, Stripes
+from largemargin.measuring.robust import (
+    ROAD_400X500,
+    SCALED_32,
+    Perturbation,
+    PerturbationDraws,
+    Stripes,
+)
 from largemargin.measuring.robust_accuracy import (
     PairedDraws,
     level,
@@ -99,7 +105,7 @@ def test_draws_belong_to_samples(name: str) -> None:
     assert_rows(mixed, plain, order)
 
 
-def assert_rows(mixed: Draws, plain: Draws, order: Tensor) -> None:
+def assert_rows(mixed: PerturbationDraws, plain: PerturbationDraws, order: Tensor) -> None:
     for one, other in zip(mixed, plain, strict=True):
         assert (one is None) == (other is None)
         assert one is None or other is None or torch.equal(one, other[order])

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError
-from largemargin.measuring import Comparison, Geometry, compare_geometry, measure, measure_arrays
+from largemargin.measuring import (
+    Geometry,
+    GeometryComparison,
+    compare_geometry,
+    measure,
+    measure_arrays,
+)
 from largemargin.measuring.records import Record
 
 
@@ -154,7 +160,7 @@ def test_side_by_side(arrays: tuple[Tensor, ...]) -> None:
     assert found.quantities["feature_norm.mean"].second == pytest.approx(3 * a.feature_norm.mean)
     assert "compactness.separation" not in found.quantities
     assert any("compare cosine margins" in note for note in found.notes)
-    assert Comparison.from_json(found.to_json()) == found
+    assert GeometryComparison.from_json(found.to_json()) == found
     lines = str(found).splitlines()
     assert lines[0].split() == ["plain", "cosine", "change"]
     width = len(lines[0])

@@ -16,7 +16,7 @@ from largemargin.app.predict import predict
 from largemargin.errors import LargeMarginError
 from largemargin.measuring import (
     Temperature,
-    Tempered,
+    TemperatureScaled,
     accuracy_of,
     calibrate_temperature,
     temperature,
@@ -147,7 +147,7 @@ def test_a_model_on_validation_data() -> None:
     assert model.training
     assert samples.pixels is not None
     assert found == temperature_of(model(samples.pixels).detach(), samples.labels)
-    tempered = Tempered(model, found)
+    tempered = TemperatureScaled(model, found)
     after = accuracy_of(tempered, samples, num_classes=3)
     before = accuracy_of(model, samples)
     assert (after.accuracy, after.confusion) == (before.accuracy, before.confusion)
@@ -180,14 +180,14 @@ def test_a_tempered_model_trains_saves_and_reads_other_outputs(tmp_path: Path) -
         def forward(self, x: Tensor) -> Any:
             return {"features": x, "logits": super().forward(x)}
 
-    model = Tempered(Both(4, 3), 0.25)
+    model = TemperatureScaled(Both(4, 3), 0.25)
     x = torch.randn(5, 4)
     torch.testing.assert_close(model(x), 4 * model.model.model(x)["logits"])
     assert [name for name, _ in model.named_parameters()] == [
         "model.model.weight",
         "model.model.bias",
     ]
-    other = Tempered(Both(4, 3), 1.0)
+    other = TemperatureScaled(Both(4, 3), 1.0)
     other.load_state_dict(model.state_dict())
     torch.testing.assert_close(other(x), model(x))
     assert model.to(torch.bfloat16)(x.bfloat16()).dtype == torch.bfloat16
@@ -215,7 +215,7 @@ def test_temperatures_are_positive(value: Any) -> None:
     with pytest.raises(LargeMarginError, match="temperature must be a finite number > 0"):
         predict(model, samples, temperature=value)
     with pytest.raises(LargeMarginError, match="temperature must be a finite number > 0"):
-        Tempered(model, value)
+        TemperatureScaled(model, value)
 
 
 def test_validation_data_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,12 +116,7 @@ def _check_batch(model: Model, inputs: Tensor, labels: Labels) -> None:
             f"inputs must be a floating point batch of shape (N, ...), but {given}{dtype} was "
             "given. Add a batch dimension with x[None]; scale bytes to [0, 1]."
         )
-    if not isinstance(labels, Tensor) or labels.dim() == 0 or labels.shape[0] != inputs.shape[0]:
-        given = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
-        raise LargeMarginError(
-            f"labels must have one entry per sample, {inputs.shape[0]} in all, but {given} was "
-            "given."
-        )
+    _check_labels(labels, inputs)
     check_same_device(inputs=inputs, labels=labels)
     if isinstance(model, nn.Module):
         half = {p.dtype for p in model.parameters()} & {torch.float16, torch.bfloat16}
@@ -130,6 +125,15 @@ def _check_batch(model: Model, inputs: Tensor, labels: Labels) -> None:
                 f"the model must be float32 or float64, but holds {half.pop()} parameters: "
                 "differences of gradients drown in half precision. Call .float() on a copy."
             )
+
+
+def _check_labels(labels: Labels, inputs: Tensor) -> None:
+    if not isinstance(labels, Tensor) or labels.dim() == 0 or labels.shape[0] != inputs.shape[0]:
+        given = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
+        raise LargeMarginError(
+            f"labels must have one entry per sample, {inputs.shape[0]} in all, but {given} was "
+            "given."
+        )
 
 
 def in_double(model: nn.Module) -> Model:

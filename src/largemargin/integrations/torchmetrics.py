@@ -42,7 +42,7 @@ from largemargin.measuring.distributions import describe
 from largemargin.measuring.feature_geometry import measure_collapse, measure_variance
 from largemargin.measuring.measure import COVARIANCE_DIM
 from largemargin.measuring.probe import head_view
-from largemargin.measuring.scores import Scores
+from largemargin.measuring.scores import HeadScores
 from largemargin.measuring.stream import ClassSums, Stream, check_norms
 from largemargin.ops.class_stats import class_stats_from_logits
 
@@ -154,7 +154,7 @@ class HeadMetric(GeometryMetric):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._last: Scores | None = None
+        self._last: HeadScores | None = None
 
     def _labelled(
         self,
@@ -175,13 +175,13 @@ class HeadMetric(GeometryMetric):
         check_norms(found["norm"])
         return found
 
-    def _scores(self, head: HeadView) -> Scores:
+    def _scores(self, head: HeadView) -> HeadScores:
         """The head, ready to be asked: that of the last batch where it is still the same."""
         weight = head.weight.to(self.device, copy=True)
         bias = None if head.bias is None else head.bias.to(self.device, copy=True)
         head = HeadView(weight, bias, head.similarity, head.scale)
         if self._last is None or not _same(self._last.head, head):
-            self._last = Scores(head)
+            self._last = HeadScores(head)
         return self._last
 
     def __getstate__(self) -> dict[str, Any]:

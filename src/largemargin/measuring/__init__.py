@@ -1,8 +1,8 @@
 """Measuring whole models: one call, one result."""
 
-from largemargin.measuring.accuracy import Accuracy, Correct, accuracy_of, crossed
+from largemargin.measuring.accuracy import Accuracy, Correct, accuracy_of, paired_counts
 from largemargin.measuring.accuracy_interval import paired_interval, wilson
-from largemargin.measuring.compare_geometry import Comparison, compare_geometry
+from largemargin.measuring.compare_geometry import GeometryComparison, compare_geometry
 from largemargin.measuring.embed import Embeddings, embed, embed_arrays
 from largemargin.measuring.evaluate import Evaluation, EvaluationConfig, Origin, Search, evaluate
 from largemargin.measuring.generalization import Bound, BoundSettings
@@ -32,7 +32,7 @@ from largemargin.measuring.robust_accuracy import (
     perturbed_accuracy,
 )
 from largemargin.measuring.sphere import Sphere
-from largemargin.measuring.temperature import Temperature, Tempered, calibrate_temperature
+from largemargin.measuring.temperature import Temperature, TemperatureScaled, calibrate_temperature
 from largemargin.measuring.threshold import Threshold, calibrate_threshold
 
 __all__ = [
@@ -40,7 +40,7 @@ __all__ = [
     "AttackedAccuracy",
     "Bound",
     "BoundSettings",
-    "Comparison",
+    "GeometryComparison",
     "Correct",
     "CrossCamera",
     "Curvature",
@@ -62,7 +62,7 @@ __all__ = [
     "Sphere",
     "OODScores",
     "Temperature",
-    "Tempered",
+    "TemperatureScaled",
     "Threshold",
     "accuracy_of",
     "attack_curve",
@@ -71,7 +71,7 @@ __all__ = [
     "calibrate_threshold",
     "compare_geometry",
     "cross_camera",
-    "crossed",
+    "paired_counts",
     "detect_ood",
     "embed",
     "embed_arrays",

@@ -19,7 +19,7 @@ from largemargin.measuring.batches import (
     IGNORED,
     SKIP,
     Bar,
-    Batch,
+    DataBatch,
     Source,
     Split,
     digest,
@@ -83,7 +83,7 @@ def _places() -> Tensor:
     return torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8)
 
 
-def crossed(one: Correct, other: Correct) -> tuple[int, int, int, int] | None:
+def paired_counts(one: Correct, other: Correct) -> tuple[int, int, int, int] | None:
     """Images that both are right about, the first alone, the second alone, and neither.
 
     None where they are of different images.
@@ -207,7 +207,7 @@ class _AccuracyCounter:
         self.counts = Counts(reader.num_classes, bins=bins, device=device)
         self.rights = CorrectCollector(data)
 
-    def add(self, batch: Batch, shown: Bar) -> None:
+    def add(self, batch: DataBatch, shown: Bar) -> None:
         logits, labels = self.reader(batch.inputs), need_labels(batch.labels)
         self.counts.add(logits, labels)
         self.rights.add(batch, logits)
@@ -370,7 +370,7 @@ class CorrectCollector:
             self.split = None if bool((data.labels == IGNORED).any()) else data
         self.seen: Seen = []
 
-    def add(self, batch: Batch, logits: Tensor) -> None:
+    def add(self, batch: DataBatch, logits: Tensor) -> None:
         if self.split is not None:
             self.seen.append((batch.indices, is_right(logits, need_labels(batch.labels))))
 

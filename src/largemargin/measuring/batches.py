@@ -85,7 +85,7 @@ Source: TypeAlias = Split | Iterable[Any]
 """A split of a data set, or a loader: whatever :func:`largemargin.measure` takes."""
 
 
-class Batch(NamedTuple):
+class DataBatch(NamedTuple):
     """A batch on the device."""
 
     inputs: Any
@@ -103,7 +103,7 @@ def source_batches(
     device: torch.device,
     workers: int = 0,
     shared: bool = True,
-) -> Iterator[Batch]:
+) -> Iterator[DataBatch]:
     """The batches of this process; all processes together have every sample once.
 
     Args:
@@ -120,10 +120,10 @@ def source_batches(
             return
         mine = source if last - first == len(source) else source.subset(range(first, last))
         for images, labels, indices in mine.read(batch_size, device=device, workers=workers):
-            yield Batch(images, labels, indices + first)
+            yield DataBatch(images, labels, indices + first)
     elif isinstance(source, SplitBatches):
         for images, labels, indices in source.epoch(0):
-            yield Batch(images.to(device), labels.to(device), indices)
+            yield DataBatch(images.to(device), labels.to(device), indices)
     else:
         yield from _without_repeats(source, device)
 
@@ -168,23 +168,23 @@ def _share(count: int, shared: bool) -> tuple[int, int]:
     return count * rank // world, count * (rank + 1) // world
 
 
-def _without_repeats(loader: Iterable[Any], device: torch.device) -> Iterator[Batch]:
+def _without_repeats(loader: Iterable[Any], device: torch.device) -> Iterator[DataBatch]:
     # Numbers of other processes begin elsewhere, so that no two samples share random draws.
     start = dist.get_rank() << 40 if world_size() > 1 else 0
     positioned = has_positions(loader)
     for inputs, labels, index in loader_batches(loader, device):
         if not positioned:
-            yield Batch(inputs, labels, index + start)
+            yield DataBatch(inputs, labels, index + start)
             continue
         kept = (index >= 0).nonzero()[:, 0]
         here = kept.to(device)
         known = None if labels is None else labels[here]
-        yield Batch(chosen(inputs, here, len(index)), known, index[kept])
+        yield DataBatch(chosen(inputs, here, len(index)), known, index[kept])
 
 
 def loader_batches(
     loader: Iterable[Any], device: torch.device, *, progress: bool = False
-) -> Iterator[Batch]:
+) -> Iterator[DataBatch]:
     """What a loader yields, on the device."""
     positions = _positions(loader)
     total = len(loader) if progress and isinstance(loader, Sized) else None
@@ -196,7 +196,7 @@ def loader_batches(
         end = start + (_length(inputs) if labels is None else len(labels))
         index = torch.arange(start, end) if positions is None else positions[start:end]
         start = end
-        yield Batch(inputs, labels, index)
+        yield DataBatch(inputs, labels, index)
 
 
 def has_positions(loader: Iterable[Any]) -> bool:

@@ -60,9 +60,14 @@ class Difference(Record):
     change: float
     """second - first; NaN where one of them is NaN."""
 
+    def texts(self) -> tuple[str, str, str]:
+        signed = self.change != 0 and not math.isnan(self.change)
+        change = f"{self.change:+.4g}" if signed else number(self.change)
+        return number(self.first), number(self.second), change
+
 
 @dataclass(frozen=True)
-class Comparison(Record):
+class GeometryComparison(Record):
     """Two measurements: see :func:`compare_geometry`."""
 
     names: tuple[str, ...]
@@ -83,14 +88,14 @@ class Comparison(Record):
         heads = zip((*self.names, "change"), columns, strict=True)
         text = [" " * width + "".join(f"  {name:>{wide}}" for name, wide in heads)]
         for label, each in lines:
-            signed = each.change != 0 and not math.isnan(each.change)
-            change = f"{each.change:+.4g}" if signed else number(each.change)
-            values = zip((number(each.first), number(each.second), change), columns, strict=True)
+            values = zip(each.texts(), columns, strict=True)
             text.append(f"{label:<{width}}" + "".join(f"  {v:>{wide}}" for v, wide in values))
         return "\n".join([*text, *(f"note: {note}" for note in self.notes)])
 
 
-def compare_geometry(a: Geometry, b: Geometry, names: tuple[str, str] = ("a", "b")) -> Comparison:
+def compare_geometry(
+    a: Geometry, b: Geometry, names: tuple[str, str] = ("a", "b")
+) -> GeometryComparison:
     """Two results of :func:`measure` side by side, with the change from ``a`` to ``b``.
 
     Meant for one set of data and two models, or one model before and after training. What scales
@@ -118,7 +123,7 @@ def compare_geometry(a: Geometry, b: Geometry, names: tuple[str, str] = ("a", "b
         raise LargeMarginError(f"names must be two, but {names!r} was given.")
     first, second = dict(_numbers(a)), dict(_numbers(b))
     first["relative_margin"], second["relative_margin"] = relative_margin(a), relative_margin(b)
-    return Comparison(
+    return GeometryComparison(
         tuple(str(each) for each in names),
         {
             path: Difference(value, second[path], _change(value, second[path]))

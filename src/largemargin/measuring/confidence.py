@@ -8,10 +8,10 @@ from torch import Tensor
 
 from largemargin.errors import LargeMarginError
 from largemargin.geometry.pairs import widen
-from largemargin.measuring.batches import IGNORED, Batch, Source, known_rows, need_labels
+from largemargin.measuring.batches import IGNORED, DataBatch, Source, known_rows, need_labels
 from largemargin.measuring.logit_model import LogitModel, columns_of
 from largemargin.measuring.probe import head_view
-from largemargin.measuring.scores import Scores
+from largemargin.measuring.scores import HeadScores
 
 
 class Scored(NamedTuple):
@@ -44,7 +44,7 @@ class Scorer:
         self.temperature = temperature
         """Of the probabilities; no other score knows it."""
         self.view = head_view(reader.head)
-        self.scores = Scores(self.view)
+        self.scores = HeadScores(self.view)
         self.margin = "cosine" if self.view.similarity == "cosine" else "distance"
         """Which margin is reported.
 
@@ -83,7 +83,7 @@ def validation_columns(
     ``what`` is calibrated; the options are those of :func:`columns_of`.
     """
 
-    def known(batch: Batch) -> tuple[Tensor, ...]:
+    def known(batch: DataBatch) -> tuple[Tensor, ...]:
         labels = need_labels(batch.labels)
         keep = known_rows(labels, reader.num_classes)
         return tuple(column[keep] for column in columns(batch.inputs, labels))

@@ -22,7 +22,7 @@ from largemargin.measuring.accuracy import Accuracy, CorrectCollector, Counts
 from largemargin.measuring.accuracy_interval import wilson
 from largemargin.measuring.batches import (
     IGNORED,
-    Batch,
+    DataBatch,
     Source,
     Split,
     bar,
@@ -305,7 +305,7 @@ class _Pass:
         self.scores: dict[str, list[Tensor]] = {name: [torch.zeros(0)] for name in SCORES}
         self.features: list[tuple[Tensor, Tensor]] = []
         self.notes: list[str] = []
-        self.waiting: Iterator[Batch] = iter(())
+        self.waiting: Iterator[DataBatch] = iter(())
 
     def look(self) -> tuple[int, ...] | None:
         """Shape of an image, from the first batch; () for other inputs, None without a batch."""
@@ -387,7 +387,7 @@ class _Pass:
             "features": self.features,
         }
 
-    def _add_clean(self, batch: Batch) -> None:
+    def _add_clean(self, batch: DataBatch) -> None:
         labels = need_labels(batch.labels)
         if self.scorer is None and not self.config.retrieval:
             self._count(self.reader(batch.inputs), labels, batch)
@@ -401,7 +401,7 @@ class _Pass:
             for name in SCORES:
                 self.scores[name].append(getattr(scored, name).cpu())
 
-    def _count(self, logits: Tensor, labels: Tensor, batch: Batch) -> None:
+    def _count(self, logits: Tensor, labels: Tensor, batch: DataBatch) -> None:
         self.clean.add(logits, labels)
         self.rights.add(batch, logits)
         if self.calibrated is not None and self.temperature is not None:
@@ -409,9 +409,13 @@ class _Pass:
 
     def results(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
         """Fields of an evaluation, by name, from what every process has counted."""
+
+        def sums(name: str) -> list[Any]:
+            return [part[name] for part in parts]
+
         clean = replace(
-            self.clean.result([part["clean"] for part in parts]),
-            correct=self.rights.result([part["rights"] for part in parts]),
+            self.clean.result(sums("clean")),
+            correct=self.rights.result(sums("rights")),
         )
         if clean.skipped:
             self.notes.append(f"{clean.skipped} samples labelled {IGNORED} were skipped")
@@ -424,14 +428,14 @@ class _Pass:
             "interval": wilson(right, clean.samples, confidence=confidence),
         }
         if self.perturbed is not None:
-            found["perturbed"] = self.perturbed.result([part["perturbed"] for part in parts])
+            found["perturbed"] = self.perturbed.result(sums("perturbed"))
         if self.attacked is not None:
-            attacked = [part["attacked"] for part in parts]
+            attacked = sums("attacked")
             found["attacked"] = self.attacked.result(attacked, confidence=confidence)
         if self.config.retrieval:
             found["retrieval"] = self._retrieval(parts)
         if self.calibrated is not None:
-            calibrated = self.calibrated.result([part["calibrated"] for part in parts])
+            calibrated = self.calibrated.result(sums("calibrated"))
             found["calibrated"] = calibrated.calibration
         return found
 

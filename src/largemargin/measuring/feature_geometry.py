@@ -68,7 +68,7 @@ class Collapse(Record):
 
 
 @dataclass(frozen=True)
-class Compactness(Record):
+class ClassCompactness(Record):
     """Pairwise quantities of the features themselves (NGY-D4, NGY-P4.2)."""
 
     dispersion: tuple[float, ...]
@@ -211,7 +211,7 @@ def _disagreement(rows: Tensor, predicted: Tensor, present: Tensor, means: Tenso
     return differing / max(len(rows), 1)
 
 
-def measure_compactness(stream: Stream, radius: float, notes: list[str]) -> Compactness:
+def measure_compactness(stream: Stream, radius: float, notes: list[str]) -> ClassCompactness:
     assert stream.store is not None
     names = ("label", "index", "boundary", "distance")
     columns = {name: stream.column(name) for name in names}
@@ -220,7 +220,7 @@ def measure_compactness(stream: Stream, radius: float, notes: list[str]) -> Comp
 
 def compactness_of(
     kept: Tensor, columns: dict[str, Tensor], sums: ClassSums, radius: float, notes: list[str]
-) -> Compactness:
+) -> ClassCompactness:
     """Pairwise quantities of (N, D) rows; ``columns`` are labels, indices and margins of them."""
     labels, num_classes = columns["label"], len(sums.counts)
     device = _roomy(kept, sums.counts.device)
@@ -246,7 +246,7 @@ def compactness_of(
         class_minimum(columns[name], labels, num_classes) for name in ("boundary", "distance")
     )
     index = columns["index"]
-    return Compactness(
+    return ClassCompactness(
         tuple(dispersion.tolist()),
         largest,
         tuple(unsigned.masked_fill(unsigned.isinf(), math.nan).tolist()),

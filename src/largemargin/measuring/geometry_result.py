@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from largemargin.measuring.calibration import Calibration, Rejection
 from largemargin.measuring.distributions import Distribution, Margins
-from largemargin.measuring.feature_geometry import Centers, Collapse, Compactness, Variance
+from largemargin.measuring.feature_geometry import Centers, ClassCompactness, Collapse, Variance
 from largemargin.measuring.generalization import Bound
 from largemargin.measuring.input_curvature import Curvature
 from largemargin.measuring.input_margins import LinearizedMargins
@@ -55,7 +55,7 @@ class Geometry(Record):
     centers: Centers
     variance: Variance
     collapse: Collapse | None
-    compactness: Compactness | None
+    compactness: ClassCompactness | None
     calibration: Calibration
     errors: Rejection
     """How well the lead of the predicted class tells right from wrong predictions."""
@@ -157,14 +157,18 @@ def _layer_table(g: Geometry, width: int) -> list[str]:
     title = f"layers, by class means ({len(g.layers)})"
     lines = [f"{title:<{width}}" + "".join(f"{head:>11}" for head in heads)]
     for each in g.layers:
-        nc1 = math.nan if each.collapse is None else each.collapse.variability
-        values = [f"{each.dim:,}", number(each.variance.ratio), number(nc1)]
-        if kept:
-            margin = math.nan if each.margins is None else each.margins["distance"].overall.mean
-            right = (each.accuracy, each.left_out_accuracy)
-            values += [*(_percent(share) for share in right), number(margin)]
+        values = _layer_values(each, kept)
         lines.append(f"{'  ' + each.name:<{width}}" + "".join(f"{v:>11}" for v in values))
     return lines
+
+
+def _layer_values(layer: LayerGeometry, kept: bool) -> list[str]:
+    nc1 = math.nan if layer.collapse is None else layer.collapse.variability
+    values = [f"{layer.dim:,}", number(layer.variance.ratio), number(nc1)]
+    if kept:
+        margin = math.nan if layer.margins is None else layer.margins["distance"].overall.mean
+        values += [_percent(layer.accuracy), _percent(layer.left_out_accuracy), number(margin)]
+    return values
 
 
 def _space(g: Geometry) -> list[tuple[str, str]]:

@@ -106,14 +106,7 @@ class MarginCollector:
             if isinstance(inputs, Tensor):
                 inputs = self.space.raw(inputs)
             source, inputs = _differentiable(inputs)
-            logits, points = self._pass(inputs)
-            if self.input_margins or INPUT in self.places:
-                if source is None:
-                    raise LargeMarginError(
-                        "margins in input space need a floating point input, but the loader gives "
-                        "none. For token ids name a layer: layer_margins=['embeddings']."
-                    )
-                points[INPUT] = source
+            logits, points = self._pass(inputs, source)
             values = promote(logits)
             own = values.gather(1, labels[:, None])
             order = values.detach().scatter(1, labels[:, None], -torch.inf)
@@ -130,8 +123,8 @@ class MarginCollector:
                         best[name] = torch.fmin(best.get(name, distance), distance)
         return {name: each.detach() for name, each in best.items()}
 
-    def _pass(self, inputs: Any) -> tuple[Tensor, dict[str, Tensor]]:
-        """Logits, and the outputs of the named layers that they depend on."""
+    def _pass(self, inputs: Any, source: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Logits, and what they depend on at the places asked for."""
         points: dict[str, Tensor] = {}
         hooks = {name: _keep_in(points, name) for name in self.places if name != INPUT}
         logits = self.space.read(inputs, hooks).logits
@@ -143,6 +136,13 @@ class MarginCollector:
                 "logits must be finite, but some are NaN or infinite. Look for a diverged model or "
                 "broken inputs."
             )
+        if self.input_margins or INPUT in self.places:
+            if source is None:
+                raise LargeMarginError(
+                    "margins in input space need a floating point input, but the loader gives "
+                    "none. For token ids name a layer: layer_margins=['embeddings']."
+                )
+            points[INPUT] = source
         return logits, points
 
     def _distances(

@@ -11,8 +11,8 @@ from largemargin.heads.head_spec import HeadView
 from largemargin.measuring.distributions import Distribution, Margins, describe, describe_classes
 from largemargin.measuring.feature_geometry import (
     Centers,
+    ClassCompactness,
     Collapse,
-    Compactness,
     Variance,
     collapse_of,
     compactness_of,
@@ -21,7 +21,7 @@ from largemargin.measuring.feature_geometry import (
 )
 from largemargin.measuring.layers import LayerStream
 from largemargin.measuring.records import Record
-from largemargin.measuring.scores import Scores
+from largemargin.measuring.scores import HeadScores
 from largemargin.measuring.stream import Stream, check_norms
 
 CLASS_MEANS = "class means of these samples"
@@ -64,7 +64,7 @@ class LayerGeometry(Record):
     signed Euclidean distance to the nearest boundary, the plane halfway between two means; "raw":
     half the difference of squared distances to the nearest other mean and the own one; "cosine":
     from the middle of the class means."""
-    compactness: Compactness | None
+    compactness: ClassCompactness | None
 
 
 def measure_layer(
@@ -130,7 +130,7 @@ def _by_means(
     means = sums.means[present]
     # From the middle of the means: far from it, squares would lose the digits margins are made of.
     middle = means[0] + (means - means[0]).mean(0)
-    scores = Scores(HeadView(means - middle, None, "euclidean", 1.0))
+    scores = HeadScores(HeadView(means - middle, None, "euclidean", 1.0))
     sizes = sums.counts[present].to(means.dtype)
     place = torch.full_like(sums.counts, -1)
     place[present] = torch.arange(len(present), device=present.device)

@@ -14,7 +14,7 @@ from largemargin.errors import LargeMarginError
 from largemargin.geometry.evaluation_mode import evaluation_mode, model_lock
 from largemargin.measuring.batches import (
     Bar,
-    Batch,
+    DataBatch,
     Source,
     bar,
     call,
@@ -163,7 +163,7 @@ def _named_logits(outputs: Any) -> Tensor | None:
 def columns_of(
     reader: LogitModel,
     data: Source,
-    columns: Callable[[Batch], tuple[Tensor, ...]],
+    columns: Callable[[DataBatch], tuple[Tensor, ...]],
     what: str,
     *,
     batch_size: int,
@@ -202,7 +202,7 @@ class Counter(Protocol):
         """Passes of the model over a batch, for the progress bar."""
         ...
 
-    def add(self, batch: Batch, shown: Bar) -> None: ...
+    def add(self, batch: DataBatch, shown: Bar) -> None: ...
 
     def sums(self) -> Any: ...
 

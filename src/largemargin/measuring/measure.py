@@ -145,9 +145,9 @@ def measure(
     shared = sync and world_size() > 1
     with ExitStack() as stack:
         stack.enter_context(probe.evaluating())
-        keeps_features = bool(pairwise or bounds or sphere)
-        folder = _folder(store, stack) if keeps_features else None
-        stream = _stream(probe.view(), _store(folder, "features") if keeps_features else None)
+        keep = bool(pairwise or bounds or sphere)
+        folder = _folder(store, stack) if keep else None
+        stream = _stream(probe.view(), _store(folder, "features", keep))
         names = _checked_names(class_names, stream.num_classes)
         if sphere:
             check_sphere(stream.dim)
@@ -298,7 +298,9 @@ def _folder(store: str | Path | None, stack: ExitStack) -> Path | None:
     return Path(stack.enter_context(tempfile.TemporaryDirectory(dir=store)))
 
 
-def _store(folder: Path | None, name: str) -> FeatureStore:
+def _store(folder: Path | None, name: str, keep: bool) -> FeatureStore | None:
+    if not keep:
+        return None
     return FeatureStore(None if folder is None else folder / f"{name}.bin")
 
 
@@ -312,7 +314,7 @@ def _layer_streams(
         num_classes=stream.num_classes,
         like=stream.scores.weight,
         widest=COVARIANCE_DIM,
-        store=lambda name: _store(folder, name) if pairwise else None,
+        store=lambda name: _store(folder, name, pairwise),
     )
 
 
@@ -578,13 +580,7 @@ def build_geometry(
     labels, predicted = stream.column("label"), stream.column("predicted")
     norms = stream.column("norm")
     check_norms(norms, stream.column("index"))
-    absent = (stream.sums.counts == 0).nonzero()[:, 0].tolist()
-    if absent:
-        notes.append(f"no samples of class {_listed(absent)}: numbers by class are NaN there")
-    if stream.scores.curved:
-        notes.append(
-            "distances to boundaries are NaN: those of a cosine head with a bias are not planes"
-        )
+    notes += _stream_notes(stream)
     correct = predicted == labels
     leads = {name: stream.column(name) for name in LEADS}
     return Geometry(
@@ -620,6 +616,14 @@ def build_geometry(
         layers=None if layers is None else _layers(layers, stream, radius, bins, notes),
         notes=tuple(notes),
     )
+
+
+def _stream_notes(stream: Stream) -> Iterator[str]:
+    absent = (stream.sums.counts == 0).nonzero()[:, 0].tolist()
+    if absent:
+        yield f"no samples of class {_listed(absent)}: numbers by class are NaN there"
+    if stream.scores.curved:
+        yield "distances to boundaries are NaN: those of a cosine head with a bias are not planes"
 
 
 def _layers(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_number
-from largemargin.measuring.batches import Batch, Source
+from largemargin.measuring.batches import DataBatch, Source
 from largemargin.measuring.calibration import auroc
 from largemargin.measuring.confidence import SCORES, Scorer
 from largemargin.measuring.logit_model import LogitModel, columns_of
@@ -113,7 +113,7 @@ def scores_of(reader: LogitModel, data: Source, what: str, **options: Any) -> di
     """Every score of every sample, (N,) float64 on the CPU; options as in :func:`columns_of`."""
     scorer = Scorer(reader)
 
-    def columns(batch: Batch) -> tuple[Tensor, ...]:
+    def columns(batch: DataBatch) -> tuple[Tensor, ...]:
         return tuple(column.double() for column in scorer(batch.inputs)[1:])
 
     found = columns_of(reader, data, columns, what, **options)

@@ -26,7 +26,7 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return _name_of(value)
-    if value is None or isinstance(value, str | int | float | bool):
+    if isinstance(value, str | int | float | bool | None):
         return value
     raise LargeMarginError(
         f"{type(value).__name__} has no place in a result; it holds numbers, texts and records."

@@ -124,13 +124,13 @@ def _produced_by(model: nn.Module, head_name: str) -> tuple[str | None, str]:
         graph = _Tracer(head).trace(model)
     except Exception as error:  # tracing runs the model's code on stand-ins: anything can happen
         return None, f"the model cannot be traced ({type(error).__name__})"
-    calls = [node for node in graph.nodes if node.op == "call_module" and node.target == head_name]
+    calls = _calls(graph, head_name)
     if len(calls) != 1:
         return None, f"the model calls its head {len(calls)} times"
     features = calls[0].args[0] if calls[0].args else next(iter(calls[0].kwargs.values()))
     for node in _backwards(features):
         if node.op == "call_module" and isinstance(_module(model, node), AFFINE):
-            uses = sum(each.target == node.target for each in graph.nodes)
+            uses = len(_calls(graph, str(node.target)))
             if uses > 1:
                 return None, f"the model calls {node.target!r} {uses} times"
             return str(node.target), ""
@@ -154,6 +154,10 @@ def _not_homogeneous(model: nn.Module, node: fx.Node) -> str:
     if node.target in known.get(node.op, ()):
         return ""
     return f"{node.name!r} before the head does not commute with a factor"
+
+
+def _calls(graph: fx.Graph, name: str) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "call_module" and node.target == name]
 
 
 def _module(model: nn.Module, node: fx.Node) -> nn.Module:

@@ -19,7 +19,7 @@ from largemargin.errors import (
     check_matrix,
 )
 from largemargin.geometry.pairs import blocks, squared_distances, widen
-from largemargin.measuring.batches import Batch, Source, need_labels
+from largemargin.measuring.batches import DataBatch, Source, need_labels
 from largemargin.measuring.logit_model import LogitModel, columns_of
 from largemargin.measuring.records import Record
 from largemargin.ops.norms import normalize
@@ -400,7 +400,7 @@ def head_inputs_of(
     """
     reader = LogitModel(model)
 
-    def columns(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def columns(batch: DataBatch) -> tuple[Tensor, Tensor, Tensor]:
         return reader.read(batch.inputs)[1], need_labels(batch.labels), batch.indices
 
     found = columns_of(

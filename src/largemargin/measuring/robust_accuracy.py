@@ -16,7 +16,7 @@ from largemargin.measuring.accuracy_interval import wilson
 from largemargin.measuring.batches import (
     IGNORED,
     Bar,
-    Batch,
+    DataBatch,
     Source,
     check_range,
     count_samples,
@@ -31,9 +31,9 @@ from largemargin.measuring.robust.epsilon_ball import LEVELS, NORMS
 from largemargin.measuring.robust.perturbations import (
     ROAD_400X500,
     SCALED_32,
-    Draws,
     Patches,
     Perturbation,
+    PerturbationDraws,
     Stripes,
 )
 from largemargin.measuring.sample_draws import seed_for
@@ -308,7 +308,7 @@ class PerturbedCounts:
         """Passes of the model over a batch."""
         return sum(self.runs.values())
 
-    def add(self, batch: Batch, shown: Bar) -> None:
+    def add(self, batch: DataBatch, shown: Bar) -> None:
         """Every perturbation in every run, so that images are read once."""
         images, labels = need_images(batch.inputs, "a perturbation"), need_labels(batch.labels)
         check_range(images)
@@ -356,7 +356,9 @@ class PairedDraws:
         self.seed = seed
         self.generator = torch.Generator(device)
 
-    def __call__(self, what: Perturbation, run: int, images: Tensor, positions: Tensor) -> Draws:
+    def __call__(
+        self, what: Perturbation, run: int, images: Tensor, positions: Tensor
+    ) -> PerturbationDraws:
         """The draws of run ``run`` for images (B, ...) at these positions."""
         block = positions // BLOCK
         numbers = torch.unique(block)
@@ -366,18 +368,20 @@ class PairedDraws:
             for number, each in zip(numbers, rows, strict=True)
         ]
         back = torch.cat(rows).argsort().to(images.device)
-        return Draws(*(_joined(each, back) for each in zip(*parts, strict=True)))
+        return PerturbationDraws(*(_joined(each, back) for each in zip(*parts, strict=True)))
 
     def _of_block(
         self, what: Perturbation, run: int, images: Tensor, number: int, rows: Tensor
-    ) -> Draws:
+    ) -> PerturbationDraws:
         parts = (what.occlusion, what.stripes, what.sigma, what.amplitude)
         kinds = "".join(str(int(part is not None)) for part in parts)
         self.generator.manual_seed(seed_for(self.seed, "perturbation", kinds, run, number))
         whole = images.new_empty((BLOCK, *images.shape[1:]))
         drawn = what.draw(whole, generator=self.generator)
         here = rows.to(images.device)
-        return Draws(*(None if each is None else each.to(here.device)[here] for each in drawn))
+        return PerturbationDraws(
+            *(None if each is None else each.to(here.device)[here] for each in drawn)
+        )
 
 
 def _joined(parts: Sequence[Tensor | None], order: Tensor) -> Tensor | None:
@@ -441,7 +445,7 @@ class AttackedCounts:
         """Attacks on a batch, which take as many passes of the model as they have steps."""
         return len(self.attacks)
 
-    def add(self, batch: Batch, shown: Bar) -> None:
+    def add(self, batch: DataBatch, shown: Bar) -> None:
         images, labels = need_images(batch.inputs, "an attack"), need_labels(batch.labels)
         known = known_rows(labels, self.reader.num_classes)
         chosen = (batch.indices % self.stride == 0).to(labels.device) & known

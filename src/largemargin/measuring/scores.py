@@ -36,7 +36,7 @@ class Tables(NamedTuple):
     """Values of the linear classifier with the same decision boundaries."""
 
 
-class Scores:
+class HeadScores:
     """The head of a model, ready to be asked about (N, D) features."""
 
     def __init__(self, head: HeadView) -> None:

@@ -16,7 +16,7 @@ from largemargin.geometry.pairs import blocks, widen
 from largemargin.heads.head_spec import HeadView
 from largemargin.measuring.batches import SKIP
 from largemargin.measuring.ranks import gather
-from largemargin.measuring.scores import LEADS, Scores
+from largemargin.measuring.scores import LEADS, HeadScores
 from largemargin.ops.distributed import world_size
 
 
@@ -179,7 +179,7 @@ class Stream:
         store: FeatureStore | None = None,
     ) -> None:
         self.head = head
-        self.scores = Scores(head)
+        self.scores = HeadScores(head)
         self.num_classes, self.dim = self.scores.weight.shape
         self.store = store
         self.columns: dict[str, list[Tensor]] = {name: [] for name in PER_SAMPLE}

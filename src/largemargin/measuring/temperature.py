@@ -47,7 +47,7 @@ class Temperature(Record):
         )
 
 
-class Tempered(nn.Module):
+class TemperatureScaled(nn.Module):
     """A model whose logits are divided by a temperature; predictions stay what they are.
 
     Args:
@@ -55,7 +55,7 @@ class Tempered(nn.Module):
         temperature: of :func:`calibrate_temperature`, or a number.
 
     Example:
-        >>> model = Tempered(nn.Linear(2, 2, bias=False), 0.5)
+        >>> model = TemperatureScaled(nn.Linear(2, 2, bias=False), 0.5)
         >>> x = torch.ones(1, 2)
         >>> torch.equal(model(x), model.model(x) / 0.5)
         True

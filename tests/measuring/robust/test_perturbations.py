@@ -14,9 +14,9 @@ from largemargin.measuring.robust import (
     SCALED_32,
     UNIFORM_SVHN,
     DownUp,
-    Draws,
     Patches,
     Perturbation,
+    PerturbationDraws,
     Stripes,
     add_gaussian,
     down_up,
@@ -39,7 +39,7 @@ def golden(case, dtype):
         amplitude=p.get("a"),
         fill=p.get("fill", 0.0),
     )
-    draws = Draws(x.get("coords"), x.get("lefts"), x.get("eps"), x.get("u"))
+    draws = PerturbationDraws(x.get("coords"), x.get("lefts"), x.get("eps"), x.get("u"))
     return perturbation, image, draws, decode_all(case["expected"])["image"]
 
 
@@ -59,7 +59,9 @@ def test_golden_values(case, dtype):
 def test_a_batch_is_its_images(case):
     perturbation, image, draws, want = golden(case, torch.float64)
     batch = torch.stack([image, 2 * image])
-    own = Draws(*(None if part is None else torch.stack([part, part]) for part in draws))
+    own = PerturbationDraws(
+        *(None if part is None else torch.stack([part, part]) for part in draws)
+    )
     got = perturbation.apply(batch, own)
     torch.testing.assert_close(got[0], torch.from_numpy(want))
     torch.testing.assert_close(got[1], perturbation.apply(2 * image, draws))
@@ -129,7 +131,7 @@ def test_noise_has_the_stated_size():
 
 def test_clipping_only_when_asked():
     image = torch.ones(1, 2, 2)
-    draws = Draws(gaussian=torch.ones(1, 2, 2))
+    draws = PerturbationDraws(gaussian=torch.ones(1, 2, 2))
     assert float(Perturbation(sigma=1.0).apply(image, draws).max()) == 2
     assert float(Perturbation(sigma=1.0, clip=True).apply(image, draws).max()) == 1
 
@@ -192,7 +194,10 @@ def test_no_patch_is_no_change():
             "draws must have the shape",
         ),
         (lambda: add_gaussian(torch.rand(2), torch.rand(2), sigma=-1.0), "sigma must be"),
-        (lambda: Perturbation(sigma=0.1).apply(torch.rand(1, 2, 2), Draws()), "draws.gaussian"),
+        (
+            lambda: Perturbation(sigma=0.1).apply(torch.rand(1, 2, 2), PerturbationDraws()),
+            "draws.gaussian",
+        ),
     ],
 )
 def test_errors(call, message):

@@ -7,7 +7,7 @@ from typing import Literal
 
 from largemargin.app.report.number_format import NOTHING, degrees, known, percent
 from largemargin.app.report.report_models import ReportModel
-from largemargin.measuring.accuracy import crossed
+from largemargin.measuring.accuracy import paired_counts
 from largemargin.measuring.accuracy_interval import paired_interval, wilson
 from largemargin.measuring.geometry_result import Geometry
 from largemargin.measuring.prototype_geometry import PrototypeGeometry
@@ -78,7 +78,7 @@ def interval(model: ReportModel) -> tuple[float, float]:
 def paired(model: ReportModel, baseline: ReportModel) -> tuple[int, int, int, int] | None:
     """Images that both models are right about, each alone and neither; None where not known."""
     own, base = model.correct, baseline.correct
-    return None if own is None or base is None else crossed(own, base)
+    return None if own is None or base is None else paired_counts(own, base)
 
 
 def difference(model: ReportModel, baseline: ReportModel) -> tuple[float, float]:

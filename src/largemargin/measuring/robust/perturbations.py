@@ -216,7 +216,7 @@ class Stripes(NamedTuple):
     thickness: int
 
 
-class Draws(NamedTuple):
+class PerturbationDraws(NamedTuple):
     """The random part of a perturbation; ``None`` where it has no such part."""
 
     corners: Tensor | None = None
@@ -263,7 +263,9 @@ class Perturbation:
         parts = (self.occlusion, self.stripes, self.sigma, self.amplitude)
         return any(part is not None for part in parts)
 
-    def draw(self, images: Tensor, *, generator: torch.Generator | None = None) -> Draws:
+    def draw(
+        self, images: Tensor, *, generator: torch.Generator | None = None
+    ) -> PerturbationDraws:
         """Draw what :meth:`apply` needs for these images, independently for each of a batch.
 
         The numbers are made on the generator's device and moved to the images.
@@ -292,9 +294,9 @@ class Perturbation:
         if self.amplitude is not None:
             uniform = torch.rand(images.shape, generator=generator, device=device, dtype=dtype)
             uniform = 2 * uniform - 1
-        return Draws(corners, lefts, gaussian, uniform)
+        return PerturbationDraws(corners, lefts, gaussian, uniform)
 
-    def apply(self, images: Tensor, draws: Draws) -> Tensor:
+    def apply(self, images: Tensor, draws: PerturbationDraws) -> Tensor:
         """The deterministic part: perturb images with given draws."""
         _check_images(images)
         if self.down_up is not None:
