@@ -44,6 +44,8 @@ except ImportError as missing:
         "pip install 'largemargin[sklearn]'."
     ) from missing
 
+__all__ = ["LargeMarginClassifier"]
+
 Array = NDArray[Any]
 
 

@@ -17,6 +17,16 @@ from largemargin.losses.base.objective import Objective
 from largemargin.losses.base.settings import find_setting, size_as_built
 from largemargin.ops.scheduled_values import scheduled_value_of
 
+__all__ = [
+    "Annealing",
+    "DeferredReweighting",
+    "Move",
+    "Ramp",
+    "Schedule",
+    "check_schedules",
+    "preset_schedule",
+]
+
 Curve: TypeAlias = Literal["linear", "cosine", "exponential"]
 CURVES: tuple[Curve, ...] = ("linear", "cosine", "exponential")
 
