@@ -15,7 +15,7 @@ from pathlib import Path
 
 from largemargin_papers.recipes.pages import share_runs, take_records, write_pages
 from largemargin_papers.recipes.queue import left_of, measured_already, plan_text, tasks_of
-from largemargin_papers.recipes.run_queue import work_off
+from largemargin_papers.recipes.run_queue import run_missing
 
 from largemargin.errors import LargeMarginError
 
@@ -29,7 +29,7 @@ def main(words: list[str] | None = None) -> int:
         tasks = tasks_of(queue, options.entries)
         print(plan_text(tasks, left_of(tasks, measured_already(queue.parent, tasks))))
     elif options.command == "run":
-        done = work_off(
+        done = run_missing(
             queue,
             out=options.out,
             entries=options.entries,

@@ -5,7 +5,7 @@ from pathlib import Path
 from largemargin_papers.benchmark import conclude, plan, read_protocol, read_records
 from largemargin_papers.benchmark.conclude import preset_entries
 from largemargin_papers.benchmark.costs import read_costs
-from largemargin_papers.benchmark.followups import read_questions
+from largemargin_papers.benchmark.followups import read_followups
 from largemargin_papers.benchmark.tables import readme
 
 from largemargin.app.training.files import write_json, write_text
@@ -19,7 +19,7 @@ def main() -> None:
     protocol = read_protocol(HERE / "protocol.yaml")
     measured = HERE / "measured"
     records = {name: read_records([measured / f"{name}.jsonl"]) for name in protocol.situations}
-    questions = read_questions(HERE / "questions.yaml", protocol)
+    questions = read_followups(HERE / "questions.yaml", protocol)
     costs = read_costs(HERE.parents[1] / "benchmarks" / "results")
     found = conclude(protocol, records, questions, costs)
     for name, each in found.items():

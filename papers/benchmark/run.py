@@ -13,9 +13,9 @@ import sys
 import warnings
 from pathlib import Path
 
-from largemargin_papers.benchmark import drive, plan, read_protocol, read_records
+from largemargin_papers.benchmark import plan, read_protocol, read_records, run_situations
 from largemargin_papers.benchmark.draws import all_trials
-from largemargin_papers.benchmark.followups import question_jobs, read_questions
+from largemargin_papers.benchmark.followups import followup_jobs, read_followups
 from largemargin_papers.benchmark.plan import table
 from largemargin_papers.benchmark.records import merge
 
@@ -31,7 +31,7 @@ def main() -> int:
     options = arguments()
     protocol = read_protocol(options.protocol)
     known = [MEASURED]
-    questions = list(read_questions(HERE / "questions.yaml", protocol).values())
+    questions = list(read_followups(HERE / "questions.yaml", protocol).values())
     if options.merge is not None:
         for file in sorted(options.merge.rglob("*.jsonl")):
             count = merge(file, MEASURED / file.name)
@@ -45,7 +45,7 @@ def main() -> int:
         files = [MEASURED / f"{name}.jsonl" for name in protocol.situations]
         records = read_records(files)
         print(table(plan(protocol, records)))
-        asked = [job for each in questions for job in question_jobs(protocol, each, records) or ()]
+        asked = [job for each in questions for job in followup_jobs(protocol, each, records) or ()]
         if left := [each for each in asked if each.key not in records]:
             print(f"and {len(left)} runs beside the protocol: --questions")
         return 0
@@ -53,7 +53,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     # Loaders warn of images that CIFAR-10 has twice, once per seed.
     warnings.filterwarnings("ignore", message="some images are in two parts")
-    done = drive(
+    done = run_situations(
         protocol,
         options.situation or list(protocol.situations),
         out=options.out,

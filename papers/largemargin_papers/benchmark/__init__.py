@@ -5,7 +5,7 @@ from largemargin_papers.benchmark.halving import Job, next_jobs
 from largemargin_papers.benchmark.plan import plan
 from largemargin_papers.benchmark.protocol import MethodSpec, Protocol, Situation, read_protocol
 from largemargin_papers.benchmark.records import read_records
-from largemargin_papers.benchmark.run_benchmark import drive
+from largemargin_papers.benchmark.run_benchmark import run_situations
 from largemargin_papers.record_lines import append_record
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
     "Situation",
     "append_record",
     "conclude",
-    "drive",
+    "run_situations",
     "next_jobs",
     "plan",
     "read_protocol",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from largemargin_papers.benchmark.followups import said
+from largemargin_papers.benchmark.followups import changes_text
 from largemargin_papers.benchmark.tables import points
 
 EARLIER = 0.02
@@ -16,7 +16,7 @@ CALIBRATION = 0.05
 """Expected calibration error above that of the baseline which is worth a sentence."""
 
 
-def doubts(found: Mapping[str, Any]) -> list[str]:
+def caveats(found: Mapping[str, Any]) -> list[str]:
     """Sentences about a concluded situation, made from its numbers by fixed rules.
 
     Args:
@@ -89,12 +89,12 @@ def _untested(found: Mapping[str, Any]) -> str | None:
 
 
 def _tested(found: Mapping[str, Any], method: str) -> str:
-    """What its test images said when it was asked for afterwards."""
+    """What its follow-up runs reached on the test images."""
     for answer in found.get("asked", {}).values():
         if answer["method"] == method and answer["scores"] is not None:
             return (
-                f" Asked afterwards: {said(answer)} gets {_percent(answer['mean'])} of the test "
-                f"images, {points(answer['over_baseline'])} points over {found['baseline']}."
+                f" Follow-up: {changes_text(answer)} reaches {_percent(answer['mean'])} on the "
+                f"test images, {points(answer['over_baseline'])} points over {found['baseline']}."
             )
     return ""
 
@@ -124,14 +124,15 @@ def _calibration(found: Mapping[str, Any]) -> str | None:
 
 
 def _answered(found: Mapping[str, Any], changed: str, unknown: str) -> str:
-    """What the runs that were asked for afterwards say of it."""
+    """What follow-up runs say of it."""
     usual = {"epochs": 1.0, "reweight_at": None}[changed]
     for answer in found.get("asked", {}).values():
         about = answer["method"] == found["baseline"] and answer[changed] != usual
         if about and answer["scores"] is not None:
             return (
-                f"Asked afterwards: {said(answer)} gets {_percent(answer['mean'])} of the test "
-                f"images; {found['chosen']} is {points(answer['chosen_beyond'])} points beyond it."
+                f"Follow-up: {changes_text(answer)} reaches {_percent(answer['mean'])} on the "
+                f"test images; {found['chosen']} is {points(answer['chosen_beyond'])} points above "
+                "it."
             )
     return unknown
 

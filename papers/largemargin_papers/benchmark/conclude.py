@@ -6,9 +6,9 @@ from typing import Any
 
 from largemargin.app.training.config_file import to_dict
 from largemargin.app.training.significance import holm, paired_test
-from largemargin_papers.benchmark.caveats import doubts
+from largemargin_papers.benchmark.caveats import caveats
 from largemargin_papers.benchmark.costs import Costs
-from largemargin_papers.benchmark.followups import Question, answers
+from largemargin_papers.benchmark.followups import FollowUp, answers
 from largemargin_papers.benchmark.halving import (
     ASKED,
     Records,
@@ -44,7 +44,7 @@ WINNER, NONE, WORSE = "winner", "no winner", "worse"
 def conclude(
     protocol: Protocol,
     records: Mapping[str, Records],
-    questions: Mapping[str, Question] | None = None,
+    questions: Mapping[str, FollowUp] | None = None,
     costs: Costs | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Everything the protocol promises to report, by situation.
@@ -72,7 +72,7 @@ def conclude(
             each["verdict"] = _verdict(each["test"], protocol.level)
             each["aim_met"] = _aim_met(each)
             _compare_answers(protocol, each)
-            each["doubts"] = doubts(each)
+            each["doubts"] = caveats(each)
     return found
 
 

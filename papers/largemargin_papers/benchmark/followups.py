@@ -13,7 +13,7 @@ from largemargin_papers.benchmark.protocol import Protocol
 
 
 @dataclass(frozen=True)
-class Question:
+class FollowUp:
     """A method with its tuned settings, or one thing changed, run with the final seeds.
 
     Args:
@@ -40,12 +40,12 @@ class Question:
         return self.epochs != 1 or self.reweight_at is not None or self.trial is not None
 
 
-def read_questions(path: Path, protocol: Protocol) -> dict[str, Question]:
+def read_followups(path: Path, protocol: Protocol) -> dict[str, FollowUp]:
     """The questions of a YAML file, checked against the protocol; none where there is no file."""
     if not path.is_file():
         return {}
     found = {
-        name: settings_from({"name": name, **entry}, Question, name)
+        name: settings_from({"name": name, **entry}, FollowUp, name)
         for name, entry in read_yaml(path).items()
     }
     for each in found.values():
@@ -68,7 +68,7 @@ def read_questions(path: Path, protocol: Protocol) -> dict[str, Question]:
     return found
 
 
-def question_jobs(protocol: Protocol, question: Question, records: Records) -> list[Job] | None:
+def followup_jobs(protocol: Protocol, question: FollowUp, records: Records) -> list[Job] | None:
     """Its runs, one for every final seed; None while the method is not tuned."""
     situation = protocol.situation(question.situation)
     tuned = finalists(protocol, situation, records)
@@ -87,7 +87,7 @@ def question_jobs(protocol: Protocol, question: Question, records: Records) -> l
 
 
 def answers(
-    protocol: Protocol, questions: Mapping[str, Question], name: str, records: Records
+    protocol: Protocol, questions: Mapping[str, FollowUp], name: str, records: Records
 ) -> dict[str, dict[str, Any]]:
     """What is known of the questions of a situation; ``scores`` is None where runs are missing."""
     return {
@@ -97,7 +97,7 @@ def answers(
     }
 
 
-def _answer(protocol: Protocol, question: Question, records: Records) -> dict[str, Any]:
+def _answer(protocol: Protocol, question: FollowUp, records: Records) -> dict[str, Any]:
     situation = protocol.situation(question.situation)
     found: dict[str, Any] = {
         "asked": question.asked,
@@ -107,7 +107,7 @@ def _answer(protocol: Protocol, question: Question, records: Records) -> dict[st
         "trial": question.trial,
         "scores": None,
     }
-    jobs = question_jobs(protocol, question, records)
+    jobs = followup_jobs(protocol, question, records)
     if jobs is None or any(each.key not in records for each in jobs):
         return found
     scores = scores_of([records[each.key] for each in jobs], situation)
@@ -115,7 +115,7 @@ def _answer(protocol: Protocol, question: Question, records: Records) -> dict[st
     return found
 
 
-def said(question: Mapping[str, Any]) -> str:
+def changes_text(question: Mapping[str, Any]) -> str:
     """What was changed, as words behind the method's name."""
     parts = []
     if question["epochs"] != 1:

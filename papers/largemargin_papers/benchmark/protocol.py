@@ -178,7 +178,9 @@ def _check(protocol: Protocol) -> None:
     for name, used in protocol.presets.items():
         for each in used:
             if each not in protocol.situations:
-                raise LargeMarginError(f"the preset {name} follows from {each}, which is none.")
+                raise LargeMarginError(
+                    f"the preset {name} follows from the situation {each}, which is not defined."
+                )
 
 
 def _check_rungs(protocol: Protocol) -> None:
@@ -203,7 +205,9 @@ def _check_situation(protocol: Protocol, situation: Situation) -> None:
     check_number("choice_seeds", situation.choice_seeds, at_least=1, at_most=most)
     unknown = [name for name in situation.methods if name not in protocol.methods]
     if unknown:
-        raise LargeMarginError(f"{situation.name} names the method {unknown[0]!r}, which is none.")
+        raise LargeMarginError(
+            f"{situation.name} names the method {unknown[0]!r}, which is not defined."
+        )
     for name in (situation.baseline, situation.beside):
         if name not in situation.methods:
             raise LargeMarginError(f"{situation.name} must have {name} among its methods.")

@@ -1,4 +1,4 @@
-"""``drive``: runs of the benchmark until time is up, each recorded when it ends."""
+"""``run_situations``: runs of the benchmark until time is up, each recorded when it ends."""
 
 import shutil
 import statistics
@@ -18,7 +18,7 @@ from largemargin.losses.base.class_counts import balanced_weights
 from largemargin.losses.base.loss import Loss
 from largemargin.losses.ldam import LDAM
 from largemargin_papers.benchmark.assess import assess
-from largemargin_papers.benchmark.followups import Question, question_jobs
+from largemargin_papers.benchmark.followups import FollowUp, followup_jobs
 from largemargin_papers.benchmark.halving import Job, is_complete, next_jobs
 from largemargin_papers.benchmark.images import Images
 from largemargin_papers.benchmark.plan import seconds_of, train_images
@@ -33,7 +33,7 @@ RECENT, SAFETY = 15, 1.3
 """The time a run will take is guessed from the last ones, with some air."""
 
 
-def drive(
+def run_situations(
     protocol: Protocol,
     situations: Sequence[str],
     *,
@@ -44,7 +44,7 @@ def drive(
     side_by_side: int = 5,
     paths: Mapping[str, str] | None = None,
     everyone: bool = False,
-    questions: Sequence[Question] = (),
+    questions: Sequence[FollowUp] = (),
     commit_name: str | None = None,
     say: Callable[[str], None] = print,
     clock: Callable[[], float] = time.monotonic,
@@ -174,7 +174,7 @@ class _Session:
         images: Images,
         records: dict[str, dict[str, Any]],
         everyone: bool,
-        asked: Sequence[Question],
+        asked: Sequence[FollowUp],
         end: float | None,
         clock: Callable[[], float],
     ) -> None:
@@ -199,7 +199,7 @@ class _Session:
     def _waiting(self) -> Iterator[Job]:
         yield from next_jobs(self.protocol, self.situation, self.records, everyone=self.everyone)
         for question in self.asked:
-            jobs = question_jobs(self.protocol, question, self.records) or []
+            jobs = followup_jobs(self.protocol, question, self.records) or []
             yield from (each for each in jobs if each.key not in self.records)
 
     def _guess(self, job: Job) -> float:

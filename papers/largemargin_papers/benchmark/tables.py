@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from largemargin_papers.benchmark.followups import said
+from largemargin_papers.benchmark.followups import changes_text
 from largemargin_papers.benchmark.pareto import ACCURACIES
 from largemargin_papers.benchmark.plan import Cost
 
@@ -42,7 +42,7 @@ COST = """\
 Cost: a training step over one of softmax, each alone on {on} (`benchmarks/method_cost.py`). The
 seconds of the runs themselves say little: several shared a GPU and took their steps in turns."""
 
-DOUBTS = """\
+CAVEATS = """\
 Sentences that follow from the numbers by fixed rules
 (`papers/largemargin_papers/benchmark/caveats.py`)."""
 
@@ -75,10 +75,10 @@ def readme(found: Found, costs: Sequence[Cost]) -> str:
             "",
             cost(found),
         ]
-    if told := believing(found):
-        parts += ["", "## Before you believe them", "", DOUBTS, "", told]
+    if told := caveat_list(found):
+        parts += ["", "## Before you believe them", "", CAVEATS, "", told]
     if table := asked(found):
-        parts += ["", "## Asked afterwards", "", ASKED, "", table]
+        parts += ["", "## Follow-up runs", "", ASKED, "", table]
     for each in found.values():
         if each["tuned"] or each["methods"]:
             parts += ["", f"## {each['title']}", "", details(each)]
@@ -141,7 +141,7 @@ def cost(found: Found) -> str:
     return COST.format(on=", ".join(devices)) if devices else "Costs were not measured."
 
 
-def believing(found: Found) -> str:
+def caveat_list(found: Found) -> str:
     """What speaks against taking a difference for the margin's, one line each."""
     return "\n".join(
         f"* {each['title']}: {doubt}" for each in found.values() for doubt in each["doubts"]
@@ -156,7 +156,7 @@ def asked(found: Found) -> str:
     ]
     for each in found.values():
         for answer in each["asked"].values():
-            cells = [each["title"], answer["asked"], said(answer)]
+            cells = [each["title"], answer["asked"], changes_text(answer)]
             if "chosen_beyond" in answer:
                 cells += [
                     f"{100 * answer['mean']:.2f} ± {100 * answer['std']:.2f}",

@@ -31,7 +31,7 @@ def take_records(file: Path, folder: Path) -> int:
     """Put the runs of a file of records into ``measured/`` of all tables they belong to.
 
     Args:
-        file: that :func:`largemargin_papers.recipes.run_queue.work_off` wrote.
+        file: that :func:`largemargin_papers.recipes.run_queue.run_missing` wrote.
         folder: of the queue, from which recipes are named.
 
     Returns:

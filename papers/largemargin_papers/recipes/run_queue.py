@@ -1,4 +1,4 @@
-"""``work_off``: the runs of a queue until time is up, side by side, each written when it ends."""
+"""``run_missing``: runs of a queue until time is up, side by side, each written when it ends."""
 
 import shutil
 import signal
@@ -44,7 +44,7 @@ BROKEN = 3
 
 
 @dataclass
-class Work:
+class QueueResult:
     """What was done: names of runs."""
 
     finished: list[str] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Work:
     left: list[str] = field(default_factory=list)
 
 
-def work_off(
+def run_missing(
     queue: str | Path,
     *,
     out: Sequence[str | Path],
@@ -68,7 +68,7 @@ def work_off(
     commit_name: str | None = None,
     say: Callable[[str], None] = print,
     clock: Callable[[], float] = time.monotonic,
-) -> Work:
+) -> QueueResult:
     """Make the runs of a queue that are missing; called again it goes on.
 
     A run is missing where neither ``out`` nor ``measured/`` beside its recipe has its numbers. Its
@@ -149,7 +149,7 @@ class _Worker:
         self.commit_name = commit_name or commit()
         self.say, self.clock = say, clock
         self.under_way: dict[str, Task] = {}
-        self.done = Work()
+        self.done = QueueResult()
         self.asked_to_stop = False
         self.ratio = 1.0
         self.broken_in_a_row = 0

@@ -283,14 +283,14 @@ def test_what_is_in_the_package_follows_from_the_measured_files() -> None:
     """Presets, README and conclusions cannot drift from the runs: they are made again here."""
     from largemargin_papers.benchmark import read_records
     from largemargin_papers.benchmark.costs import read_costs
-    from largemargin_papers.benchmark.followups import read_questions
+    from largemargin_papers.benchmark.followups import read_followups
 
     folder = ROOT / "papers" / "benchmark"
     real = read_protocol(folder / "protocol.yaml")
     records = {
         name: read_records([folder / "measured" / f"{name}.jsonl"]) for name in real.situations
     }
-    questions = read_questions(folder / "questions.yaml", real)
+    questions = read_followups(folder / "questions.yaml", real)
     found = conclude(real, records, questions, read_costs(ROOT / "benchmarks" / "results"))
     shipped = json.loads(presets.FILE.read_text())
     again = preset_entries(real, found, "papers/benchmark")

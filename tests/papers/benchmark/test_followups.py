@@ -9,10 +9,15 @@ pytest.importorskip("yaml", reason="the protocol is a YAML file")
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 
 import yaml
-from largemargin_papers.benchmark import Protocol, conclude, drive, next_jobs, read_records
-from largemargin_papers.benchmark.caveats import doubts
+from largemargin_papers.benchmark import Protocol, conclude, next_jobs, read_records, run_situations
+from largemargin_papers.benchmark.caveats import caveats
 from largemargin_papers.benchmark.conclude import preset_entries
-from largemargin_papers.benchmark.followups import Question, question_jobs, read_questions, said
+from largemargin_papers.benchmark.followups import (
+    FollowUp,
+    changes_text,
+    followup_jobs,
+    read_followups,
+)
 from largemargin_papers.benchmark.halving import job
 from largemargin_papers.benchmark.plan import plan
 from largemargin_papers.benchmark.tables import readme
@@ -25,10 +30,10 @@ HALF = {"situation": NAME, "asked": "Stopped early?", "method": "softmax", "epoc
 WEIGHTED = {"situation": NAME, "asked": "Weights?", "method": "softmax", "reweight_at": 0.5}
 
 
-def asked(folder: Path, protocol: Protocol, **entries: Any) -> dict[str, Question]:
+def asked(folder: Path, protocol: Protocol, **entries: Any) -> dict[str, FollowUp]:
     path = folder / "questions.yaml"
     path.write_text(yaml.safe_dump(entries))
-    return read_questions(path, protocol)
+    return read_followups(path, protocol)
 
 
 @pytest.mark.parametrize(
@@ -51,14 +56,14 @@ def test_a_question_that_cannot_be_answered(
 
 
 def test_no_file_asks_nothing(tmp_path: Path) -> None:
-    assert read_questions(tmp_path / "none.yaml", tiny_protocol(tmp_path)) == {}
+    assert read_followups(tmp_path / "none.yaml", tiny_protocol(tmp_path)) == {}
 
 
 def test_runs_of_questions_come_last_and_change_no_verdict(tmp_path: Path) -> None:
     protocol = tiny_protocol(tmp_path)
     questions = asked(tmp_path, protocol, half=HALF, weighted=WEIGHTED)
     out, lines = tmp_path / "out", list[str]()
-    done = drive(
+    done = run_situations(
         protocol,
         [NAME],
         out=out,
@@ -104,7 +109,7 @@ def test_runs_of_questions_come_last_and_change_no_verdict(tmp_path: Path) -> No
 def test_nothing_is_asked_before_the_method_is_tuned(tmp_path: Path) -> None:
     protocol = tiny_protocol(tmp_path)
     (question,) = asked(tmp_path, protocol, half=HALF).values()
-    assert question_jobs(protocol, question, {}) is None
+    assert followup_jobs(protocol, question, {}) is None
     answer = conclude(protocol, {}, {"half": question})[NAME]["asked"]["half"]
     assert answer["scores"] is None
 
@@ -138,14 +143,14 @@ def situation(**changes: Any) -> dict[str, Any]:
 
 
 def test_nothing_to_doubt() -> None:
-    assert doubts(situation()) == []
-    assert doubts(situation(test=None)) == []
+    assert caveats(situation()) == []
+    assert caveats(situation(test=None)) == []
 
 
 def test_a_baseline_that_was_better_with_fewer_epochs() -> None:
     found = situation()
     found["tuned"]["softmax"]["rungs"][0]["best"] = 0.68
-    (said,) = doubts(found)
+    (said,) = caveats(found)
     assert said.startswith("softmax was better with fewer epochs: with 50 % of them 68.0 % of ")
     assert "with all 61.0 %; cosface had 60.0 % and 70.0 %." in said
     assert said.endswith("Against a softmax that stops early the gain is not known.")
@@ -158,33 +163,33 @@ def test_a_baseline_that_was_better_with_fewer_epochs() -> None:
         "mean": 0.67,
         "chosen_beyond": {"difference": 0.03, "low": 0.01, "high": 0.05},
     }
-    (said,) = doubts({**found, "asked": {"half": answer}})
+    (said,) = caveats({**found, "asked": {"half": answer}})
     assert said.endswith(
-        "softmax with 50 % of the epochs gets 67.0 % of the test images; cosface is +3.00 "
-        "[+1.00, +5.00] points beyond it."
+        "Follow-up: softmax with 50 % of the epochs reaches 67.0 % on the test images; cosface is "
+        "+3.00 [+1.00, +5.00] points above it."
     )
     # An answer about something else, or none yet, settles nothing.
     for other in ({"epochs": 1.0, "reweight_at": 0.8}, {"scores": None}, {"method": "cosface"}):
-        (said,) = doubts({**found, "asked": {"half": {**answer, **other}}})
+        (said,) = caveats({**found, "asked": {"half": {**answer, **other}}})
         assert said.endswith("the gain is not known.")
 
 
 def test_a_baseline_that_diverged_in_the_end_was_better_before() -> None:
     found = situation()
     found["tuned"]["softmax"]["rungs"][1]["best"] = None
-    (said,) = doubts(found)
+    (said,) = caveats(found)
     assert "with all diverged" in said
 
 
 def test_what_label_smoothing_gets_alone() -> None:
     found = situation()
     found["reported_beside"]["label_smoothing - softmax"]["difference"] = 0.04
-    assert doubts(found) == [
+    assert caveats(found) == [
         "label_smoothing alone gains +4.00 of the +9.00 points; cosface is +8.00 "
         "[+8.00, +10.00] beyond it."
     ]
     for loss in (0.0, -0.02):  # no gain, of which nothing can be a part
-        assert doubts({**found, "test": {**found["test"], "difference": loss}}) == []
+        assert caveats({**found, "test": {**found["test"], "difference": loss}}) == []
 
 
 def test_a_better_method_that_could_not_be_chosen() -> None:
@@ -194,7 +199,7 @@ def test_a_better_method_that_could_not_be_chosen() -> None:
         "stability, which is no margin method and in no test, had the best validation score: "
         "72.0 %, cosface 70.0 %, softmax 61.0 %."
     )
-    assert doubts(found) == [sentence]
+    assert caveats(found) == [sentence]
     answer = {
         "method": "stability",
         "epochs": 1.0,
@@ -204,50 +209,50 @@ def test_a_better_method_that_could_not_be_chosen() -> None:
         "mean": 0.71,
         "over_baseline": {"difference": 0.08, "low": 0.05, "high": 0.11},
     }
-    assert doubts({**found, "asked": {"tested": answer}}) == [
-        f"{sentence} Asked afterwards: stability with its tuned settings gets 71.0 % of the test "
+    assert caveats({**found, "asked": {"tested": answer}}) == [
+        f"{sentence} Follow-up: stability with its tuned settings reaches 71.0 % on the test "
         "images, +8.00 [+5.00, +11.00] points over softmax."
     ]
     for other in ({"scores": None}, {"method": "softmax"}):
-        assert doubts({**found, "asked": {"tested": {**answer, **other}}}) == [sentence]
+        assert caveats({**found, "asked": {"tested": {**answer, **other}}}) == [sentence]
     # A margin method could have been chosen, one with final runs stands in the table.
     stability = found["tuned"]["stability"]
     assert (
-        doubts({**found, "tuned": {**found["tuned"], "stability": {**stability, "margin": True}}})
+        caveats({**found, "tuned": {**found["tuned"], "stability": {**stability, "margin": True}}})
         == []
     )
-    assert doubts({**found, "methods": {**found["methods"], "stability": {}}}) == []
+    assert caveats({**found, "methods": {**found["methods"], "stability": {}}}) == []
     for worse in (0.70, None):
         stability["validation"] = worse
-        assert doubts(found) == []
+        assert caveats(found) == []
 
 
 def test_one_rung_is_no_earlier_one() -> None:
     found = situation()
     for tuned in found["tuned"].values():
         del tuned["rungs"][0]
-    assert doubts(found) == []
+    assert caveats(found) == []
 
 
 def test_weights_that_only_one_had() -> None:
     found = situation()
     found["tuned"]["cosface"]["reweight_at"] = 0.8
-    (said,) = doubts(found)
+    (said,) = caveats(found)
     assert said == (
         "cosface has balanced class weights in the last 20 % of the steps and softmax has none. "
         "How much of the gain is the margin's is not known."
     )
     found["tuned"]["softmax"]["reweight_at"] = 0.8
-    assert doubts(found) == []
+    assert caveats(found) == []
 
 
 def test_probabilities_that_say_less() -> None:
     found = situation(methods={"softmax": {"ece": 0.04}, "cosface": {"ece": 0.25}})
-    (said,) = doubts(found)
+    (said,) = caveats(found)
     assert "of cosface are less to be trusted" in said
     assert "expected calibration error 25.0 %, softmax 4.0 %" in said
-    assert doubts(situation(methods={"softmax": {}, "cosface": {"ece": 0.25}})) == []
-    assert doubts(situation(methods={"softmax": {"ece": 0.04}, "cosface": {}})) == []
+    assert caveats(situation(methods={"softmax": {}, "cosface": {"ece": 0.25}})) == []
+    assert caveats(situation(methods={"softmax": {"ece": 0.04}, "cosface": {}})) == []
 
 
 def test_runs_are_asked_for_in_their_order(tmp_path: Path) -> None:
@@ -258,7 +263,7 @@ def test_runs_are_asked_for_in_their_order(tmp_path: Path) -> None:
     while jobs := list(next_jobs(protocol, protocol.situations[NAME], records)):
         for each in jobs:
             records[each.key] = {"score": 0.5, "method": each.method}
-    keys = [each.key for each in question_jobs(protocol, question, records) or []]
+    keys = [each.key for each in followup_jobs(protocol, question, records) or []]
     assert keys == [
         f"{NAME}/softmax/asked-half/trial0/seed0",
         f"{NAME}/softmax/asked-half/trial0/seed1",
@@ -272,7 +277,7 @@ def test_runs_are_asked_for_in_their_order(tmp_path: Path) -> None:
         plain={"situation": NAME, "asked": "?", "method": "kobayashi"},
     )
     (first, _), (plain, _) = (
-        question_jobs(protocol, each, records) or [] for each in more.values()
+        followup_jobs(protocol, each, records) or [] for each in more.values()
     )
     assert first.key == f"{NAME}/softmax/asked-other/trial2/seed0"
     assert (
@@ -280,8 +285,8 @@ def test_runs_are_asked_for_in_their_order(tmp_path: Path) -> None:
     )
     assert (plain.key, plain.epochs) == (f"{NAME}/kobayashi/asked-plain/trial0/seed0", 2)
     told = conclude(protocol, {}, more)[NAME]["asked"]
-    assert said(told["other"]) == "softmax with the settings of trial 2"
-    assert said(told["plain"]) == "kobayashi with its tuned settings"
+    assert changes_text(told["other"]) == "softmax with the settings of trial 2"
+    assert changes_text(told["plain"]) == "kobayashi with its tuned settings"
 
 
 def test_an_answer_stands_between_baseline_and_chosen_method(tmp_path: Path) -> None:
@@ -298,7 +303,7 @@ def test_an_answer_stands_between_baseline_and_chosen_method(tmp_path: Path) -> 
     records: dict[str, Any] = {}
     while jobs := list(next_jobs(protocol, protocol.situations[NAME], records)):
         records |= {each.key: record(each, levels[each.method]) for each in jobs}
-    for each in question_jobs(protocol, questions["half"], records) or []:
+    for each in followup_jobs(protocol, questions["half"], records) or []:
         records[each.key] = record(each, 0.6)
     found = conclude(protocol, {NAME: records}, questions)[NAME]
     answer = found["asked"]["half"]

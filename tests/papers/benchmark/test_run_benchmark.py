@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("yaml", reason="the protocol is a YAML file")
 pytest.importorskip("sklearn", reason="the digits come with scikit-learn")
 
-from largemargin_papers.benchmark import Protocol, drive, next_jobs, read_records
+from largemargin_papers.benchmark import Protocol, next_jobs, read_records, run_situations
 from largemargin_papers.benchmark.halving import (
     chosen_method,
     final_jobs,
@@ -168,7 +168,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Protocol, dict[str,
     """A benchmark that was never interrupted."""
     folder = tmp_path_factory.mktemp("whole")
     protocol = tiny_protocol(folder)
-    done = drive(protocol, [NAME], out=folder, device="cpu", say=lambda line: None)
+    done = run_situations(protocol, [NAME], out=folder, device="cpu", say=lambda line: None)
     assert done == {NAME: True}
     return protocol, read_records([folder / f"{NAME}.jsonl"])
 
@@ -205,10 +205,10 @@ def test_interrupted_and_continued_equals_uninterrupted(
 
     for count in (5, 9):
         with pytest.raises(Killed):
-            drive(protocol, [NAME], out=tmp_path, device="cpu", say=stop_after(count))
+            run_situations(protocol, [NAME], out=tmp_path, device="cpu", say=stop_after(count))
         with open(file, "a") as handle:
             handle.write('{"key": "half a li')  # what a killed process leaves
-    assert drive(protocol, [NAME], out=tmp_path, device="cpu", say=lambda line: None)[NAME]
+    assert run_situations(protocol, [NAME], out=tmp_path, device="cpu", say=lambda line: None)[NAME]
     found = read_records([file])
     assert found.keys() == expected.keys()
     assert {key: each["score"] for key, each in found.items()} == {
@@ -220,7 +220,7 @@ def test_time_is_up(whole: tuple[Protocol, dict[str, Any]], tmp_path: Path) -> N
     protocol, _ = whole
     hours = iter(range(0, 10**6, 3600))
     said: list[str] = []
-    done = drive(
+    done = run_situations(
         protocol,
         [NAME],
         out=tmp_path,
@@ -241,7 +241,9 @@ def test_known_lines_are_read_and_new_ones_go_elsewhere(
     *most, last = records.values()
     for each in most:
         append_record(known / f"{NAME}.jsonl", each)
-    done = drive(protocol, [NAME], out=out, known=[known], device="cpu", say=lambda line: None)
+    done = run_situations(
+        protocol, [NAME], out=out, known=[known], device="cpu", say=lambda line: None
+    )
     assert done[NAME]
     assert list(read_records([out / f"{NAME}.jsonl"])) == [last["key"]]
     assert merge(out / f"{NAME}.jsonl", known / f"{NAME}.jsonl") == 1
@@ -262,7 +264,7 @@ def test_a_run_that_diverges_is_a_result(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(
         import_module("largemargin_papers.benchmark.run_benchmark"), "next_jobs", only_first
     )
-    drive(protocol, [NAME], out=tmp_path, device="cpu", say=first.append)
+    run_situations(protocol, [NAME], out=tmp_path, device="cpu", say=first.append)
     (record,) = read_records([tmp_path / f"{NAME}.jsonl"]).values()
     assert (record["status"], record["score"]) == ("diverged", None)
     assert "diverged" in first[0]
@@ -272,7 +274,9 @@ def test_a_run_that_cannot_be_made_is_no_result(tmp_path: Path) -> None:
     methods = {**TINY["methods"], "cosface": {"objective": "robust_discriminative", "margin": True}}
     protocol = tiny_protocol(tmp_path, methods=methods)
     said: list[str] = []
-    assert drive(protocol, [NAME], out=tmp_path, device="cpu", say=said.append) == {NAME: False}
+    assert run_situations(protocol, [NAME], out=tmp_path, device="cpu", say=said.append) == {
+        NAME: False
+    }
     failed = [line for line in said if "FAILED" in line]
     assert len(failed) == 3
     assert "pairs of clean and noisy" in failed[0]
@@ -318,7 +322,7 @@ def test_another_situation_fills_lanes_that_wait_for_a_rung(
         import_module("largemargin_papers.benchmark.run_benchmark"), "iter_finished", instantly
     )
     said: list[str] = []
-    done = drive(protocol, [NAME, "other"], out=tmp_path, device="cpu", say=said.append)
+    done = run_situations(protocol, [NAME, "other"], out=tmp_path, device="cpu", say=said.append)
     assert done == {NAME: True, "other": True}
     order = [line.split("/")[0] for line in said]
     assert order.count(NAME) == order.count("other") == 22

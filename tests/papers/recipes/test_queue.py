@@ -20,7 +20,7 @@ from largemargin_papers.recipes.queue import (
     tasks_of,
 )
 from largemargin_papers.recipes.records import append_record, read_records
-from largemargin_papers.recipes.run_queue import work_off
+from largemargin_papers.recipes.run_queue import run_missing
 
 from largemargin import LargeMarginError
 
@@ -62,9 +62,9 @@ def queue(tmp_path: Path) -> Path:
     return path
 
 
-def quietly(queue: Path, name: str = "out.jsonl", **options: object) -> run_queue.Work:
+def quietly(queue: Path, name: str = "out.jsonl", **options: object) -> run_queue.QueueResult:
     options = {"folder": queue.parent / "runs", "device": "cpu", "say": lambda text: None} | options
-    return work_off(queue, out=[queue.parent / name], **options)
+    return run_missing(queue, out=[queue.parent / name], **options)
 
 
 def test_a_run_that_tables_share_is_made_once(queue: Path) -> None:
@@ -117,12 +117,12 @@ def test_work_is_written_taken_and_not_done_again(queue: Path, tmp_path: Path) -
     assert (record["commit"], record["status"], record["seed"]) == ("abc", "finished", 0)
     assert record["settings"]["data"]["fraction"] == 0.3
     assert "path" not in record["settings"]["data"]
-    assert quietly(queue) == run_queue.Work()
+    assert quietly(queue) == run_queue.QueueResult()
 
     assert take_records(tmp_path / "out.jsonl", tmp_path) == 5
     tasks = tasks_of(queue)
     assert left_of(tasks, measured_already(tmp_path, tasks)) == []
-    assert quietly(queue, "elsewhere.jsonl") == run_queue.Work()
+    assert quietly(queue, "elsewhere.jsonl") == run_queue.QueueResult()
     tables = {table.protocol: table for table in measured_tables(tmp_path / "paper/table1.yaml")}
     assert tables.keys() == {"as printed", "batch_size 64"}
     softmax = tables["as printed"].lines[0]

@@ -146,7 +146,7 @@ def summary(done: Any) -> str:
         f"  {_report(done)}",
         f"  largemargin predict {folder} IMAGES",
         f"  largemargin compare{_same(done.config)} --methods NAME,NAME    better than softmax, or "
-        "luck?",
+        "by chance?",
     ]
     return "\n".join(lines)
 

@@ -43,7 +43,7 @@ PLAN, RESULT, TABLE, RUNS, TUNING = "plan.yaml", "compare.json", "table.txt", "r
 
 UNCLEAR = "no clear difference"
 FEW = 3
-"""Fewer seeds say next to nothing about the spread."""
+"""With fewer seeds the spread is hardly known."""
 
 HEADS = (
     *("method", "accuracy", "std", "difference", "95 % interval", "p (Holm)", "class margin"),
@@ -573,8 +573,8 @@ def _sentence(each: MethodResult, count: int) -> str:
         )
     known = f"{each.method}: {UNCLEAR} to softmax (p {each.corrected:.2f})"
     if count < FEW:
-        return f"{known}; {count} seeds can hardly show anything else{ranks}."
+        return f"{known}; {count} seeds are too few to show one{ranks}."
     if math.isnan(test.low):
         return f"{known}; all seeds differ by the same{ranks}."
     reach = 100 * max(abs(test.low), abs(test.high))
-    return f"{known}; with {count} seeds up to {reach:.2f} points could hide{ranks}."
+    return f"{known}; {count} seeds do not exclude one of up to {reach:.2f} points{ranks}."
