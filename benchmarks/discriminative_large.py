@@ -21,7 +21,7 @@ from rows import Row, captured, cuda_seconds, environment, verdict, write
 from torch import Tensor, nn
 
 import largemargin as lm
-from largemargin.losses.centroid_margin import nearest_rival
+from largemargin.ops.boundary import nearest_rival
 
 TARGET = 3.0
 CHECKED = 8

@@ -1,18 +1,13 @@
 """The search for the nearest boundary, in blocks and on a GPU: what a direct search finds."""
 
-import sys
-
 import pytest
 import torch
 from interpreted import NEEDS_TRITON, run_interpreted
 from torch import Tensor
 from torch.testing import assert_close
 
-from largemargin.losses import centroid_margin
-from largemargin.losses.centroid_margin import nearest_rival
-from largemargin.ops.boundary import nearest_two, paired_boundary_distance
-
-module = sys.modules[centroid_margin.__module__]
+from largemargin.ops import boundary as module
+from largemargin.ops.boundary import nearest_rival, paired_boundary_distance
 
 
 def problem(device: str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -67,7 +62,7 @@ def test_a_gpu_finds_the_nearest(
     monkeypatch: pytest.MonkeyPatch, precision: str, points: int
 ) -> None:
     """By plain products of few points, and of numbers split into parts."""
-    monkeypatch.setattr(sys.modules[nearest_two.__module__], "MANY_POINTS", points)
+    monkeypatch.setattr(module, "MANY_POINTS", points)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:

@@ -5,11 +5,11 @@ import importlib
 import pytest
 import torch
 
+from largemargin import functional
 from largemargin.losses import CentroidMargin
 from largemargin.ops.boundary import signed_boundary_distance
 
-# The function of this name hides the module of this name.
-module = importlib.import_module("largemargin.losses.centroid_margin")
+module = importlib.import_module("largemargin.ops.boundary")
 
 
 def many(classes=600, dim=5, count=7):
@@ -95,7 +95,7 @@ def test_distances_from_gram_matrices_and_their_gradients(with_bias):
     bias = bias if with_bias else None
     leaves = [x.requires_grad_() for x in (points, weight, bias) if x is not None]
     found = []
-    for way in (all_pairs, module._gram_distances, module._all_distances):
+    for way in (all_pairs, module._gram_distances, module.all_distances):
         values = way(points, weight, own, bias)
         factor = torch.arange(values.numel(), dtype=torch.float64).view_as(values)
         found.append((values.detach(), *torch.autograd.grad((values * factor).sum(), leaves)))
@@ -115,10 +115,10 @@ def test_large_means_over_rivals_go_by_gram_matrices(monkeypatch):
     used = []
     monkeypatch.setattr(module, "_gram_distances", lambda *given: used.append(given))
     monkeypatch.setattr(module, "EXACT_LIMIT", 6 * 3 * 4 / 16)
-    module._all_distances(points, weight, own, bias)
+    module.all_distances(points, weight, own, bias)
     assert not used
     monkeypatch.setattr(module, "EXACT_LIMIT", (6 * 3 * 4 - 1) / 16)
-    module._all_distances(points, weight, own, bias)
+    module.all_distances(points, weight, own, bias)
     assert len(used) == 1
 
 
@@ -154,10 +154,10 @@ def test_prototypes_as_far_apart_as_their_rounding_error_have_no_boundary():
 def test_products_keep_their_digits_where_others_are_rounded(monkeypatch):
     points, weight, own, bias = many(classes=6, dim=3, count=4)
     monkeypatch.setattr(module, "EXACT_LIMIT", 0)
-    want = module.centroid_margin(points, weight, own, bias=bias, aggregate="mean")
+    want = functional.centroid_margin(points, weight, own, bias=bias, aggregate="mean")
     short = [x.float() for x in (points, weight, bias)]
     with torch.autocast("cpu", torch.bfloat16):
-        found = module.centroid_margin(*short[:2], own, bias=short[2], aggregate="mean")
+        found = functional.centroid_margin(*short[:2], own, bias=short[2], aggregate="mean")
     assert found.dtype == torch.float32
     assert found.tolist() == pytest.approx(want.tolist(), rel=1e-5)
 
@@ -166,10 +166,10 @@ def test_of_two_candidates_the_exactly_nearer_one_is_taken(monkeypatch):
     """Whichever of them the search held for the nearer one; two, of however many blocks."""
     points, weight, own, bias = many(count=1)
     compared = []
-    search, distances = module.nearest_two, module._pair_distance
+    search, distances = module.nearest_two, module.pair_distance
     monkeypatch.setattr(module, "nearest_two", lambda *given: [x.flip(1) for x in search(*given)])
     monkeypatch.setattr(
-        module, "_pair_distance", lambda *given: compared.append(given[3]) or distances(*given)
+        module, "pair_distance", lambda *given: compared.append(given[3]) or distances(*given)
     )
     monkeypatch.setattr(module, "EXACT_LIMIT", 0)
     want = all_pairs(points, weight, own, bias)

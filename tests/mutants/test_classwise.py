@@ -42,11 +42,11 @@ def test_rows_are_known_to_count_only_where_asking_is_free(monkeypatch):
 
 def test_margins_of_classes_have_limits():
     limits = {"at_least": 0, "below": 1, "hint": ""}
-    check_margin("m", torch.tensor([0.0, 0.5]), **limits)
+    check_margin("m", torch.tensor([0.0, 0.5]), limits)
     for bad in ([0.5, -0.1], [0.5, 1.0], [0.5, torch.nan]):
         with pytest.raises(LargeMarginError, match="entry 1 is"):
-            check_margin("m", torch.tensor(bad), **limits)
-    check_margin("m", torch.full((2,), 9.0, device="meta"), **limits)  # not looked at
+            check_margin("m", torch.tensor(bad), limits)
+    check_margin("m", torch.full((2,), 9.0, device="meta"), limits)  # not looked at
 
 
 def test_weights_of_classes_are_copies_without_a_gradient():

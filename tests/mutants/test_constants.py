@@ -13,30 +13,21 @@ from largemargin.losses.base.logit_loss import LogitLoss
 from largemargin.losses.base.loss import Loss
 from largemargin.ops.norms import _Normalize, _SafeNorm
 
-SHARE = {"at_least": 0, "at_most": 1}
 CONSTANTS = {
     "losses.base.angles": {"NEAR": 0.99, "NOISE": {"bf16": 2.0**-8, "tf32": 2.0**-10}},
-    "losses.centroid_margin": {
+    "losses.hinges": {"_FORM": {"bias": None, "similarity": "dot", "scale": 1.0}},
+    "losses.layer_margin": {"NORMS": (1, 2, math.inf)},
+    "losses.base.scale": {"PROBABILITY": 0.9},
+    "ops.chunked": {"BLOCK_ELEMENTS": 2**20, "GPU_BLOCK_ELEMENTS": 2**25, "MIN_BLOCK": 256},
+    "ops.boundary": {
+        "DEGENERATE": 1e-12,
+        "MANY_POINTS": 64,
         "EXACT_LIMIT": 2**20,
         "BLOCK": 2**22,
         "GPU_BLOCK": 2**24,
         "GPU_NUMBERS": 2**23,
         "CANDIDATES": 2,
     },
-    "losses.hinges": {"_FORM": {"bias": None, "similarity": "dot", "scale": 1.0}},
-    "losses.layer_margin": {"NORMS": (1, 2, math.inf)},
-    "losses.base.scale": {"PROBABILITY": 0.9},
-    "losses.base.settings": {
-        "LIMITS": {
-            **{key: {} for key in ("weight", "threshold", "alpha1", "beta1", "alpha2", "beta2")},
-            "scale": {"above": 0},
-            "m1": {"above": 0},
-            **dict.fromkeys(("label_smoothing", "smoothing", "rate"), SHARE),
-            "mu": {"above": 0, "at_most": 1},
-        }
-    },
-    "ops.chunked": {"BLOCK_ELEMENTS": 2**20, "GPU_BLOCK_ELEMENTS": 2**25, "MIN_BLOCK": 256},
-    "ops.boundary": {"DEGENERATE": 1e-12, "MANY_POINTS": 64},
     "ops.class_stats": {"DENSE_LIMIT": 2**22},
     "ops.norms": {"EPS": 1e-12, "SQUARABLE": (1e-15, 1e15), "BLOCK_NUMBERS": 2**22},
     "heads.centroid_bank": {"SHARED_SLOTS": 4096},

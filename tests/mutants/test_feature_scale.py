@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import largemargin as lm
-from largemargin.ops import norms
+from largemargin.ops import distributed, norms
 from largemargin.ops.norms import EPS
 
 module = importlib.import_module("largemargin.losses.stable_discriminative")
@@ -46,17 +46,17 @@ def test_ranks_join_their_scales(monkeypatch, rank):
         assert x.nonzero().flatten().tolist() == [rank]
         return x[rank].expand(3)
 
-    monkeypatch.setattr(module, "world_size", lambda: 3)
-    monkeypatch.setattr(module.dist, "get_rank", lambda: rank)
-    monkeypatch.setattr(module, "all_reduce_sum", all_reduce_sum)
+    monkeypatch.setattr(distributed, "world_size", lambda: 3)
+    monkeypatch.setattr(distributed.dist, "get_rank", lambda: rank)
+    monkeypatch.setattr(distributed._AllReduceSum, "apply", all_reduce_sum)
     assert module.feature_scale(FEATURES, sync=True).item() == pytest.approx(5)
 
 
 def test_ranks_are_only_asked_where_there_are_some(monkeypatch):
-    monkeypatch.setattr(module, "all_reduce_sum", never)
-    monkeypatch.setattr(module.dist, "get_rank", never)
+    monkeypatch.setattr(distributed._AllReduceSum, "apply", never)
+    monkeypatch.setattr(distributed.dist, "get_rank", never)
     assert module.feature_scale(FEATURES, sync=True) == 5
-    monkeypatch.setattr(module, "world_size", lambda: 3)
+    monkeypatch.setattr(distributed, "world_size", lambda: 3)
     assert module.feature_scale(FEATURES) == 5
     assert module._typical_distance(FEATURES).item() == pytest.approx(20**0.5)
 

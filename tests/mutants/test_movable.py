@@ -1,9 +1,36 @@
 """Which hyper-parameters of a loss can be moved, how far, and after somebody else moved them."""
 
+import math
+
 import pytest
 
 import largemargin as lm
-from largemargin.losses.base.settings import _limits, find_setting, settings_of
+from largemargin.integrations.objective_text import objective_for
+from largemargin.losses.base.settings import WEIGHT, find_setting, settings_of
+
+SHARE = {"at_least": 0, "at_most": 1}
+RADIANS = {"at_least": 0, "below": math.pi}
+LIMITS = {
+    **{
+        key: {"margin": {}}
+        for key in ("biased_softmax", "dense_hinge", "max_hinge", "max_softplus")
+    },
+    "arcface": {"margin": RADIANS},
+    "center": {"rate": SHARE},
+    "cosface": {"margin": {"at_least": 0, "below": 3 / 2}},
+    "gm_softmax": {key: {} for key in ("alpha1", "beta1", "alpha2", "beta2")},
+    "label_smoothing": {"smoothing": SHARE},
+    "ldam": {"max_margin": {"at_least": 0, "below": 3 / 2}},
+    "margin_distribution": {"mu": {"above": 0, "at_most": 1}},
+    "margin_hinge": {"threshold": {}},
+    "unified_margin": {"m1": {"above": 0}, "m2": RADIANS},
+}
+"""What hyper-parameters may become, with three classes; others are >= 0."""
+COMMON = {"scale": {"above": 0}, "label_smoothing": SHARE}
+
+
+def without_hint(limits):
+    return {key: value for key, value in limits.items() if key != "hint"}
 
 
 def names(loss):
@@ -48,4 +75,18 @@ def test_a_number_set_by_hand_is_moved_again():
     ids=str,
 )
 def test_limits_of_margins(loss, name, num_classes, limits):
-    assert _limits(loss, name, num_classes)[0] == limits
+    assert without_hint(loss.setting_limits(name, num_classes)) == limits
+
+
+@pytest.mark.parametrize("name", lm.LOSSES)
+def test_limits_of_every_hyper_parameter(name):
+    objective = objective_for(name, class_counts=[3, 2, 1])(3, 2)
+    loss = next(term for term in objective.terms.values() if type(term) is lm.LOSSES[name])
+    expected = COMMON | LIMITS.get(name, {})
+    for key in expected.keys() | (set(names(loss)) - {WEIGHT}):
+        limits = without_hint(loss.setting_limits(key, 3))
+        assert limits == expected.get(key, {"at_least": 0}), key
+
+
+def test_weights_of_terms_have_no_limits():
+    find_setting(lm.Objective(face=lm.CosFace()), "face.weight").check("end", -1.0)

@@ -289,7 +289,7 @@ def assert_dense_and_sparse_agree(p, **settings):
     st.booleans(),
 )
 def test_item_18_sparse_form_equals_dense_form(p, margin, power, aggregate, by_gram_matrices):
-    module = importlib.import_module("largemargin.losses.centroid_margin")
+    module = importlib.import_module("largemargin.ops.boundary")
     with pytest.MonkeyPatch.context() as patch:
         if by_gram_matrices:  # the search of large problems
             patch.setattr(module, "EXACT_LIMIT", 0)
@@ -298,7 +298,7 @@ def test_item_18_sparse_form_equals_dense_form(p, margin, power, aggregate, by_g
 
 def many_classes(monkeypatch):
     """700 classes, searched in blocks of 256 by Gram matrices."""
-    module = importlib.import_module("largemargin.losses.centroid_margin")
+    module = importlib.import_module("largemargin.ops.boundary")
     monkeypatch.setattr(module, "EXACT_LIMIT", 0)
     monkeypatch.setattr(module, "BLOCK", 1)
     return make_problem(9, 700, 5, seed=3)

@@ -14,7 +14,7 @@ from largemargin.losses.base.classwise import ClassWise
 from largemargin.losses.base.loss import LossOptions
 from largemargin.losses.base.setting_ranges import Dimension, Range
 from largemargin.losses.base.terms import check_setting, matrix_of
-from largemargin.ops.boundary import DEGENERATE, for_search, nearest_two, paired_boundary_distance
+from largemargin.ops.boundary import all_distances, nearest_rival, pair_distance
 from largemargin.ops.matmul import without_autocast
 from largemargin.ops.norms import promote, safe_norm
 from largemargin.ops.scheduled_values import current
@@ -24,13 +24,6 @@ from largemargin.shapes import Labels, Prototypes
 Aggregate: TypeAlias = Literal["max", "mean"]
 AGGREGATES: tuple[Aggregate, ...] = ("max", "mean")
 
-EXACT_LIMIT = 2**20
-"""Up to this many numbers, all pairs of prototypes are subtracted from each other directly."""
-BLOCK = 2**22
-"""Pairs of sample and class looked at together."""
-GPU_BLOCK, GPU_NUMBERS = 2**24, 2**23
-"""The same on a GPU, which waits for the launches of smaller blocks; and of class vectors."""
-CANDIDATES = 2
 _PAIRS = "it compares class vectors with each other."
 
 
@@ -153,10 +146,10 @@ def centroid_margin(
         if aggregate == "max":
             with torch.no_grad():
                 rival = nearest_rival(points, weight, own, bias)
-            hinge = F.relu(margin + _pair_distance(points, weight, own, rival, bias))
+            hinge = F.relu(margin + pair_distance(points, weight, own, rival, bias))
             values = hinge if power == 1 else hinge.square()
         else:
-            hinge = F.relu(margin + _all_distances(points, weight, own, bias))
+            hinge = F.relu(margin + all_distances(points, weight, own, bias))
             hinge = hinge if power == 1 else hinge.square()
             values = hinge.scatter(1, own[:, None], 0.0).sum(1) / (weight.shape[0] - 1)
         return values.masked_fill(own != classes.long(), torch.nan)
@@ -206,90 +199,3 @@ def classifier_of(
     matrix = matrix_of(prototypes)
     refuse_sharded(matrix, "the centroid margin", _PAIRS)
     return boundary_form(prototypes, matrix, bias)
-
-
-def _pair_distance(
-    points: Tensor, weight: Tensor, own: Tensor, other: Tensor, bias: Tensor | None
-) -> Tensor:
-    """Signed distance for class pairs; ``other`` is (K,) or (K, J) rivals of each."""
-    if other.dim() == 2:
-        points, own = points[:, None], own[:, None]
-    # One gather, so that the backward pass fills one array of the prototypes' size.
-    count, index = own.numel(), torch.cat((own.flatten(), other.flatten()))
-    rows = weight.index_select(0, index)
-    mine = rows[:count].view(*own.shape, weight.shape[1])
-    theirs = rows[count:].view(*other.shape, weight.shape[1])
-    difference = None
-    if bias is not None:
-        biases = bias.index_select(0, index)
-        difference = biases[count:].view(other.shape) - biases[:count].view(own.shape)
-    return paired_boundary_distance(points, mine, theirs, difference)
-
-
-def _all_distances(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | None) -> Tensor:
-    """(K, C) signed distances with gradient, the own column being 0."""
-    if own.shape[0] * weight.numel() <= 16 * EXACT_LIMIT:
-        every = torch.arange(weight.shape[0], device=own.device).expand(own.shape[0], -1)
-        return _pair_distance(points, weight, own, every, bias)
-    return _gram_distances(points, weight, own, bias)
-
-
-def _gram_distances(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | None) -> Tensor:
-    """Signed distances from products of matrices, with gradient.
-
-    Squared lengths come from a Gram matrix, so they carry a rounding error of the order of
-    ``eps * ||W||^2``; lengths below that are treated as zero. The zero diagonal is replaced before
-    the square root (its gradient there would be infinite).
-    """
-    mine = weight[own]
-    logits = points @ weight.T
-    own_logit = (points * mine).sum(1, keepdim=True)
-    if bias is not None:
-        logits, own_logit = logits + bias, own_logit + bias[own][:, None]
-    sizes = safe_norm(mine).square()[:, None] + safe_norm(weight).square()
-    square = (sizes - 2 * (mine @ weight.T)).scatter(1, own[:, None], 0.0)
-    degenerate = square <= _noise(sizes.detach())
-    length = torch.sqrt(torch.where(degenerate, 1.0, square))
-    return torch.where(degenerate, 0.0, (logits - own_logit) / length)
-
-
-def _noise(sizes: Tensor) -> Tensor:
-    """Squared lengths from a Gram matrix mean nothing up to this."""
-    return (8 * torch.finfo(sizes.dtype).eps * sizes).clamp_min(DEGENERATE**2)
-
-
-def nearest_rival(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | None) -> Tensor:
-    """argmax over i != c of the signed distance (K,)."""
-    num_classes = weight.shape[0]
-    if own.shape[0] * weight.numel() <= EXACT_LIMIT:
-        every = torch.arange(num_classes, device=own.device).expand(own.shape[0], -1)
-        distance = _pair_distance(points, weight, own, every, bias)
-        return distance.scatter(1, own[:, None], -torch.inf).argmax(1)
-    # Subtracting the mean row changes no difference of rows but shortens them, which keeps the
-    # rounding error of the Gram matrix small; the logits' common shift is the same for all.
-    middle = weight.mean(0)
-    mine = weight.index_select(0, own) - middle
-    own_bias = None if bias is None else bias.index_select(0, own)
-    given = for_search(points, mine, own_bias, own, middle)
-    size = _block_size(own.shape[0], weight)
-    scores, indices = [], []
-    for start in range(0, num_classes, size):
-        block = slice(start, min(start + size, num_classes))
-        near = None if bias is None else bias[block]
-        best, index = nearest_two(given, weight[block], near, start)
-        scores.append(best)
-        indices.append(index)
-    candidates = indices[0]
-    if len(indices) > 1:
-        score = torch.cat(scores, 1)
-        chosen = score.topk(min(CANDIDATES, score.shape[1]), dim=1)
-        candidates = torch.cat(indices, 1).gather(1, chosen.indices)
-    exact = _pair_distance(points, weight, own, candidates, bias)
-    exact = exact.masked_fill(candidates == own[:, None], -torch.inf)
-    return candidates.gather(1, exact.argmax(1, keepdim=True)).squeeze(1)
-
-
-def _block_size(samples: int, weight: Tensor) -> int:
-    if weight.device.type == "cpu":
-        return max(256, BLOCK // max(samples, 1))
-    return max(256, min(GPU_BLOCK // max(samples, 1), GPU_NUMBERS // weight.shape[1]))

@@ -14,6 +14,7 @@ from largemargin.losses.base.terms import over_targets, target_and_rest
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
+from largemargin.tracing import values_are_checked
 
 
 class GMSoftmax(Loss):
@@ -138,10 +139,8 @@ def _aligned(alpha2: float | Tensor, beta2: float | Tensor) -> float | Tensor:
 
 
 def _check_theorem(alpha1: float | Tensor, alpha2: float | Tensor) -> None:
-    if torch.compiler.is_compiling():
-        return
     first, second = torch.as_tensor(alpha1), torch.as_tensor(alpha2)
-    if first.device.type != "cpu" or second.device.type != "cpu":
+    if not (values_are_checked(first, None) and values_are_checked(second, None)):
         return
     if bool((first < 0.5).any()) or bool((second > first).any()):
         raise LargeMarginError(

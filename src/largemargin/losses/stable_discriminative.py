@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal, TypeAlias, Unpack
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from largemargin.losses.base.setting_ranges import Dimension, Range
 from largemargin.losses.centroid_margin import Aggregate
 from largemargin.losses.compactness import hinge_to_center
 from largemargin.losses.discriminative import Discriminative
-from largemargin.ops.distributed import all_reduce_sum, world_size
+from largemargin.ops.distributed import all_reduce_sum, gather_numbers
 from largemargin.ops.norms import EPS, promote, safe_norm
 
 Gradient: TypeAlias = Literal["bounded", "exact", "detached"]
@@ -207,10 +206,9 @@ def _scale_of(features: Tensor, weights: Tensor, sync: bool) -> Tensor:
     """The scale of the rows with weight 1; the others are zero already."""
     # One zero more: the norm of an empty batch is 0 too.
     size, count = safe_norm(F.pad(safe_norm(features), (0, 1))), promote(weights).sum()
-    if sync and world_size() > 1:
+    if sync:
         # Not the sum of squares, which may leave the range of float32.
-        sizes = F.pad(size[None], (dist.get_rank(), world_size() - dist.get_rank() - 1))
-        size, count = safe_norm(all_reduce_sum(sizes)), all_reduce_sum(count)
+        size, count = safe_norm(gather_numbers(size)), all_reduce_sum(count)
     return size / count.clamp_min(1).sqrt()
 
 

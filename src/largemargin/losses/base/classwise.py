@@ -23,6 +23,7 @@ from largemargin.heads.centroid_bank import (
 from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.base.terms import matrix_of
 from largemargin.ops.distributed import all_reduce_sum, world_size
+from largemargin.tracing import values_are_checked
 
 _NO_SOFT = "the centroid of a soft class is not defined. Pass hard labels."
 
@@ -131,8 +132,7 @@ class ClassWise(Loss):
         inside = (kept >= 0) & (kept < num_classes)
         guard = torch.where(inside.all(), 0.0, torch.nan)
         valid = valid & inside
-        eager = valid.device.type == "cpu" and not torch.compiler.is_compiling()
-        complete = eager and bool(valid.all())
+        complete = values_are_checked(valid, None) and bool(valid.all())
         if self.bank is None:
             slots = class_means(
                 features, kept, num_classes, valid, sync=self._synced, complete=complete

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_matrix, check_num_classes, check_number
-from largemargin.tracing import plain_eager
+from largemargin.tracing import values_are_checked
 
 Scale: TypeAlias = float | Literal["auto"]
 """A number, or "auto": :func:`auto_scale`."""
@@ -64,7 +64,7 @@ def auto_scale(
         check_number("probability", probability, above=0, below=1)
     if isinstance(aligned, Tensor):
         aligned = aligned.min()
-        if aligned.device.type == "cpu" and plain_eager():
+        if values_are_checked(aligned, None):
             aligned = float(aligned)
     wanted = math.log((num_classes - 1) * probability / (1 - probability))
     gap = aligned + 1 / (num_classes - 1)

@@ -18,6 +18,7 @@ from largemargin.ops.class_stats import (
 )
 from largemargin.ops.matmul import PRECISIONS
 from largemargin.ops.similarity import SIMILARITIES
+from largemargin.tracing import values_are_checked
 
 
 def stats_of(
@@ -145,7 +146,7 @@ def check_margin(name: str, margin: float | Tensor, limits: Limits) -> None:
     """Limits on a margin given as a number, or as a (C,) tensor (values checked on the CPU)."""
     if not isinstance(margin, Tensor):
         check_number(name, margin, **limits)
-    elif margin.device.type == "cpu" and not torch.compiler.is_compiling():
+    elif values_are_checked(margin, None):
         at_least, below = limits["at_least"], limits["below"]
         bad = ~((margin >= at_least) & (margin < below))
         if bool(bad.any()):
