@@ -29,6 +29,7 @@ def advise(model: ReportModel, models: ReportModels) -> tuple[Advice, ...]:
     levels = {each.name: each.level for each in judge(model, models.baseline)}
     return (
         *_prototypes(model, levels["Class margin"]),
+        *_lengths(model),
         *_features(model),
         *_classes(model, levels["Worst classes"]),
         *_noise(model, levels["Robustness"]),
@@ -74,6 +75,10 @@ def _prototypes(model: ReportModel, level: str) -> Iterator[Advice]:
             else "a loss with a margin between classes, such as cosface, arcface or lm_softmax",
             "" if widens else "--objective lm_softmax",
         )
+
+
+def _lengths(model: ReportModel) -> Iterator[Advice]:
+    """Of class vectors, where they count: not on cosines."""
     cosine = model.geometry is not None and model.geometry.similarity == "cosine"
     if model.geometry and not cosine and model.geometry.prototypes.magnitude_ratio > 2:
         ratio = model.geometry.prototypes.magnitude_ratio

@@ -76,6 +76,7 @@ def draw(chart: Chart, picture: Any) -> None:
             _curve(chart, series, axes)
     _titles(chart, axes)
     _ticks(chart, axes)
+    _lines(chart, axes)
     _legend(chart, axes, picture)
 
 
@@ -188,7 +189,7 @@ def _titles(chart: Chart, axes: Any) -> None:
 
 
 def _ticks(chart: Chart, axes: Any) -> None:
-    """Numbers, names and lines along the axes, as on the page."""
+    """Numbers and names along the axes, as on the page."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
     x, y = x_axis(chart), y_axis(chart)
@@ -204,6 +205,10 @@ def _ticks(chart: Chart, axes: Any) -> None:
         axes.set_xlim(*x["range"])
     if chart.names:
         _names(axes.xaxis, chart.names)
+
+
+def _lines(chart: Chart, axes: Any) -> None:
+    """The grid, and the line at x = 0; a map of samples has neither, nor numbers."""
     if chart.zero:
         axes.axvline(0, color="0.4", linewidth=0.8)
     if chart.equal:

@@ -9,12 +9,13 @@ from typing import Any, TypeAlias
 
 from largemargin.app.config import RunConfig
 from largemargin.app.report.sample_views import Rivals, SampleViews, rivals_in
-from largemargin.app.training.comparison import RESULT as COMPARISON
-from largemargin.app.training.comparison import RUNS, Comparison
+from largemargin.app.training.comparison_result import RESULT as COMPARISON
+from largemargin.app.training.comparison_result import RUNS, Comparison
 from largemargin.app.training.config_file import to_dict
 from largemargin.app.training.files import read_json
 from largemargin.app.training.objective import parse_objective
-from largemargin.app.training.runs import DATA, ENVIRONMENT, METRICS, Run
+from largemargin.app.training.journal import METRICS
+from largemargin.app.training.runs import DATA, ENVIRONMENT, Run
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.accuracy import Correct
 from largemargin.measuring.calibration import Calibration
@@ -287,11 +288,7 @@ def _from_run(run: Run, name: str | None = None) -> ReportModel:
     notes: list[str] = []
     config = run.config
     facts = _json(run.folder / DATA, notes) or {}
-    geometry: Geometry | None = None
-    try:
-        geometry = run.geometry()
-    except LargeMarginError as error:
-        notes.append(str(error))
+    geometry = _geometry(run, notes)
     evaluation = _evaluation(run, facts, notes)
     classes = tuple(str(label) for label in facts.get("classes", ()))
     if not classes and geometry is not None:
@@ -320,6 +317,14 @@ def _from_run(run: Run, name: str | None = None) -> ReportModel:
 def _classes_of(geometry: Geometry) -> tuple[str, ...]:
     """Names of the classes, or else their numbers."""
     return geometry.class_names or tuple(str(label) for label in range(geometry.classes))
+
+
+def _geometry(run: Run, notes: list[str]) -> Geometry | None:
+    try:
+        return run.geometry()
+    except LargeMarginError as error:
+        notes.append(str(error))
+        return None
 
 
 def _evaluation(run: Run, facts: dict[str, Any], notes: list[str]) -> Evaluation | None:

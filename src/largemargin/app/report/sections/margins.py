@@ -353,14 +353,7 @@ def _sphere(model: ReportModel, sphere: Sphere) -> Chart:
     """Features in three dimensions on the unit sphere, with the class vectors."""
     drawn = drawn_points(sphere)
     xs, ys, zs = ([sphere.points[at][axis] for at in drawn] for axis in range(3))
-    samples = Points(
-        tuple(sphere.index[at] for at in drawn),
-        tuple(sphere.labels[at] for at in drawn),
-        tuple(sphere.predicted[at] for at in drawn),
-        tuple(_sphere_margin(sphere, at) for at in drawn),
-        model.data_key,
-        "cosine margin",
-    )
+    samples = _sphere_samples(model, sphere, drawn)
     x, y, z = ([1.08 * vector[axis] for vector in sphere.prototypes] for axis in range(3))
     names = tuple(model.class_name(label) for label in range(len(sphere.prototypes)))
     some = len(drawn) < len(sphere.points)
@@ -378,6 +371,17 @@ def _sphere(model: ReportModel, sphere: Sphere) -> Chart:
         note=f"{len(drawn):,} of {len(sphere.points):,} points" if some else "",
         table=_sphere_angles(model, sphere),
         wide=True,
+    )
+
+
+def _sphere_samples(model: ReportModel, sphere: Sphere, drawn: range) -> Points:
+    return Points(
+        tuple(sphere.index[at] for at in drawn),
+        tuple(sphere.labels[at] for at in drawn),
+        tuple(sphere.predicted[at] for at in drawn),
+        tuple(_sphere_margin(sphere, at) for at in drawn),
+        model.data_key,
+        "cosine margin",
     )
 
 

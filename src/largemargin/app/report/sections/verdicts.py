@@ -18,7 +18,7 @@ from largemargin.app.report.number_format import (
     text_cell,
 )
 from largemargin.app.report.report_models import ReportModel, ReportModels
-from largemargin.app.training.comparison import Comparison, verdict_text
+from largemargin.app.training.comparison_result import Comparison, verdict_text
 
 Read = Callable[[ReportModel], float | None]
 Show = Callable[..., Cell]
