@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError
 from largemargin.measuring import measure
-from largemargin.measuring.layers import block_names, pooled
+from largemargin.measuring.layers import block_names, pool_output
 
 
 @pytest.mark.parametrize(
@@ -34,10 +34,10 @@ def test_pooling(
     module: nn.Module, shape: tuple[int, ...], how: str, dims: tuple[int, ...]
 ) -> None:
     output = torch.randn(shape)
-    rows, said = pooled(output, module)
+    rows, said = pool_output(output, module)
     assert said == how
     torch.testing.assert_close(rows, output.mean(dims) if dims else output)
-    half, _ = pooled(output.half(), module)
+    half, _ = pool_output(output.half(), module)
     assert half.dtype == (torch.float32 if dims else torch.float16)
 
 

@@ -1,4 +1,4 @@
-"""Looking, never training: margins, dispersion, packings, curvature and the bounds about them."""
+"""Measures as pure functions: margins, dispersion, packings, curvature, and bounds."""
 
 from largemargin.geometry.bounds import (
     BallBound,

@@ -41,8 +41,7 @@ Seen = list[tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Correct(Record):
-    """Which images of a split a model is right about, so that two models can be told apart on the
-    same ones."""
+    """Which images of a split a model classifies correctly, to compare models image by image."""
 
     digest: str
     """Of names and labels of the images."""
@@ -362,7 +361,7 @@ class Counts:
 
 
 class CorrectCollector:
-    """Collects them in a pass over a split; of other data nothing is kept."""
+    """Collects a :class:`Correct` in a pass over a split; of other data nothing is kept."""
 
     def __init__(self, data: Source) -> None:
         self.split: Split | None = None

@@ -1,4 +1,4 @@
-"""How far an accuracy may be off because the test data is only a sample."""
+"""Confidence intervals of accuracies, and of the difference of two on the same samples."""
 
 import math
 from statistics import NormalDist

@@ -179,7 +179,7 @@ def _without_repeats(loader: Iterable[Any], device: torch.device) -> Iterator[Da
         kept = (index >= 0).nonzero()[:, 0]
         here = kept.to(device)
         known = None if labels is None else labels[here]
-        yield DataBatch(chosen(inputs, here, len(index)), known, index[kept])
+        yield DataBatch(take_rows(inputs, here, len(index)), known, index[kept])
 
 
 def loader_batches(
@@ -191,7 +191,7 @@ def loader_batches(
     start = 0
     for given in with_bar(loader, "measuring", total, progress):
         inputs, labels = _parts(given)
-        inputs = moved(inputs, device)
+        inputs = to_device(inputs, device)
         labels = None if labels is None else _as_labels(labels).to(device)
         end = start + (_length(inputs) if labels is None else len(labels))
         index = torch.arange(start, end) if positions is None else positions[start:end]
@@ -275,21 +275,21 @@ def _length(inputs: Any) -> int:
     return len(inputs) if isinstance(inputs, Sized) else 1
 
 
-def moved(inputs: Any, device: torch.device) -> Any:
+def to_device(inputs: Any, device: torch.device) -> Any:
     """Inputs of a model with all their tensors on a device."""
     if isinstance(inputs, Mapping):
-        return {name: moved(each, device) for name, each in inputs.items()}
+        return {name: to_device(each, device) for name, each in inputs.items()}
     if isinstance(inputs, tuple):
-        return tuple(moved(each, device) for each in inputs)
+        return tuple(to_device(each, device) for each in inputs)
     return inputs.to(device, non_blocking=True) if isinstance(inputs, Tensor) else inputs
 
 
-def chosen(inputs: Any, rows: Tensor, count: int) -> Any:
+def take_rows(inputs: Any, rows: Tensor, count: int) -> Any:
     """Those rows of a batch of inputs."""
     if isinstance(inputs, dict):
-        return {name: chosen(each, rows, count) for name, each in inputs.items()}
+        return {name: take_rows(each, rows, count) for name, each in inputs.items()}
     if isinstance(inputs, tuple):
-        return tuple(chosen(each, rows, count) for each in inputs)
+        return tuple(take_rows(each, rows, count) for each in inputs)
     if isinstance(inputs, Tensor) and inputs.dim() > 0 and inputs.shape[0] == count:
         return inputs if len(rows) == count else inputs[rows]
     return inputs

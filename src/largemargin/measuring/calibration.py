@@ -1,4 +1,4 @@
-"""Whether probabilities are honest, and whether small margins tell errors and OOD samples apart."""
+"""Calibration of probabilities, and how well margins tell errors and OOD samples apart."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Predictions with what speaks for them: probability, margin, largest logit, energy."""
+"""Confidence scores of predictions: probability, margin, largest logit, energy."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

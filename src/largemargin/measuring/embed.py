@@ -28,9 +28,9 @@ from largemargin.measuring.batches import (
     SKIP,
     device_of,
     loader_batches,
-    moved,
     need_labels,
     order_note,
+    to_device,
 )
 from largemargin.measuring.feature_geometry import Variance
 from largemargin.measuring.input_space import InputSpace, Normalization, need_tensor
@@ -578,7 +578,7 @@ class SampleReader:
         """Features of a batch by layer, and under no name its logits; on the CPU."""
         inputs = change(stack_samples(drawn.inputs[part]), drawn.index[part])
         hooks = None if self.reader is None else self.reader.hooks(drawn.labels[part])
-        features, logits, _ = self.probe.read(moved(inputs, self.device), hooks)
+        features, logits, _ = self.probe.read(to_device(inputs, self.device), hooks)
         if features.dim() != 2:
             raise LargeMarginError(
                 "embeddings need one vector per sample at the head, but what enters it has the "

@@ -111,7 +111,7 @@ OF_PEOPLE = ("folder", "csv", "arrays")
 
 @dataclass(frozen=True)
 class Origin(Record):
-    """What ``largemargin evaluate`` looked at."""
+    """Which images and which model of a run an evaluation is of."""
 
     split: str
     """test, validation or train."""

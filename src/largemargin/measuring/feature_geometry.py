@@ -223,7 +223,7 @@ def compactness_of(
 ) -> ClassCompactness:
     """Pairwise quantities of (N, D) rows; ``columns`` are labels, indices and margins of them."""
     labels, num_classes = columns["label"], len(sums.counts)
-    device = _roomy(kept, sums.counts.device)
+    device = _with_room(kept, sums.counts.device)
     rows, labels_there = kept.to(device), labels.to(device)
     dispersion = torch.full((num_classes,), math.nan, dtype=torch.float64)
     order = labels_there.argsort(stable=True)
@@ -259,7 +259,7 @@ def compactness_of(
     )
 
 
-def _roomy(rows: Tensor, device: torch.device) -> torch.device:
+def _with_room(rows: Tensor, device: torch.device) -> torch.device:
     """The accelerator where it has room for the features and their float32 copy, or the CPU."""
     if device.type != "cuda":
         return torch.device("cpu")

@@ -23,7 +23,7 @@ from largemargin.geometry.curvature import (
 )
 from largemargin.geometry.input_gradients import PRECISIONS, evaluation, sample_groups
 from largemargin.geometry.pairs import blocks
-from largemargin.measuring.batches import chosen, device_of, loader_batches
+from largemargin.measuring.batches import device_of, loader_batches, take_rows
 from largemargin.measuring.distributions import (
     ClassDistribution,
     Distribution,
@@ -328,7 +328,7 @@ class CurvatureCollector:
         if found is None:
             return
         rows, targets, numbers = found
-        images = need_tensor(chosen(inputs, rows, self.columns.size), "curvature")
+        images = need_tensor(take_rows(inputs, rows, self.columns.size), "curvature")
         images = self.space.raw(images)
         size = self.batch_size or self.columns.size
         for part in sample_groups(images, self.settings.num_directions, size):

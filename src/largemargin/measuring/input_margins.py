@@ -12,7 +12,7 @@ from largemargin.dropin.model_outputs import tensors_in
 from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.geometry.input_gradients import evaluation
 from largemargin.losses.layer_margin import NORMS
-from largemargin.measuring.batches import chosen, device_of, loader_batches
+from largemargin.measuring.batches import device_of, loader_batches, take_rows
 from largemargin.measuring.distributions import (
     ClassDistribution,
     Distribution,
@@ -99,7 +99,7 @@ class MarginCollector:
         if found is None:
             return
         rows, targets, _ = found
-        self.columns.add(**self._margins(chosen(inputs, rows, self.columns.size), targets))
+        self.columns.add(**self._margins(take_rows(inputs, rows, self.columns.size), targets))
 
     def _margins(self, inputs: Any, labels: Tensor) -> dict[str, Tensor]:
         with evaluation(self.space, labels):

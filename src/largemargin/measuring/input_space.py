@@ -58,7 +58,7 @@ class InputSpace(nn.Module):
 
     def read(self, inputs: Any, layers: Mapping[str, LayerHook] | None = None) -> Reading:
         """One pass; ``layers`` as in :meth:`Probe.read`."""
-        reading = self.probe.read(_unharmed(self.normalized(inputs)), layers)
+        reading = self.probe.read(_cloned_leaves(self.normalized(inputs)), layers)
         if reading.logits.dim() != 2:
             raise LargeMarginError(
                 "margins and curvature in input space need one row of logits per sample, but the "
@@ -120,12 +120,12 @@ def _numbers(normalization: Normalization) -> tuple[Tensor, Tensor]:
     return mean, std
 
 
-def _unharmed(inputs: Any) -> Any:
+def _cloned_leaves(inputs: Any) -> Any:
     """Copies of leaves: a model may write into its input, which a leaf does not allow."""
     if isinstance(inputs, dict):
-        return {name: _unharmed(each) for name, each in inputs.items()}
+        return {name: _cloned_leaves(each) for name, each in inputs.items()}
     if isinstance(inputs, tuple):
-        return tuple(_unharmed(each) for each in inputs)
+        return tuple(_cloned_leaves(each) for each in inputs)
     leaf = isinstance(inputs, Tensor) and inputs.is_leaf and inputs.requires_grad
     return inputs.clone() if leaf else inputs
 

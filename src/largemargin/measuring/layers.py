@@ -116,7 +116,7 @@ class LayerReader:
         elif self.labels.dim() > 1:
             rows, how = first.flatten(0, -2), "none, one row per position"
         else:
-            rows, how = pooled(first, module)
+            rows, how = pool_output(first, module)
             notes = tuple(_pooling_notes(first, found))
         if name not in self.facts:
             kind, shape = type(module).__name__, tuple(first.shape[1:])
@@ -158,11 +158,11 @@ class LayerReader:
         )
 
 
-def pooled(output: Tensor, module: nn.Module) -> tuple[Tensor, str]:
+def pool_output(output: Tensor, module: nn.Module) -> tuple[Tensor, str]:
     """(N, D) of the output of a layer, and how it was made; averages in float32 at least.
 
     Example:
-        >>> pooled(torch.ones(2, 3, 4, 4), nn.Conv2d(3, 3, 1))[1]
+        >>> pool_output(torch.ones(2, 3, 4, 4), nn.Conv2d(3, 3, 1))[1]
         'mean over space'
     """
     if output.dim() == 2:
@@ -219,7 +219,7 @@ def _pools(probe: Probe, layers: Layers) -> dict[str, Pool | None]:
 
 
 class LayerStream:
-    """What a pass leaves behind of one layer; rows are those of the head's stream."""
+    """Norms and class sums of one layer; rows are those of the head's stream."""
 
     def __init__(
         self,

@@ -19,13 +19,13 @@ from largemargin.heads.head_spec import HeadView
 from largemargin.measuring.batches import (
     IGNORED,
     NOTHING,
-    chosen,
     count_samples,
     device_of,
     has_positions,
     loader_batches,
     need_labels,
     order_note,
+    take_rows,
 )
 from largemargin.measuring.calibration import Rejection, calibration, rejection
 from largemargin.measuring.distributions import Margins, describe, describe_classes
@@ -226,7 +226,7 @@ def measure_arrays(
     others = None
     if ood is not None:
         ood = torch.as_tensor(ood)
-        others = [leads(stream, (ood[part] for part in blocks(len(ood), batch_size)))]
+        others = [ood_scores(stream, (ood[part] for part in blocks(len(ood), batch_size)))]
     geometry = build_geometry(
         stream,
         radius=radius,
@@ -320,7 +320,7 @@ def _layer_streams(
 
 @dataclass
 class PassCounts:
-    """What a pass has to say beside its stream."""
+    """Counts of a pass over a loader, beside its stream."""
 
     samples: int = 0
     """That came, each sequence one."""
@@ -408,14 +408,15 @@ class MeasuringPass:
         def features() -> Iterator[Tensor]:
             for inputs, _, index in loader_batches(loader, self.device, progress=self.progress):
                 flat = rows(self.probe.read(inputs).features)
-                if len(index) == len(flat):
-                    flat = flat[(index >= 0).to(flat.device)]
+                own = index >= 0
+                if len(index) == len(flat) and not bool(own.all()):
+                    flat = flat[own.to(flat.device)]
                 yield flat
 
-        return leads(self.stream, features())
+        return ood_scores(self.stream, features())
 
     def notes(self, loader: Iterable[Any], counts: list[PassCounts]) -> list[str]:
-        """What a reader of the result has to know about how it was read."""
+        """Caveats of how the data was read."""
         order = order_note(loader)
         found = [] if order is None else [order]
         if len(counts) > 1 and not any(each.numbered for each in counts):
@@ -455,8 +456,8 @@ def skipped_note(count: int) -> str:
     return f"{count} samples labelled {IGNORED} were skipped"
 
 
-def leads(stream: Stream, parts: Iterable[Tensor]) -> dict[str, Tensor]:
-    """Scores of features of other data than the stream's."""
+def ood_scores(stream: Stream, parts: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Scores of the features of out-of-distribution data."""
     scores = stream.scores
     found: dict[str, list[Tensor]] = {name: [torch.zeros(0).double()] for name in LEADS}
     for features in parts:
@@ -524,7 +525,7 @@ class InputParts:
         if self.bounds is not None and self.network.reason is None:
             found = self.columns.choose(labels, index)
             if found is not None:
-                images = chosen(inputs, found[0], self.columns.size)
+                images = take_rows(inputs, found[0], self.columns.size)
                 with torch.no_grad():
                     if isinstance(images, Tensor):
                         images = self.space.raw(images)

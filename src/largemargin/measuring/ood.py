@@ -1,4 +1,4 @@
-"""Out-of-distribution detection: do scores of the predicted class tell other data apart?"""
+"""Out-of-distribution (OOD) detection by scores of the predicted class."""
 
 import math
 from dataclasses import dataclass
@@ -50,10 +50,10 @@ def false_positive_rate(known: Tensor, ood: Tensor, *, keep: float = 0.95) -> fl
         return math.nan
     if bool(known.isnan().any()) or bool(ood.isnan().any()):
         return math.nan
-    return float((ood >= keeping(known, keep)).double().mean())
+    return float((ood >= keep_threshold(known, keep)).double().mean())
 
 
-def keeping(scores: Tensor, keep: float) -> float:
+def keep_threshold(scores: Tensor, keep: float) -> float:
     """The largest threshold that at least the share ``keep`` of the scores is not below."""
     # A share such as 0.95 of 20 is 19.000000000000004 in floating point.
     count = max(math.ceil(keep * len(scores) - 1e-9), 1)

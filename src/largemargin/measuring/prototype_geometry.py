@@ -1,4 +1,4 @@
-"""How the class vectors of a head are arranged, beside the best they could be."""
+"""How the class vectors of a head are arranged, against the best possible arrangement."""
 
 import math
 from dataclasses import dataclass

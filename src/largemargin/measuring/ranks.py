@@ -1,4 +1,4 @@
-"""Processes of a distributed run: what each has found, put together."""
+"""Results of the processes of a distributed run, gathered; an error of one is an error of all."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

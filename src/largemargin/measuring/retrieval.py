@@ -109,7 +109,7 @@ def retrieval_of(
         mine[here, here + rows.start] = True
         return same & ~mine, mine
 
-    parts = list(ranked(queries, gallery, similarity, matches))
+    parts = list(rank_gallery(queries, gallery, similarity, matches))
     matched, first, precision = (torch.cat(each).cpu() for each in zip(*parts, strict=True))
     found = matched > 0
     count = int(found.sum())
@@ -153,7 +153,7 @@ def check_search(queries: Tensor, labels: Tensor, gallery: Tensor, gallery_label
     check_all_finite(queries=queries, gallery=gallery)
 
 
-def ranked(
+def rank_gallery(
     queries: Tensor,
     gallery: Tensor,
     similarity: str,
@@ -320,7 +320,7 @@ def cross_camera(
         here = camera[rows, None] == their_camera
         return same & ~here, (same & here) | (their_person == JUNK)
 
-    parts = list(ranked(queries, gallery, similarity, matches, trapezoid=precision != "step"))
+    parts = list(rank_gallery(queries, gallery, similarity, matches, trapezoid=precision != "step"))
     matched, first, precisions = (torch.cat(each).cpu() for each in zip(*parts, strict=True))
     found = matched > 0
     count = int(found.sum())

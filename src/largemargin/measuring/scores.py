@@ -1,4 +1,4 @@
-"""What a head says about features: margins, distances to boundaries, confidence; in float64."""
+"""Scores of features at a head: margins, distances to boundaries, confidence; in float64."""
 
 import math
 from typing import NamedTuple
@@ -37,7 +37,7 @@ class Tables(NamedTuple):
 
 
 class HeadScores:
-    """The head of a model, ready to be asked about (N, D) features."""
+    """Scores that a head gives (N, D) features."""
 
     def __init__(self, head: HeadView) -> None:
         check_matrix("weight", head.weight, "(C, D)")

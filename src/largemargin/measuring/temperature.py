@@ -1,4 +1,4 @@
-"""One number that makes probabilities mean what they say: fitted on validation data."""
+"""Temperature scaling, fitted on validation data."""
 
 from dataclasses import dataclass
 from typing import Any

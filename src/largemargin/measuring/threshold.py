@@ -1,4 +1,4 @@
-"""Below which margin a prediction should be looked at: calibrated on validation data."""
+"""A margin below which predictions are flagged, calibrated on validation data."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.measuring.batches import Source
 from largemargin.measuring.confidence import Scorer, validation_columns
 from largemargin.measuring.logit_model import LogitModel
-from largemargin.measuring.ood import keeping
+from largemargin.measuring.ood import keep_threshold
 from largemargin.measuring.records import Record
 
 RULES = ("keep", "accuracy")
@@ -157,7 +157,7 @@ def _keeping(margins: Tensor, target: float) -> float:
             f"{needed} of them, but the validation data has {len(margins)}. Use more validation "
             "data or a smaller target."
         )
-    return keeping(margins, target)
+    return keep_threshold(margins, target)
 
 
 def _reaching(margins: Tensor, right: Tensor, target: float) -> float:
