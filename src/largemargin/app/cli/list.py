@@ -1,11 +1,9 @@
 """``largemargin list``: the losses, networks and data sets there are.
 
-Equations of docstrings, written in LaTeX, as text for a terminal.
+A loss is described by its docstring and signature; equations in LaTeX become text for a terminal:
 
-\\ell = -\\log\frac{e^{s\\cos\theta_y}}{\\sum_j e^{s\\cos\theta_j}}
+\\ell = -\\log\\frac{e^{s\\cos\\theta_y}}{\\sum_j e^{s\\cos\\theta_j}}
 ℓ = -log e^(s cos θ_y) / Σ_j e^(s cos θ_j)
-
-What the docstrings and signatures of the losses say, as data for ``largemargin list``.
 """
 
 import inspect
@@ -299,21 +297,21 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
 def run(options: Any) -> int:
     if options.models and options.data:
         raise LargeMarginError("--models and --data are two lists. Ask for one at a time.")
-    if (options.models or options.data) and options.names:
+    if not (options.models or options.data):
+        print(_losses(options.names, in_full=options.all, as_json=options.json))
+        return 0
+    if options.names:
         raise LargeMarginError(
             f"{options.names[0]!r} is looked up among the losses, but --models or --data was given "
             "too. Leave one of them out."
         )
-    if options.models or options.data:
-        described = _models() if options.models else _data()
-        print(json.dumps(described, indent=1) if options.json else _two_columns(described))
-        return 0
-    _print_losses(options.names, in_full=options.all or bool(options.names), as_json=options.json)
+    described = _models() if options.models else _data()
+    print(json.dumps(described, indent=1) if options.json else _two_columns(described))
     return 0
 
 
-def _print_losses(names: list[str], *, in_full: bool, as_json: bool) -> None:
-
+def _losses(names: list[str], *, in_full: bool, as_json: bool) -> str:
+    """The losses of these names in full, or all of them."""
     for name in names:
         if name not in LOSSES:
             close = get_close_matches(name, LOSSES, n=3, cutoff=0.4)
@@ -321,21 +319,27 @@ def _print_losses(names: list[str], *, in_full: bool, as_json: bool) -> None:
             raise LargeMarginError(f"there is no loss {name!r}. {meant}")
     entries = [describe(name) for name in names or LOSSES]
     if as_json:
-        print(json.dumps([{"loss": entry.name, **asdict(entry)} for entry in entries], indent=1))
-    elif in_full:
-        print("\n\n".join(_in_full(entry) for entry in entries))
-    else:
-        print(_two_columns({entry.name: entry.what for entry in entries}))
-        used = [key for key in PAPERS if any(key in entry.paper for entry in entries)]
-        print("\nPapers:\n" + _two_columns({key: PAPERS[key] for key in used}))
-        print(
+        return json.dumps([{"loss": entry.name, **asdict(entry)} for entry in entries], indent=1)
+    if names or in_full:
+        return "\n\n".join(_in_full(entry) for entry in entries)
+    return _overview(entries)
+
+
+def _overview(entries: list[LossEntry]) -> str:
+    """A line each, the papers, and where to go on."""
+    papers = ", ".join(entry.paper for entry in entries)
+    used = {key: title for key, title in PAPERS.items() if key in papers}
+    return "\n".join(
+        [
+            _two_columns({entry.name: entry.what for entry in entries}),
+            "\nPapers:\n" + _two_columns(used),
             "\nIn full: largemargin list NAME. Train with one: largemargin train --objective NAME, "
-            "or with a sum:\n--objective 'cross_entropy + 0.5*sample_margin'."
-        )
+            "or with a sum:\n--objective 'cross_entropy + 0.5*sample_margin'.",
+        ]
+    )
 
 
-def _in_full(entry: Any) -> str:
-
+def _in_full(entry: LossEntry) -> str:
     lines = [f"{entry.name}  (lm.{entry.module}, {entry.kind})", *_wrapped(entry.what)]
     for equation in entry.equations:
         lines += ["", *_wrapped(equation, indent=6)]

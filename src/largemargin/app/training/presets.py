@@ -11,8 +11,10 @@ from typing import Any, Literal
 from largemargin.app.config import NoiseConfig, ObjectiveConfig, RunConfig
 from largemargin.app.training.config_file import settings_from
 from largemargin.app.training.files import read_json
-from largemargin.app.training.objective import needs_of, objective_of
+from largemargin.app.training.objective import needs_of, objective_of, parse_objective
 from largemargin.errors import LargeMarginError
+from largemargin.integrations.objective_text import needs_counts
+from largemargin.losses import LOSSES
 from largemargin.losses.base.class_counts import refuse_mapping
 from largemargin.losses.base.objective import Objective
 
@@ -63,7 +65,8 @@ class Preset:
                 "with lm.train. In a loop of your own, attach the loss and make the noisy images "
                 "there: docs/how-to/robust.md shows how."
             )
-        if "ldam" in self.objective.name and self.class_counts is None:
+        losses = (LOSSES[term.name] for term in parse_objective(self.objective))
+        if self.class_counts is None and any(map(needs_counts, losses)):
             raise LargeMarginError(
                 f"the preset {self.name!r} has margins by class frequency: pass how many training "
                 f"images every class has, lm.preset({self.name!r}, class_counts=torch.bincount("

@@ -13,6 +13,7 @@ from largemargin.app.training.objective import objective_of, parse_objective
 from largemargin.errors import LargeMarginError
 from largemargin.integrations.objective_text import Term
 from largemargin.losses import LOSSES
+from largemargin.losses.base.loss import Loss
 from largemargin.losses.base.scale import auto_scale
 from largemargin.losses.base.setting_ranges import Choice, Dimension, Range
 from largemargin.losses.base.settings import WEIGHT, Setting, settings_of
@@ -77,25 +78,31 @@ def _of_losses(
     # The dimension of the features does not enter any range.
     objective = objective_of(config, class_counts)(len(class_counts), 2)
     names = {LOSSES[term.name].term: term.name for term in terms}
+    settings = settings_of(objective)
     found: list[tuple[str, Dimension, Any]] = []
-    whole: list[tuple[str, Dimension, Any]] = []
-    scheduled: set[str] = set()
-    for setting in settings_of(objective):
+    for setting in settings:
         term = names[setting.term]
-        scheduled.add(f"{term}.{setting.name}")
         if setting.name == WEIGHT and not _weight_matters(term, terms, setting):
             continue
         dimension = dimension_of(term, setting.name)
         value = _number(setting, len(class_counts))
         if dimension is not None and value is not None:
             found.append((f"objective.{term}.{setting.name}", dimension, value))
-    for term, loss in zip(names.values(), objective.terms.values(), strict=True):
-        for name, dimension in LOSSES[term].search_space.items():
-            # Integers, which schedules cannot move but tuning can.
-            value = getattr(loss, name, None)
-            if f"{term}.{name}" not in scheduled and isinstance(value, int):
-                whole.append((f"objective.{term}.{name}", dimension, value))
-    return found + whole
+    scheduled = {setting.path for setting in settings}
+    for name, loss in objective.terms.items():
+        assert isinstance(loss, Loss)
+        found += [
+            (f"objective.{names[name]}.{argument}", loss.search_space[argument], value)
+            for argument, value in _whole_numbers(loss).items()
+            if f"{name}.{argument}" not in scheduled
+        ]
+    return found
+
+
+def _whole_numbers(loss: Loss) -> dict[str, int]:
+    """Integers, which schedules cannot move but tuning can."""
+    values = {name: getattr(loss, name, None) for name in loss.search_space}
+    return {name: value for name, value in values.items() if isinstance(value, int)}
 
 
 def dimension_of(loss: str, name: str) -> Dimension | None:
@@ -125,19 +132,23 @@ def _change(space: dict[str, Dimension], now: dict[str, Any], path: str, change:
         raise LargeMarginError(f"{path!r} is nothing that can be tuned here: {', '.join(close)}.")
     if change is None:
         del space[path], now[path]
-        return
+    else:
+        space[path] = _dimension(path, change)
+
+
+def _dimension(path: str, change: Any) -> Dimension:
+    """A range or a choice, as a user writes it."""
     if not isinstance(change, list | tuple) or len(change) < 2:
         raise LargeMarginError(
             f"the range of {path} must be [low, high], a list of more values, or null to leave it "
             f"as it is, but {change!r} was given."
         )
     if len(change) > 2 or None in change:
-        space[path] = Choice(tuple(change))
-        return
+        return Choice(tuple(change))
     low, high = (float(each) for each in change)
     if not (math.isfinite(low) and low < high):
         raise LargeMarginError(f"the range of {path} must be [low, high], but got {change!r}.")
-    space[path] = Range(low, high, log=low > 0 and high / low >= 10)
+    return Range(low, high, log=low > 0 and high / low >= 10)
 
 
 def rounded(value: Any) -> Any:

@@ -1,14 +1,13 @@
-"""Arguments that a loss does not have: which one is meant, and what there is.
+"""Arguments of constructors: what a wrong one means, and which ones build a module again.
 
 Losses of other libraries call the same things by other names. A loss is told of them here, once,
-for all classes: a message that says ``scale`` to whoever wrote ``s`` saves a look at the docs.
-
-The repr of a loss: an expression that builds it again.
+for all classes: a message that says ``scale`` to whoever wrote ``s`` saves a look at the docs. The
+``repr`` of a loss is an expression that builds it again.
 """
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -110,17 +109,14 @@ def wrong_arguments(
     known, name = arguments_of(kind), kind.__name__
     first = [each.name for each in known.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
     unknown = [each for each in settings if each not in known]
-    missing = [each for each in first[len(args) :] if each not in settings]
-    missing = [each for each in missing if known[each].default is inspect.Parameter.empty]
+    missing = [
+        each
+        for each in first[len(args) :]
+        if each not in settings and known[each].default is inspect.Parameter.empty
+    ]
     said: list[str] = []
     if len(args) > len(first):
-        numbers = all(isinstance(each, int | float) for each in args)
-        best = list(known)[:2] if numbers else ["weight"]  # torch's first argument
-        some = ", ".join(f"{each}=..." for each in best if each in known) or "softmax=..."
-        given = ", ".join(_short(each) for each in args[len(first) :])
-        said.append(f"{name} takes its arguments by name, {name}({some}), but got {given}.")
-        if all(isinstance(each, int) for each in args):
-            said.append(HEAD.format(loss=name))
+        said += _by_name(name, known, args, len(first))
     if unknown:
         said.append(f"{name} has no argument {' or '.join(map(repr, unknown))}.")
         said += dict.fromkeys(filter(None, (_meant(each, known, kind) for each in unknown)))
@@ -131,6 +127,20 @@ def wrong_arguments(
     if known:
         said.append(f"It takes: {', '.join(known)}.")
     return WrongArguments(" ".join(said))
+
+
+def _by_name(name: str, known: Mapping[str, Any], args: Sequence[Any], taken: int) -> Iterator[str]:
+    """What to write in place of the arguments that were given by position, ``taken`` of them well.
+
+    Two numbers are those of a loss that has class vectors of its own.
+    """
+    numbers = all(isinstance(each, int | float) for each in args)
+    best = list(known)[:2] if numbers else ["weight"]  # torch's first argument
+    some = ", ".join(f"{each}=..." for each in best if each in known) or "softmax=..."
+    given = ", ".join(_short(each) for each in args[taken:])
+    yield f"{name} takes its arguments by name, {name}({some}), but got {given}."
+    if all(isinstance(each, int) for each in args):
+        yield HEAD.format(loss=name)
 
 
 def _meant(name: str, known: Mapping[str, Any], kind: type[Any]) -> str:
