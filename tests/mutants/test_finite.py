@@ -47,7 +47,7 @@ def test_one_value_of_many_is_enough():
     [("float16", "float32"), ("bfloat16", "float32"), ("float32", "float64")],
 )
 def test_the_way_out_is_a_wider_dtype(dtype, wider):
-    assert finite._limits(torch.ones(1, dtype=getattr(torch, dtype))).endswith(f"in {wider}.")
+    assert finite._numbers_end(torch.ones(1, dtype=getattr(torch, dtype))).endswith(f"in {wider}.")
 
 
 def test_a_gradient_that_overflows_names_its_row():
