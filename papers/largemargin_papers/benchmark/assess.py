@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.app.data.samples import Samples
-from largemargin.app.training.run_scores import autocast
+from largemargin.app.training.processes import autocast
 from largemargin.measuring.accuracy import accuracy_of
 from largemargin.measuring.batches import need_labels, source_batches
 from largemargin.measuring.confidence import Scorer

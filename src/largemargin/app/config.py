@@ -1,8 +1,6 @@
-"""Everything that defines a training run, as typed settings: what a YAML file says.
+"""Everything that defines a training run, as typed settings: data, network, objective, optimizer.
 
-What to train on, as typed settings.
-
-Which network, as typed settings.
+YAML files, the options of the command line and ``--help`` are derived from these classes.
 """
 
 from dataclasses import dataclass, field

@@ -14,7 +14,7 @@ from largemargin.app.training import NoiseConfig, ObjectiveConfig, OptimizerConf
 from largemargin.app.training.epoch_totals import Totals
 from largemargin.app.training.journal import Journal
 from largemargin.app.training.processes import Processes
-from largemargin.app.training.runs import whole_rows
+from largemargin.app.training.journal import whole_rows
 from largemargin.app.training.step import Step
 from largemargin.app.training.trainer import Trainer, training_batches
 from largemargin.errors import LargeMarginError

@@ -15,8 +15,9 @@ from largemargin.app.config import DataConfig
 from largemargin.app.data.load import Data, load_data
 from largemargin.app.data.samples import Samples
 from largemargin.app.data.sources import SOURCES
+from largemargin.app.training.environment import pick_device
 from largemargin.app.training.files import read_json
-from largemargin.app.training.runs import DATA, Run, pick_device
+from largemargin.app.training.runs import DATA, Run
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.evaluate import Origin
 

@@ -108,6 +108,10 @@ class Plan(NamedTuple):
     draws: Draws
 
 
+EVALUATION_BATCH = 1000
+"""Images at a time where nothing is trained."""
+
+
 class Batches:
     """Batches of a split.
 

@@ -13,8 +13,8 @@ from largemargin.app.training.comparison_result import RESULT as COMPARISON
 from largemargin.app.training.comparison_result import RUNS, Comparison
 from largemargin.app.training.config_file import to_dict
 from largemargin.app.training.files import read_json
-from largemargin.app.training.objective import parse_objective
 from largemargin.app.training.journal import METRICS
+from largemargin.app.training.objective import parse_objective
 from largemargin.app.training.runs import DATA, ENVIRONMENT, Run
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.accuracy import Correct

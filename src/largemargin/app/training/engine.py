@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import fields
@@ -24,13 +25,13 @@ from largemargin.app.config import RunConfig
 from largemargin.app.data.load import Data, load_data
 from largemargin.app.training.checkpoints import Checkpoints, model_weights
 from largemargin.app.training.config_file import to_dict, write_config
-from largemargin.app.training.environment import environment
+from largemargin.app.training.environment import environment, pick_device
 from largemargin.app.training.files import RESULT as RESULT_KIND
 from largemargin.app.training.files import remove_drafts, stamp, write_json
 from largemargin.app.training.journal import Journal, Progress
 from largemargin.app.training.processes import Agreement, Processes, several_processes
 from largemargin.app.training.run_rng import DETERMINISTIC, make_deterministic
-from largemargin.app.training.run_scores import in_short, left_out, warn_diverged
+from largemargin.app.training.run_scores import TOLD, in_short, left_out
 from largemargin.app.training.runs import (
     CONFIG,
     DATA,
@@ -44,10 +45,10 @@ from largemargin.app.training.runs import (
     load_again,
     locked,
     new_folder,
-    pick_device,
     resume_command,
 )
 from largemargin.app.training.trainer import Trainer
+from largemargin.dropin.training_warnings import MarginWarning
 from largemargin.errors import LargeMarginError, check_number
 from largemargin.measuring.geometry_result import Geometry
 from largemargin.measuring.robust.epsilon_ball import LEVELS
@@ -114,6 +115,14 @@ def train(
                 session.pause_if_asked()
             done = session.finish()
         return warn_diverged(done) if session.processes.rank == 0 else done
+
+
+def warn_diverged(run: Run) -> Run:
+    """The run; with a warning where it diverged."""
+    failure = run.failure
+    if failure is not None:
+        warnings.warn(f"{TOLD}: {failure}", MarginWarning, stacklevel=3)
+    return run
 
 
 class Session:

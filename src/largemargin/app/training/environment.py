@@ -1,4 +1,4 @@
-"""What a run ran on: versions, device, commit, command."""
+"""What a run runs on: the device that settings name; versions, commit and command."""
 
 import os
 import platform
@@ -9,9 +9,28 @@ from typing import Any
 
 import torch
 
+from largemargin.errors import LargeMarginError
 from largemargin.version import __version__
 
 PACKAGES = ("torchvision", "numpy", "accelerate", "safetensors", "scikit-learn", "timm")
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise LargeMarginError(
+            f"device must be auto, cpu, cuda, ..., but {name!r} was given."
+        ) from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise LargeMarginError(
+            f"device is {name}, but torch sees no CUDA device here. Use device: cpu or auto."
+        )
+    return device
 
 
 def environment(device: torch.device, *, processes: int = 1) -> dict[str, Any]:

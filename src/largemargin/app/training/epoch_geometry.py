@@ -8,9 +8,8 @@ from torch import Tensor
 
 from largemargin.app.config import RunConfig
 from largemargin.app.data.load import Data
-from largemargin.app.data.samples import Batches, Samples
-from largemargin.app.training.processes import Processes
-from largemargin.app.training.run_scores import BATCH, autocast
+from largemargin.app.data.samples import EVALUATION_BATCH, Batches, Samples
+from largemargin.app.training.processes import Processes, autocast
 from largemargin.geometry.evaluation_mode import evaluating
 from largemargin.geometry.margins import (
     class_margin,
@@ -67,7 +66,7 @@ class EpochGeometry:
             chosen = spread(samples.labels, self.config.geometry_samples)
             self._batches = Batches(
                 samples.subset(chosen),
-                BATCH,
+                EVALUATION_BATCH,
                 device=self.processes.device,
                 shuffle=False,
                 workers=self.config.data.workers,

@@ -9,8 +9,9 @@ from typing import Any
 
 from largemargin.app.training.epoch_totals import Totals
 from largemargin.app.training.files import write_text
-from largemargin.app.training.runs import METRICS, whole_rows
 from largemargin.dropin.criterion import Criterion
+
+METRICS = "metrics.jsonl"
 
 
 class Journal:
@@ -81,6 +82,21 @@ class Journal:
             if row["step"] < step or (row["step"] == step > 0 and row["kind"] != "gradients")
         ]
         write_text(self.path, "".join(kept))
+
+
+def whole_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The rows of a metrics file and their lines, up to one that a crash cut short."""
+    rows: list[dict[str, Any]] = []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    for line in lines[:-1]:  # a whole line ends with a line break
+        try:
+            row = json.loads(line)
+        except ValueError:
+            break
+        if not isinstance(row, dict) or not {"kind", "step"} <= row.keys():
+            break
+        rows.append(row)
+    return rows, lines[: len(rows)]
 
 
 def _finite(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""This process among the others: devices, gradients and trackers, by accelerate.
+"""This process among the others: devices, precision, gradients and trackers, by accelerate.
 
 ``torchrun`` and ``accelerate launch`` start several processes; accelerate joins them. A run of one
 process without trackers needs neither, and takes the short way.
@@ -8,6 +8,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.app.config import RunConfig
-from largemargin.app.training.runs import pick_device
+from largemargin.app.training.environment import pick_device
 from largemargin.errors import LargeMarginError, MissingPackage
 
 Loaded = TypeVar("Loaded")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 AGREE_EVERY = 10
 """Steps between which processes ask each other whether one was told to stop, at most."""
 AGREE_SECONDS = 2.0
@@ -160,6 +162,11 @@ class Agreement:
         self.next = step + max(1, min(fit, AGREE_EVERY))
         self._step, self._time = step, now
         return told > 0
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    dtype = DTYPES.get(precision)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 def several_processes() -> bool:

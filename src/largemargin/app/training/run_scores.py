@@ -1,8 +1,6 @@
 """How good the model of a run is on its validation and test images, and whether it diverged."""
 
-import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,10 +8,8 @@ from torch import nn
 
 from largemargin.app.config import RunConfig
 from largemargin.app.data.load import Data, samples_text
-from largemargin.app.data.samples import Batches, Samples
-from largemargin.app.training.processes import Processes
-from largemargin.app.training.runs import Run
-from largemargin.dropin.training_warnings import MarginWarning
+from largemargin.app.data.samples import EVALUATION_BATCH, Batches, Samples
+from largemargin.app.training.processes import Processes, autocast
 from largemargin.errors import LargeMarginError
 from largemargin.geometry.evaluation_mode import evaluating
 from largemargin.measuring.accuracy import Accuracy, accuracy_of
@@ -22,17 +18,10 @@ from largemargin.measuring.geometry_result import Geometry
 from largemargin.measuring.measure import measure
 
 TOLD = "the run diverged"
-BATCH = 1000
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Diverged(LargeMarginError):
     """Raised where too many steps in a row were not finite; see ``max_bad_steps``."""
-
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    dtype = DTYPES.get(precision)
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 class Scores:
@@ -60,8 +49,8 @@ class Scores:
     def failure(self, model: nn.Module) -> str | None:
         """Why the model is no result, where it diverged; the same on every process."""
         samples = self.data.test or self.data.validation or self.data.train
-        few = samples.subset(range(min(BATCH, len(samples))))
-        batches = Batches(few, BATCH, device=self.device, shuffle=False)
+        few = samples.subset(range(min(EVALUATION_BATCH, len(samples))))
+        batches = Batches(few, EVALUATION_BATCH, device=self.device, shuffle=False)
         with autocast(self.config.precision, self.device):
             return why_diverged(model, batches, self.config)
 
@@ -70,7 +59,7 @@ class Scores:
         samples = self.data.test or self.data.validation
         if not samples or self.processes.rank > 0:
             return None
-        batches = Batches(samples, BATCH, device=self.device, shuffle=False)
+        batches = Batches(samples, EVALUATION_BATCH, device=self.device, shuffle=False)
         words = samples_text(self.data, "test" if self.data.test else "validation", samples)
         with autocast(self.config.precision, self.device):
             return measure(
@@ -88,7 +77,9 @@ class Scores:
         if world > 1:
             samples = samples.subset(range(rank, len(samples), world))
         workers = self.config.data.workers
-        return Batches(samples, BATCH, device=self.device, shuffle=False, workers=workers)
+        return Batches(
+            samples, EVALUATION_BATCH, device=self.device, shuffle=False, workers=workers
+        )
 
     def _accuracy(self, model: nn.Module, data: Source) -> Accuracy:
         """Of a split every process takes its share, and it is known which images are right."""
@@ -98,7 +89,7 @@ class Scores:
                 data,
                 num_classes=len(self.data.classes),
                 device=self.device,
-                batch_size=BATCH,
+                batch_size=EVALUATION_BATCH,
                 workers=self.config.data.workers,
             )
 
@@ -160,11 +151,3 @@ def left_out(rows: Sequence[Mapping[str, Any]], config: RunConfig) -> list[str]:
         return []
     which = "the last epoch" if count == 1 else f"the last {count} epochs"
     return [f"all steps of {which} were skipped, because none was finite. {advice(config)}"]
-
-
-def warn_diverged(run: Run) -> Run:
-    """The run; with a warning where it diverged."""
-    failure = run.failure
-    if failure is not None:
-        warnings.warn(f"{TOLD}: {failure}", MarginWarning, stacklevel=3)
-    return run

@@ -3,7 +3,6 @@
 Below :class:`Run`: the folder itself, and whether the data is still what the run began with.
 """
 
-import json
 import os
 import shlex
 import time
@@ -23,10 +22,11 @@ from largemargin.app.training.checkpoints import Checkpoints, model_weights
 from largemargin.app.training.config_file import from_dict, read_yaml
 from largemargin.app.training.files import RESULT as RESULT_KIND
 from largemargin.app.training.files import check_version, read_json
+from largemargin.app.training.journal import METRICS, whole_rows
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.geometry_result import Geometry
 
-CONFIG, RESULT, METRICS = "config.yaml", "result.json", "metrics.jsonl"
+CONFIG, RESULT = "config.yaml", "result.json"
 ENVIRONMENT, DATA, GEOMETRY = "environment.json", "data.json", "geometry.json"
 LOCK = "lock"
 EVALUATION = "evaluation.json"
@@ -165,21 +165,6 @@ def resume_command(folder: str | Path) -> str:
     return f"torchrun {machines}--nproc-per-node {here} -m {words}"
 
 
-def whole_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows of a metrics file and their lines, up to one that a crash cut short."""
-    rows: list[dict[str, Any]] = []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    for line in lines[:-1]:  # a whole line ends with a line break
-        try:
-            row = json.loads(line)
-        except ValueError:
-            break
-        if not isinstance(row, dict) or not {"kind", "step"} <= row.keys():
-            break
-        rows.append(row)
-    return rows, lines[: len(rows)]
-
-
 def new_folder(config: RunConfig) -> Path:
     """Make ``out/<time>-<name>``; a second run in the same second gets another name."""
     base = Path(config.out)
@@ -217,24 +202,6 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise LargeMarginError(
-            f"device must be auto, cpu, cuda, ..., but {name!r} was given."
-        ) from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise LargeMarginError(
-            f"device is {name}, but torch sees no CUDA device here. Use device: cpu or auto."
-        )
-    return device
 
 
 def load_again(folder: Path, config: DataConfig) -> Data:

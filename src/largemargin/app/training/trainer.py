@@ -27,9 +27,9 @@ from largemargin.app.training.epoch_totals import EpochTotals
 from largemargin.app.training.journal import Journal, Progress
 from largemargin.app.training.objective import needs_of, objective_of
 from largemargin.app.training.optimizer import LearningRate, make_optimizer
-from largemargin.app.training.processes import Processes
+from largemargin.app.training.processes import Processes, autocast
 from largemargin.app.training.run_rng import RunRng, seed_all
-from largemargin.app.training.run_scores import Diverged, Scores, autocast
+from largemargin.app.training.run_scores import Diverged, Scores
 from largemargin.app.training.step import AveragedModel, BufferSnapshot, GraphStep, Step
 from largemargin.dropin.attach import attach
 from largemargin.dropin.criterion import Criterion
