@@ -1,8 +1,8 @@
 """Accuracy against scikit-learn and NumPy, for every kind of output, label and loader."""
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from largemargin.measuring import (
     perturbed_accuracy,
 )
 from largemargin.measuring.accuracy import Counts
+from largemargin.measuring.batches import ImageBatch
 from largemargin.measuring.calibration import calibration
 from largemargin.measuring.robust import Attack, Perturbation
 
@@ -346,3 +347,36 @@ def test_nothing_but_labels_to_skip() -> None:
     for each in asked:
         with pytest.raises(LargeMarginError, match="all of it is labelled -100"):
             each()
+
+
+@dataclass
+class Rows:
+    """A split that is not of the application: images by number."""
+
+    images: Tensor
+    labels: Tensor
+    ids: tuple[str, ...]
+    extra: dict[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def subset(self, indices: Sequence[int]) -> "Rows":
+        rows = list(indices)
+        return Rows(self.images[rows], self.labels[rows], tuple(self.ids[row] for row in rows))
+
+    def read(
+        self, batch_size: int, *, device: torch.device | str = "cpu", workers: int = 0
+    ) -> Iterator[ImageBatch]:
+        for rows in torch.arange(len(self)).split(batch_size):
+            yield ImageBatch(self.images[rows].to(device), self.labels[rows].to(device), rows)
+
+
+def test_a_split_of_ones_own_is_read_like_one_of_the_library() -> None:
+    x, y = torch.rand(7, 1, 3, 3), torch.arange(7) % 3
+    model = nn.Sequential(nn.Flatten(), nn.Linear(9, 3))
+    names = tuple("abcdefg")
+    own = accuracy_of(model, Rows(x, y, names), batch_size=3)
+    assert own == accuracy_of(model, Samples(y, names, x), batch_size=3)
+    assert own.correct is not None
+    assert own.correct.samples == 7

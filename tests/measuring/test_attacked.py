@@ -17,7 +17,7 @@ from largemargin.measuring import (
     attacked_accuracy,
     evaluate,
 )
-from largemargin.measuring.accuracy_interval import wilson
+from largemargin.measuring.accuracy import wilson
 from largemargin.measuring.robust import Attack, fgsm
 from largemargin.measuring.robust.epsilon_ball import Ball
 from largemargin.measuring.robust_accuracy import attacks_of, stride_for

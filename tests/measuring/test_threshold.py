@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import largemargin as lm
 from largemargin.app.data import Samples
 from largemargin.errors import LargeMarginError
-from largemargin.measuring.accuracy_interval import paired_interval, wilson
+from largemargin.measuring.accuracy import paired_interval, wilson
 from largemargin.measuring.threshold import Threshold, calibrate_threshold, threshold_of
 
 

@@ -1,7 +1,13 @@
 """Measuring whole models: one call, one result."""
 
-from largemargin.measuring.accuracy import Accuracy, Correct, accuracy_of, paired_counts
-from largemargin.measuring.accuracy_interval import paired_interval, wilson
+from largemargin.measuring.accuracy import (
+    Accuracy,
+    Correct,
+    accuracy_of,
+    paired_counts,
+    paired_interval,
+    wilson,
+)
 from largemargin.measuring.compare_geometry import GeometryComparison, compare_geometry
 from largemargin.measuring.embed import Embeddings, embed, embed_arrays
 from largemargin.measuring.evaluate import Evaluation, EvaluationConfig, Origin, Search, evaluate

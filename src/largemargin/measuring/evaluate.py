@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_count
 from largemargin.geometry.pairs import widen
-from largemargin.measuring.accuracy import Accuracy, CorrectCollector, Counts
-from largemargin.measuring.accuracy_interval import wilson
+from largemargin.measuring.accuracy import Accuracy, CorrectCollector, Counts, wilson
 from largemargin.measuring.batches import (
     IGNORED,
     DataBatch,

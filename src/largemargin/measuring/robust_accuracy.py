@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_choice, check_count, check_number
-from largemargin.measuring.accuracy import is_right
-from largemargin.measuring.accuracy_interval import wilson
+from largemargin.measuring.accuracy import is_right, wilson
 from largemargin.measuring.batches import (
     IGNORED,
     Bar,

@@ -7,8 +7,7 @@ from typing import Literal
 
 from largemargin.app.report.number_format import NOTHING, degrees, known, percent
 from largemargin.app.report.report_models import ReportModel
-from largemargin.measuring.accuracy import paired_counts
-from largemargin.measuring.accuracy_interval import paired_interval, wilson
+from largemargin.measuring.accuracy import paired_counts, paired_interval, wilson
 from largemargin.measuring.geometry_result import Geometry
 from largemargin.measuring.prototype_geometry import PrototypeGeometry
 
