@@ -1,4 +1,4 @@
-"""One exception type and the checks that raise it.
+"""One exception type, the checks that raise it, and one kind of warning.
 
 Every message names the argument, what was given, what is allowed and what to do. Shapes, dtypes
 and Python numbers are checked always: they cost nothing. Values inside tensors are checked in
@@ -7,8 +7,11 @@ accelerator stalls it and a traced graph cannot branch on it.
 """
 
 import math
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from numbers import Integral
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -23,6 +26,10 @@ class LargeMarginError(ValueError):
 
 class MissingPackage(LargeMarginError, ImportError):
     """A package is not installed that only some of the library needs; the message says which."""
+
+
+class MarginWarning(UserWarning):
+    """Training as it is set up cannot reach what the loss asks for."""
 
 
 def refuse_script(module: object) -> NoReturn:
@@ -331,3 +338,15 @@ def check_sample_weight(weight: Tensor | None, samples: int) -> None:
             f"{type(weight).__name__} was given. Convert it with torch.as_tensor."
         )
     check_length("sample_weight", weight, samples, "one per sample")
+
+
+def warn_user(message: str) -> None:
+    """Warn where the user's code called, in one process only."""
+    process = torch.distributed
+    if process.is_available() and process.is_initialized() and process.get_rank() != 0:
+        return
+    ours = str(Path(__file__).parent), str(Path(torch.__file__).parent)
+    level, frame = 2, sys._getframe().f_back
+    while frame is not None and frame.f_code.co_filename.startswith(ours):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, MarginWarning, stacklevel=level)

@@ -9,7 +9,7 @@ from dropin.nets import LABELS, C, ConvNet, D, Mlp, images, vectors
 from torch import nn
 
 import largemargin as lm
-from largemargin.dropin.training_warnings import MarginWarning
+from largemargin.dropin import MarginWarning
 
 
 def hooks(model: nn.Module) -> int:

@@ -73,7 +73,7 @@ def growth(objective: str, first: int, steps: int) -> tuple[int, int]:
 
 @NEEDS_PROC
 # Whether ArcFace takes hold of five classes on one line is not the question here.
-@pytest.mark.filterwarnings("ignore::largemargin.dropin.training_warnings.MarginWarning")
+@pytest.mark.filterwarnings("ignore::largemargin.dropin.MarginWarning")
 @pytest.mark.parametrize(
     ("objective", "steps"),
     [

@@ -28,7 +28,7 @@ CONSTANTS = {
         "GPU_NUMBERS": 2**23,
         "CANDIDATES": 2,
     },
-    "ops.class_stats": {"DENSE_LIMIT": 2**22},
+    "ops.dense": {"DENSE_LIMIT": 2**22},
     "ops.norms": {"EPS": 1e-12, "SQUARABLE": (1e-15, 1e15), "BLOCK_NUMBERS": 2**22},
     "heads.centroid_bank": {"SHARED_SLOTS": 4096},
     "heads.packing": {"BLOCK_ELEMENTS": 2**22, "EXPLORE": 1e4, "POLISH": 1e9},

@@ -2,6 +2,6 @@
 
 from largemargin.dropin.attach import attach
 from largemargin.dropin.criterion import Criterion
-from largemargin.dropin.training_warnings import MarginWarning
+from largemargin.errors import MarginWarning
 
 __all__ = ["Criterion", "MarginWarning", "attach"]

@@ -7,8 +7,7 @@ to the model's, would be lost without a word: rows in another order, a prior, a 
 import torch
 from torch import Tensor
 
-from largemargin.dropin.training_warnings import warn_user
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, warn_user
 from largemargin.tracing import plain_eager
 
 CLOSE, ROUNDED = 0.02, 1e-5

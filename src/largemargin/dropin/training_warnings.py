@@ -1,19 +1,16 @@
 """Warnings about training that cannot work, each given once."""
 
-import sys
-import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from largemargin.errors import warn_user
 from largemargin.heads.class_head import ClassHead
 from largemargin.heads.head_spec import HeadView
 from largemargin.heads.packing import packing_bound
 from largemargin.losses.base.loss import Loss
 from largemargin.losses.base.objective import Objective
-from largemargin.ops.distributed import world_size
 from largemargin.ops.matmul import without_autocast
 from largemargin.ops.norms import promote
 from largemargin.tracing import plain_eager
@@ -24,10 +21,6 @@ WINDOW = 20
 """Training calls that one look at the angles covers."""
 VIEWS_PER_CLASS = 20
 """No verdict on the angles before every class has been seen so often, on average."""
-
-
-class MarginWarning(UserWarning):
-    """Training as it is set up cannot reach what the loss asks for."""
 
 
 class Watch:
@@ -226,14 +219,3 @@ def check_shape_left(objective: Objective, head: nn.Module | None) -> None:
             f"{head.similarity!r}, scale={head.scale:g}), and {names} trains it as it is. For the "
             "plain layer call undo() of that criterion before this attach."
         )
-
-
-def warn_user(message: str) -> None:
-    """Warn where the user's code called, in one process only."""
-    if world_size() > 1 and torch.distributed.get_rank() != 0:
-        return
-    ours = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
-    level, frame = 2, sys._getframe().f_back
-    while frame is not None and frame.f_code.co_filename.startswith(ours):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, MarginWarning, stacklevel=level)

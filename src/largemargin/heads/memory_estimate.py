@@ -7,7 +7,7 @@ import torch
 
 from largemargin.errors import LargeMarginError, check_choice, check_num_classes, check_number
 from largemargin.ops.chunked import block_size
-from largemargin.ops.class_stats import DENSE_LIMIT
+from largemargin.ops.dense import DENSE_LIMIT
 from largemargin.ops.shards import class_range
 from largemargin.ops.triton.chunks import chunk_bytes
 

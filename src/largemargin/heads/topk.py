@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_count, check_matrix
-from largemargin.ops.class_stats import DENSE_LIMIT
+from largemargin.ops.dense import DENSE_LIMIT
 from largemargin.ops.matmul import resolve_precision
 from largemargin.ops.norms import inverse_norms, promote
 from largemargin.ops.shards import is_shared

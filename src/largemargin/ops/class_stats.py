@@ -8,7 +8,7 @@ from torch import Tensor
 from largemargin.errors import LargeMarginError, check_choice, check_inputs, check_logits
 from largemargin.ops.chunked import chunked_stats
 from largemargin.ops.cosine_target_rest import fusable, fused_stats
-from largemargin.ops.dense import dense_stats
+from largemargin.ops.dense import DENSE_LIMIT, dense_stats
 from largemargin.ops.matmul import Precision, resolve_precision, without_autocast
 from largemargin.ops.norms import promote
 from largemargin.ops.sharded import sharded_stats
@@ -28,9 +28,6 @@ Statistic: TypeAlias = Literal["target", "rival", "rest", "spread", "mean"]
 Impl: TypeAlias = Literal["auto", "dense", "chunked", "triton"]
 STATISTICS: tuple[Statistic, ...] = ("target", "rival", "rest", "spread", "mean")
 IMPLS: tuple[Impl, ...] = ("auto", "dense", "chunked", "triton")
-
-DENSE_LIMIT = 2**22
-"""``impl="auto"`` keeps the N x C logits (twice differentiable) up to this many of them."""
 
 
 class ComputeOptions(TypedDict, total=False):

@@ -5,6 +5,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+DENSE_LIMIT = 2**22
+"""``impl="auto"`` keeps the N x C logits (twice differentiable) up to this many of them."""
+
 Stats: TypeAlias = tuple[
     Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
 ]

@@ -48,8 +48,7 @@ from largemargin.app.training.runs import (
     resume_command,
 )
 from largemargin.app.training.trainer import Trainer
-from largemargin.dropin.training_warnings import MarginWarning
-from largemargin.errors import LargeMarginError, check_number
+from largemargin.errors import LargeMarginError, MarginWarning, check_number
 from largemargin.measuring.geometry_result import Geometry
 from largemargin.measuring.robust.epsilon_ball import LEVELS
 

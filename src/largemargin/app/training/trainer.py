@@ -33,8 +33,7 @@ from largemargin.app.training.run_scores import Diverged, Scores
 from largemargin.app.training.step import AveragedModel, BufferSnapshot, GraphStep, Step
 from largemargin.dropin.attach import attach
 from largemargin.dropin.criterion import Criterion
-from largemargin.dropin.training_warnings import MarginWarning
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, MarginWarning
 
 READ_EVERY = 50
 """Steps between readings of what the device has added up."""

@@ -1,11 +1,9 @@
-"""What the optimizers of heads share: state by rows, shards, scaled gradients, loading.
-
-Stochastic rounding to bfloat16: up or down at random, right on average.
+"""What the optimizers of heads share: state by rows, shards, scaled gradients, loading, rounding.
 
 A bfloat16 number has 8 significant bits. Rounded to nearest, a change below 1/512 of a number is
-lost, every time; rounded at random it arrives with the probability that makes its mean right. The
-random bits are a hash of entry, step and array, so a step can be repeated, on any device and over
-any number of processes, bit for bit.
+lost, every time; rounded up or down at random it arrives with the probability that makes its mean
+right. The random bits are a hash of entry, step and array, so a step can be repeated, on any device
+and over any number of processes, bit for bit.
 """
 
 from abc import abstractmethod

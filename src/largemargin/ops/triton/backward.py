@@ -1,4 +1,4 @@
-"""Triton kernels of the backward pass of the class statistics; see ``_tile_kernels``."""
+"""Triton kernels of the backward pass of the class statistics; see ``forward``."""
 
 # mypy: ignore-errors
 

@@ -138,10 +138,9 @@ class Chunks:
         precision: str,
         kept: Tensor | None = None,
     ) -> None:
-        from largemargin.ops.triton import backward
-        from largemargin.ops.triton import forward as _tile_kernels
+        from largemargin.ops.triton import backward, forward
 
-        self.kernels, self.gradients = _tile_kernels, backward
+        self.kernels, self.gradients = forward, backward
         self.columns, self.normalize = columns, normalize
         self.product = product(precision, columns.device)
         self.tiles = choose_tiles(columns.device, self.product.low)

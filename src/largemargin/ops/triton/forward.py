@@ -1,6 +1,6 @@
 """Triton kernels of the class statistics: a matrix product whose tiles never leave the chip.
 
-Imported only where Triton is there and wanted; ``_tiles.py`` launches them. Logits are
+Imported only where Triton is there and wanted; ``launch.py`` launches them. Logits are
 :math:`l_{ij} = \\langle x_i, w_j\\rangle v_j + b_j` with :math:`v_j` the inverse norm of
 :math:`w_j` (``FACTOR``), or 1: a copy of the class vectors is normalised when it is made. Where
 the products are bfloat16 (``PRECISE`` is off) logits are counted in units of ln 2: exponentials are
