@@ -33,12 +33,37 @@ def test_one_that_fails_ends_alone(tmp_path: Path) -> None:
     assert [each.run is None for each in ended] == [True, False, True, False]
     assert "not finite" in str(ended[0].error)
     assert "nothing" in str(ended[2].error)
+    assert [each.divergence is None for each in ended] == [False, True, True, True]
+    assert all(each.trainer is None for each in ended)  # each was there until the next came
     assert ended[1].error is None
     assert isinstance(ended[1].run, Run)
     assert ended[1].run.finished
     assert ended[1].seconds > 0
     with pytest.raises(LargeMarginError, match="nothing"):
         train_many([wrong], folders=[tmp_path / "again"], data=data, progress=False)
+
+
+def test_a_function_gives_jobs_and_sees_what_came_before(tmp_path: Path) -> None:
+    """As the benchmark does, whose next run depends on the outcomes of others."""
+    steps: list[int] = []
+
+    def next_job() -> TrainingJob | None:
+        number = len(steps)
+        return (
+            TrainingJob(replace(CONFIG, seed=number), tmp_path / str(number))
+            if number < 2
+            else None
+        )
+
+    for outcome in iter_finished(next_job):
+        assert outcome.trainer is not None
+        steps.append(outcome.trainer.done)
+    assert len(steps) == 2
+    seen: list[int] = []
+    job = TrainingJob(CONFIG, tmp_path / "3", before_step=lambda trainer: seen.append(trainer.done))
+    (outcome,) = iter_finished([job])
+    assert outcome.error is None
+    assert seen == list(range(steps[0] + 1))  # also before it is found that there is no other step
 
 
 def test_jobs_are_asked_for_one_by_one_until_it_stops(tmp_path: Path) -> None:
