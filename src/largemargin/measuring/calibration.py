@@ -102,3 +102,10 @@ def rejection(kept: dict[str, Tensor], rejected: dict[str, Tensor]) -> Rejection
         len(kept[first]),
         len(rejected[first]),
     )
+
+
+def keep_threshold(scores: Tensor, keep: float) -> float:
+    """The largest threshold that at least the share ``keep`` of the scores is not below."""
+    # A share such as 0.95 of 20 is 19.000000000000004 in floating point.
+    count = max(math.ceil(keep * len(scores) - 1e-9), 1)
+    return float(scores.sort(descending=True).values[count - 1])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_number
 from largemargin.measuring.batches import DataBatch, Source
-from largemargin.measuring.calibration import auroc
+from largemargin.measuring.calibration import auroc, keep_threshold
 from largemargin.measuring.confidence import SCORES, Scorer
 from largemargin.measuring.logit_model import LogitModel, columns_of
 from largemargin.measuring.records import Record
@@ -51,13 +51,6 @@ def false_positive_rate(known: Tensor, ood: Tensor, *, keep: float = 0.95) -> fl
     if bool(known.isnan().any()) or bool(ood.isnan().any()):
         return math.nan
     return float((ood >= keep_threshold(known, keep)).double().mean())
-
-
-def keep_threshold(scores: Tensor, keep: float) -> float:
-    """The largest threshold that at least the share ``keep`` of the scores is not below."""
-    # A share such as 0.95 of 20 is 19.000000000000004 in floating point.
-    count = max(math.ceil(keep * len(scores) - 1e-9), 1)
-    return float(scores.sort(descending=True).values[count - 1])
 
 
 def compare_scores(known: dict[str, Tensor], ood: dict[str, Tensor], margin: str) -> OODScores:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.measuring.batches import Source
+from largemargin.measuring.calibration import keep_threshold
 from largemargin.measuring.confidence import Scorer, validation_columns
 from largemargin.measuring.logit_model import LogitModel
-from largemargin.measuring.ood import keep_threshold
 from largemargin.measuring.records import Record
 
 RULES = ("keep", "accuracy")
