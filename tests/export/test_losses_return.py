@@ -11,7 +11,7 @@ from torch import nn
 
 import largemargin as lm
 from largemargin.export import load, save
-from largemargin.export.criterion_data import build_objective, describe_objective
+from largemargin.export.saved_model import build_objective, describe_objective
 from largemargin.export.tensor_files import read_tensors, write_tensors
 from largemargin.losses import LOSSES
 

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 
 from largemargin.dropin.find_head import unwrapped
 from largemargin.errors import LargeMarginError, MissingPackage
-from largemargin.export.plain_model import HeadFacts, Outputs, check_class_names
+from largemargin.export.plain_model import Outputs, check_class_names, check_target
 from largemargin.export.program import Check, Example, check_equal, trace
 from largemargin.version import __version__
 
@@ -67,9 +67,14 @@ def to_onnx(
         The path of the file.
     """
     target = Path(path)
-    _check_target(target, overwrite)
-    _check_packages()
-    _check_metadata(metadata or {})
+    check_target(target, overwrite)
+    for package in ("onnx", "onnxscript"):
+        if find_spec(package) is None:
+            raise MissingPackage(
+                f"Writing ONNX needs {package}. Install it: pip install 'largemargin[export]'"
+            )
+    metadata = dict(metadata or {})
+    _check_metadata(metadata)
     program, facts, checks = trace(
         model,
         example,
@@ -81,14 +86,20 @@ def to_onnx(
         verify=verify,
         device="cpu",
     )
+    own = {
+        "version": __version__,
+        "outputs": outputs,
+        "temperature": json.dumps(float(temperature)),
+        "head": json.dumps(facts._asdict()),
+    }
     if class_names is not None:
         check_class_names(class_names, facts)
+        own["class_names"] = json.dumps(list(class_names), ensure_ascii=False)
     names = _input_names(unwrapped(model)[0], example)
     made = _convert(program, names, outputs, opset)
     if dynamic_batch:
         _name_batch(made.model.graph)
-    own = _metadata(facts, outputs, temperature, class_names)
-    made.model.metadata_props.update({**own, **(metadata or {})})
+    made.model.metadata_props.update({PREFIX + key: text for key, text in own.items()} | metadata)
     made.model.producer_name, made.model.producer_version = "largemargin", __version__
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
         draft = Path(folder) / target.name
@@ -100,21 +111,6 @@ def to_onnx(
             shutil.move(weights, target.with_name(weights.name))
         os.replace(draft, target)
     return target
-
-
-def _check_target(target: Path, overwrite: bool) -> None:
-    if target.exists() and not overwrite:
-        raise LargeMarginError(f"{target} exists already. Pass overwrite=True to replace it.")
-    if not target.parent.is_dir():
-        raise LargeMarginError(f"there is no folder {target.parent} to write {target.name} to.")
-
-
-def _check_packages() -> None:
-    for package in ("onnx", "onnxscript"):
-        if find_spec(package) is None:
-            raise MissingPackage(
-                f"Writing ONNX needs {package}. Install it: pip install 'largemargin[export]'"
-            )
 
 
 def _convert(
@@ -156,23 +152,6 @@ def _name_batch(graph: Any) -> None:
                 value.shape[axis] = "batch"
 
 
-def _metadata(
-    facts: HeadFacts,
-    outputs: str,
-    temperature: float,
-    class_names: Sequence[str] | None,
-) -> dict[str, str]:
-    entries = {
-        f"{PREFIX}version": __version__,
-        f"{PREFIX}outputs": outputs,
-        f"{PREFIX}temperature": json.dumps(float(temperature)),
-        f"{PREFIX}head": json.dumps(facts._asdict()),
-    }
-    if class_names is not None:
-        entries[f"{PREFIX}class_names"] = json.dumps(list(class_names), ensure_ascii=False)
-    return entries
-
-
 def _check_metadata(given: Mapping[str, str]) -> None:
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, str) or name.startswith(PREFIX):
@@ -193,7 +172,14 @@ def _verify(
         )
         return
     try:
-        results = _run(path, names, [inputs for inputs, _ in checks])
+        runtime = import_module("onnxruntime")
+        session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        taken = {each.name for each in session.get_inputs()}  # an unused input is left out
+        results = []
+        for inputs, _ in checks:
+            named = zip(names, inputs, strict=True)
+            feed = {name: value.numpy() for name, value in named if name in taken}
+            results.append(torch.as_tensor(session.run(None, feed)[0]))
     except Exception as error:
         raise LargeMarginError(
             f"onnxruntime cannot run the exported model: {error} Its CPU kernels lack bfloat16 and "
@@ -201,15 +187,3 @@ def _verify(
         ) from error
     for (_, expected), got in zip(checks, results, strict=True):
         check_equal("the ONNX file", got, expected, model, tolerance)
-
-
-def _run(path: Path, names: list[str], batches: list[tuple[Tensor, ...]]) -> list[Tensor]:
-    runtime = import_module("onnxruntime")
-    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    taken = {each.name for each in session.get_inputs()}  # an unused input is left out
-    results = []
-    for inputs in batches:
-        named = zip(names, inputs, strict=True)
-        feed = {name: value.numpy() for name, value in named if name in taken}
-        results.append(torch.as_tensor(session.run(None, feed)[0]))
-    return results

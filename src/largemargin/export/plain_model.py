@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -58,18 +59,24 @@ def check_class_names(class_names: Sequence[str], facts: HeadFacts) -> None:
         )
 
 
+def check_target(target: Path, overwrite: bool) -> None:
+    if not target.parent.is_dir():
+        raise LargeMarginError(f"there is no folder {target.parent} to write {target.name} to.")
+    if target.exists() and not overwrite:
+        raise LargeMarginError(f"{target} exists already. Pass overwrite=True to replace it.")
+
+
 def find_head(model: nn.Module, layer: str | None) -> tuple[str, nn.Module]:
     """The head by name, the one a criterion is attached to, or the last linear layer."""
-    attached = {path: each for path, each in model.named_modules() if _is_tapped(each)}
+    attached = {
+        path: module
+        for path, module in model.named_modules()
+        for hook in filter(_is_own, module._forward_hooks.values())
+        if hook.owner.layer is module and not hook.owner.removed  # type: ignore[attr-defined]
+    }
     if layer is None and len(attached) == 1:
         return next(iter(attached.items()))
     return find_layer(model, layer)
-
-
-def _is_tapped(module: nn.Module) -> bool:
-    """Whether a criterion reads this module as its head."""
-    hooks: list[Any] = [each for each in module._forward_hooks.values() if _is_own(each)]
-    return any(hook.owner.layer is module and not hook.owner.removed for hook in hooks)
 
 
 def _is_own(hook: Any) -> bool:
@@ -202,21 +209,18 @@ class Deployed(nn.Module):
         features, logits = self._taken.pop()
         if self.outputs == "features":
             return features
-        return logits if self.outputs == "logits" else self._probabilities(logits)
-
-    def _probabilities(self, logits: Tensor) -> Tensor:
+        if self.outputs == "logits":
+            return logits
         wide = logits.float()
         return (wide if self.temperature == 1 else wide / self.temperature).softmax(-1)
 
     def make_plain(self) -> None:
         """Replace every head of this library by its torch-only form."""
         self._handle.remove()
-        if isinstance(self.model, ClassHead | SimplexHead):
-            self.model = plain_head(self.model)
         for module in list(self.model.modules()):
             plain = plain_head(module)
             if plain is not module:
-                for parent, name in parents_of(self.model, module):
+                for parent, name in parents_of(self, module):
                     parent._modules[name] = plain
         self._handle = self.head.register_forward_hook(self._take, with_kwargs=True)
 

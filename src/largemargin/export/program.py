@@ -1,8 +1,7 @@
 """``to_exported_program``: a trained model as a graph of plain torch operators."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -85,24 +84,20 @@ def trace(
     example: Example,
     *,
     dynamic_batch: bool,
-    outputs: Outputs,
-    temperature: float,
-    layer: str | None,
     strict: bool,
     verify: bool,
     device: str | None = None,
+    **options: Any,
 ) -> tuple[ExportedProgram, HeadFacts, list[Check]]:
-    """The program, what its head is, and inputs with the outputs the model itself gives."""
+    """The program, what its head is, and inputs with the outputs the model itself gives.
+
+    ``options``: those of :func:`deployed`.
+    """
     inputs, keywords = _inputs(example, device)
-    copied, facts = deployed(
-        model,
-        layer=layer,
-        outputs=outputs,
-        temperature=temperature,
-        keywords=keywords,
-        device=device,
-    )
-    batch = _batch_size(inputs)
+    copied, facts = deployed(model, keywords=keywords, device=device, **options)
+    batch = inputs[0].shape[0]
+    if batch == 0:
+        raise LargeMarginError("example must hold at least one sample, but its batch is empty.")
     if dynamic_batch and batch == 1:
         inputs = _rows(inputs, batch, [0, 0])  # torch.export takes a size of 1 for a constant
         batch = 2
@@ -151,13 +146,6 @@ def _described(example: object) -> str:
     return type(example).__name__
 
 
-def _batch_size(inputs: tuple[Tensor, ...]) -> int:
-    size = inputs[0].shape[0]
-    if size == 0:
-        raise LargeMarginError("example must hold at least one sample, but its batch is empty.")
-    return size
-
-
 def _rows(inputs: tuple[Tensor, ...], batch: int, rows: list[int]) -> tuple[Tensor, ...]:
     """Other batches of the same samples; inputs without the batch dimension stay."""
     return tuple(each[rows] if each.shape[0] == batch else each for each in inputs)
@@ -183,7 +171,9 @@ def _export(
         free = Dim("batch")
         shapes = {"args": tuple({0: free} if t.shape[0] == batch else None for t in inputs)}
     try:
-        with _own_side_effects():
+        with warnings.catch_warnings():
+            # The list in which Deployed holds the head's output is one, and emptied again.
+            warnings.filterwarnings("ignore", "While compiling, we found certain side effects")
             return torch.export.export(model, inputs, dynamic_shapes=shapes, strict=strict)
     except Exception as error:
         hint = "with dynamic_batch=False, or " if batch is not None else ""
@@ -191,14 +181,6 @@ def _export(
             f"torch.export could not trace the model: {str(error).splitlines()[0]} Try "
             f"{hint}strict={not strict}. Code that branches on values of tensors cannot be traced."
         ) from error
-
-
-@contextmanager
-def _own_side_effects() -> Iterator[None]:
-    """The list in which :class:`Deployed` holds the head's output is one, and emptied again."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "While compiling, we found certain side effects")
-        yield
 
 
 def check_equal(

@@ -5,46 +5,61 @@ criterion.safetensors   centroid banks, parameters, buffers and tensor arguments
 config.json             the rest, readable
 
 ``load``: a saved folder back into a freshly built model.
+
+A loss is its name in ``LOSSES`` and the arguments of its constructor. Values JSON does not know are
+dictionaries with one key: ``{"$tensor": name}`` (in the tensor file), ``{"$float": "inf"}``,
+``{"$tuple": [...]}``, ``{"$bank": {arguments}}``.
 """
 
 import json
+import math
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+import largemargin.losses.base.schedules as schedules
+from largemargin.dropin.attach import attach
 from largemargin.dropin.criterion import Criterion
 from largemargin.dropin.find_head import find_layer, parents_of, unwrapped
 from largemargin.errors import LargeMarginError
-from largemargin.export.criterion_data import (
-    describe_criterion,
-    is_plain,
-    load_criterion_state,
-    rebuild_criterion,
-)
 from largemargin.export.plain_model import (
     HeadFacts,
     check_class_names,
+    check_target,
     check_whole,
     find_head,
     head_facts,
 )
 from largemargin.export.tensor_files import read_tensors, require_safetensors, write_tensors
+from largemargin.heads.centroid_bank import CentroidBank
 from largemargin.heads.class_head import ClassHead
 from largemargin.heads.simplex import SimplexHead
+from largemargin.losses import LOSSES
+from largemargin.losses.base.constructor_arguments import constructor_arguments
+from largemargin.losses.base.loss import Loss
+from largemargin.losses.base.objective import Objective
+from largemargin.losses.base.schedules import Schedule
 from largemargin.losses.base.terms import matrix_of
 from largemargin.version import __version__
 
 FORMAT = "largemargin"
 FORMAT_VERSION = 1
 CONFIG, MODEL, CRITERION = "config.json", "model.safetensors", "criterion.safetensors"
+
+STATE, ASIDE = "state.", "set_aside.bias"
+"""Names in the tensor file: entries of the state dict; the bias of a head that has none now."""
+
+SHOWN = 6
+"""Names listed in a message before the rest is counted."""
+
+Tensors = dict[str, Tensor]
 
 
 def save(
@@ -85,7 +100,10 @@ def save(
     if class_names is not None:
         check_class_names(class_names, facts)
     check_json("config", config)
-    state, extra = split_state(bare.state_dict())
+    state = bare.state_dict()
+    extra = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
+    for name, value in extra.items():
+        check_json(f"the extra state {name!r} of the model", value)
     written: dict[str, Any] = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -97,11 +115,11 @@ def save(
         "criterion": None,
         "config": config,
     }
-    tensors: dict[str, Tensor] = {}
+    tensors: Tensors = {}
     if criterion is not None:
         written["criterion"] = describe_criterion(bare, criterion, tensors)
     with _drafted(target) as draft:
-        write_tensors(draft / MODEL, state)
+        write_tensors(draft / MODEL, {k: v for k, v in state.items() if k not in extra})
         if criterion is not None:
             write_tensors(draft / CRITERION, tensors)
         text = json.dumps(written, indent=2, ensure_ascii=False, allow_nan=False)
@@ -110,14 +128,10 @@ def save(
 
 
 def _check_target(target: Path, overwrite: bool) -> None:
-    if not target.parent.is_dir():
-        raise LargeMarginError(f"there is no folder {target.parent} to write {target.name} to.")
-    if not target.exists():
+    empty = target.is_dir() and not any(target.iterdir())
+    check_target(target, overwrite or empty)
+    if empty or not target.exists():
         return
-    if target.is_dir() and not any(target.iterdir()):
-        return
-    if not overwrite:
-        raise LargeMarginError(f"{target} exists already. Pass overwrite=True to replace it.")
     try:
         ours = json.loads((target / CONFIG).read_text(encoding="utf-8"))["format"] == FORMAT
     except (OSError, ValueError, KeyError, TypeError):
@@ -197,15 +211,6 @@ def check_json(place: str, value: Any) -> None:
         )
 
 
-def split_state(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors of a state dict, and the extra state some modules add to it."""
-    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    extra = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
-    for name, value in extra.items():
-        check_json(f"the extra state {name!r} of the model", value)
-    return tensors, extra
-
-
 class Loaded(NamedTuple):
     """What a folder held, in place."""
 
@@ -249,12 +254,13 @@ def load(
     _check_criterion(criterion, saved, bare)
     state = read_tensors(folder / MODEL)
     with_state = criterion != "none" and saved["criterion"] is not None
-    with _undone_on_error(folder) as undo:
+    with _reports_damage(folder), ExitStack() as undo:
         tensors = read_tensors(folder / CRITERION) if with_state else {}
         attached = _attached(model, criterion, saved, tensors, undo)
         _check_state(bare, state, strict)
         if attached is not None:
             load_criterion_state(attached, saved["criterion"], tensors)
+        undo.pop_all()
     bare.load_state_dict({**state, **(saved["model_extra_state"] or {})}, strict=strict)
     head = saved["head"]
     layer = bare.get_submodule(head["layer"])
@@ -276,7 +282,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
             f"{folder} holds no {CONFIG}, so save() did not write it, or not all of it is here."
         )
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise LargeMarginError(f"{file} is not JSON ({error}); the file is damaged.") from error
     _check_format(file, config)
@@ -285,8 +291,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
             raise LargeMarginError(
                 f"{folder} holds no {name}, which its {CONFIG} refers to. Copy the whole folder."
             )
-    found: dict[str, Any] = config
-    return found
+    return config
 
 
 def _check_format(file: Path, config: Any) -> None:
@@ -303,24 +308,16 @@ def _check_format(file: Path, config: Any) -> None:
         )
 
 
-Undo: TypeAlias = list[Callable[[], None]]
-
-
 @contextmanager
-def _undone_on_error(folder: Path) -> Iterator[Undo]:
-    """What is in the list is undone, last first, if the folder does not fit after all."""
-    undo: Undo = []
+def _reports_damage(folder: Path) -> Iterator[None]:
+    """Errors of a configuration that was edited or cut short, as one about the folder."""
     try:
-        yield undo
-    except Exception as error:
-        for restore in reversed(undo):
-            restore()
-        if isinstance(error, KeyError | TypeError | AttributeError):
-            raise LargeMarginError(
-                f"{folder} is damaged: its configuration lacks or misspells something "
-                f"({type(error).__name__}: {error})."
-            ) from error
-        raise
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise LargeMarginError(
+            f"{folder} is damaged: its configuration lacks or misspells something "
+            f"({type(error).__name__}: {error})."
+        ) from error
 
 
 def _attached(
@@ -328,19 +325,25 @@ def _attached(
     criterion: Criterion | str,
     saved: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
-    undo: Undo,
+    undo: ExitStack,
 ) -> Criterion | None:
     """Give the head the saved form; the criterion given, or the saved one attached anew."""
     head, described = saved["head"], saved["criterion"]
     bare = unwrapped(model)[0]
-    _check_size(find_layer(bare, head["layer"])[1], head)
+    has = tuple(matrix_of(find_layer(bare, head["layer"])[1]).shape)
+    wanted = (head["num_classes"], head["in_features"])
+    if has != wanted:
+        raise LargeMarginError(
+            f"the saved head {head['layer']!r} has {wanted[0]} classes and {wanted[1]} features, "
+            f"but the model's has {has[0]} and {has[1]}. Build the model as it was saved."
+        )
     rebuilt = criterion == "saved" and described is not None
     if not (rebuilt and described["replaced_head"]):
         _take_form(bare, head, undo)
     if not rebuilt:
         return criterion if isinstance(criterion, Criterion) else None
     attached = rebuild_criterion(model, described, head, tensors)
-    undo.append(attached.undo)
+    undo.callback(attached.undo)
     return attached
 
 
@@ -361,29 +364,21 @@ def _check_criterion(given: object, saved: Mapping[str, Any], model: nn.Module) 
         )
 
 
-def _take_form(model: nn.Module, head: Mapping[str, Any], undo: Undo) -> None:
+def _take_form(model: nn.Module, head: Mapping[str, Any], undo: ExitStack) -> None:
     """Turn the model's plain head into the kind that was saved."""
     layer, kind = model.get_submodule(head["layer"]), head["kind"]
     if kind == "Linear" or isinstance(layer, SimplexHead):
         return
     if isinstance(layer, ClassHead):
-        before = layer.similarity, layer.scale
-
-        def restyle() -> None:
-            layer.similarity, layer.scale = before
-
-        undo.append(restyle)
+        undo.callback(setattr, layer, "similarity", layer.similarity)
+        undo.callback(setattr, layer, "scale", layer.scale)
         layer.similarity, layer.scale = head["similarity"], float(head["scale"])
         return
     if not isinstance(layer, nn.Linear):
         return
     if kind == "SimplexHead":
-        new: nn.Module = SimplexHead(
-            layer.in_features,
-            layer.out_features,
-            device=layer.weight.device,
-            dtype=layer.weight.dtype,
-        )
+        size, weight = (layer.in_features, layer.out_features), layer.weight
+        new: nn.Module = SimplexHead(*size, device=weight.device, dtype=weight.dtype)
     else:
         new = ClassHead.from_linear(
             layer,
@@ -398,21 +393,10 @@ def _take_form(model: nn.Module, head: Mapping[str, Any], undo: Undo) -> None:
             f"replaced from outside. Build the model with lm.{kind}."
         )
 
-    def put(module: nn.Module) -> None:
-        for parent, name in places:
-            parent._modules[name] = module
-
-    undo.append(partial(put, layer))
-    put(new.train(layer.training))
-
-
-def _check_size(layer: nn.Module, head: Mapping[str, Any]) -> None:
-    has, wanted = tuple(matrix_of(layer).shape), (head["num_classes"], head["in_features"])
-    if has != wanted:
-        raise LargeMarginError(
-            f"the saved head {head['layer']!r} has {wanted[0]} classes and {wanted[1]} features, "
-            f"but the model's has {has[0]} and {has[1]}. Build the model as it was saved."
-        )
+    new.train(layer.training)
+    for parent, name in places:
+        undo.callback(setattr, parent, name, layer)
+        setattr(parent, name, new)
 
 
 def _check_state(model: nn.Module, state: dict[str, Tensor], strict: bool) -> None:
@@ -436,11 +420,263 @@ def _check_state(model: nn.Module, state: dict[str, Tensor], strict: bool) -> No
         )
 
 
-SHOWN = 6
-"""Names listed in a message before the rest is counted."""
-
-
 def _listed(problem: str, names: Sequence[str]) -> list[str]:
     """A problem with the first names it is about; none where there are none."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return [f"{problem} {', '.join(names[:SHOWN])}{more}"] if names else []
+
+
+def describe_criterion(model: nn.Module, criterion: Criterion, tensors: Tensors) -> dict[str, Any]:
+    """Everything :func:`rebuild_criterion` needs; tensors are put into ``tensors``."""
+    extra: dict[str, Any] = {}
+    for name, value in criterion.state_dict().items():
+        if isinstance(value, Tensor):
+            tensors[STATE + name] = value
+        else:
+            extra[name] = encode(value, name, tensors)
+    bias = _set_aside(criterion)
+    if bias is not None:
+        tensors[ASIDE] = bias
+    objective = criterion.objective
+    scheduled = [path for each in criterion.schedules for path in each.moves(objective)]
+    return {
+        "objective": describe_objective(objective, tensors, scheduled),
+        "schedules": [
+            _describe_schedule(each, f"schedules.{index}", tensors)
+            for index, each in enumerate(criterion.schedules)
+        ],
+        "extra_state": extra,
+        "attach": {
+            **_named_modules(model, criterion),
+            "stepping": "automatic" if criterion.automatic else "manual",
+            "accumulate": criterion.accumulate,
+            "gradient_norms": criterion.measures_gradients,
+            "warn": criterion._watch is not None,
+        },
+        "replaced_head": criterion._owns_head,
+    }
+
+
+def rebuild_criterion(
+    model: nn.Module,
+    described: Mapping[str, Any],
+    head: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+) -> Criterion:
+    """Attach the described objective to the model; the state is loaded separately."""
+    options = dict(described["attach"])
+    return attach(
+        model,
+        build_objective(described["objective"], tensors),
+        layer=head["layer"],
+        similarity=head["similarity"],
+        features=options.pop("features") or None,
+        schedule=[_build_schedule(each, tensors) for each in described["schedules"]],
+        **options,
+    )
+
+
+def load_criterion_state(
+    criterion: Criterion, described: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
+    """Banks, parameters, buffers, steps and schedules as they were saved."""
+    state: dict[str, Any] = {
+        name.removeprefix(STATE): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(STATE)
+    }
+    for name, tensor in (*criterion.named_buffers(), *criterion.named_parameters()):
+        # The saved dtype, so that loading loses no digit.
+        tensor.data = tensor.data.to(state.get(name, tensor).dtype)
+    state |= {name: decode(value, tensors) for name, value in described["extra_state"].items()}
+    try:
+        criterion.load_state_dict(state)
+    except RuntimeError as error:
+        raise LargeMarginError(
+            f"the saved state does not fit the criterion. {error} Attach the objective that was "
+            "saved, or pass criterion='saved' to have it rebuilt."
+        ) from error
+    aside, bias = tensors.get(ASIDE), _set_aside(criterion)
+    if aside is not None and bias is not None and aside.shape == bias.shape:
+        with torch.no_grad():
+            bias.copy_(aside)
+
+
+def _set_aside(criterion: Criterion) -> Tensor | None:
+    """The bias of the layer that ``undo`` puts back, where the present head has none."""
+    if getattr(criterion.layer, "bias", None) is not None:
+        return None
+    for entry in criterion._undo:
+        bias = getattr(getattr(entry, "old", entry), "bias", None)
+        if isinstance(bias, Tensor):
+            return bias
+    return None
+
+
+def _named_modules(model: nn.Module, criterion: Criterion) -> dict[str, Any]:
+    """The names that were given to ``attach`` as features and layers."""
+    features: dict[str, str] = {}
+    layers: dict[int, str] = {}
+    for path, module in model.named_modules():
+        for hook in module._forward_hooks.values():
+            if getattr(hook, "owner", None) is criterion._hooks and hasattr(hook, "name"):
+                kind, which = hook.name.split(" ", 1)
+                if kind == "features":
+                    features[which] = path
+                else:
+                    layers[int(which)] = path
+    return {"features": features, "layers": [layers[index] for index in sorted(layers)]}
+
+
+def describe_objective(
+    objective: Objective, tensors: Tensors, scheduled: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """The terms of an objective, in order.
+
+    What a schedule moves, named as "term.margin", is described as it was before it was moved:
+    schedules go from there.
+    """
+    terms = []
+    for name, loss in objective.terms.items():
+        assert isinstance(loss, Loss)
+        weight = objective.weights[name]
+        if f"{name}.weight" in scheduled:
+            weight = _before(objective).get(name, weight)
+        moved = {path.split(".", 1)[1] for path in scheduled if path.split(".", 1)[0] == name}
+        terms.append(
+            {
+                "term": name,
+                "weight": encode(weight, f"weights.{name}", tensors),
+                **_describe_loss(loss, f"arguments.{name}", tensors, moved),
+            }
+        )
+    return terms
+
+
+def _before(module: Objective | Loss) -> dict[str, Any]:
+    """Settings as they were before they were moved first."""
+    moving = getattr(module, "moving", None)
+    return {} if moving is None else dict(moving.built)
+
+
+def _describe_loss(
+    loss: Loss, place: str, tensors: Tensors, moved: Collection[str]
+) -> dict[str, Any]:
+    names = [name for name, kind in LOSSES.items() if kind is type(loss)]
+    if not names:  # a loss of the user, who attaches it again on loading
+        return {"loss": None, "class": f"{type(loss).__module__}.{type(loss).__qualname__}"}
+    arguments = constructor_arguments(loss, Loss)
+    for name, value in _before(loss).items():
+        # A term's weight is not a class weight; schedules call the latter so.
+        if ("class weights" if name == "weight" else name) in moved:
+            arguments[name] = value
+    return {"loss": names[0], "arguments": encode(arguments, place, tensors)}
+
+
+def build_objective(terms: list[dict[str, Any]], tensors: Mapping[str, Tensor]) -> Objective:
+    """The objective of a description, without the state of its losses."""
+    made: dict[str, Any] = {}
+    for term in terms:
+        name = term["term"]
+        if term["loss"] is None:
+            raise LargeMarginError(
+                f"the term {name!r} is a {term['class']}, which is not a loss of this library, so "
+                "it cannot be built from the configuration. Attach it yourself and pass the "
+                "criterion: load(path, model, criterion=lm.attach(model, objective))."
+            )
+        if term["loss"] not in LOSSES:
+            raise LargeMarginError(
+                f"the term {name!r} is the loss {term['loss']!r}, which this version does not "
+                "have. Upgrade largemargin, or attach a criterion yourself and pass it."
+            )
+        arguments = decode(term["arguments"], tensors)
+        try:
+            loss = LOSSES[term["loss"]](**arguments)
+        except TypeError as error:
+            raise LargeMarginError(
+                f"the term {name!r} ({term['loss']}) was saved with other arguments than this "
+                f"version takes: {error}. Attach a criterion yourself and pass it."
+            ) from error
+        made[name] = decode(term["weight"], tensors) * loss
+    return Objective(**made)
+
+
+def _describe_schedule(schedule: Schedule, place: str, tensors: Tensors) -> dict[str, Any]:
+    kind = type(schedule)
+    if kind.__module__ != schedules.__name__:  # one of the user, who attaches it again on loading
+        return {"schedule": None, "class": f"{kind.__module__}.{kind.__qualname__}"}
+    arguments = {name: getattr(schedule, name) for name in kind.arguments}
+    return {"schedule": kind.__name__, "arguments": encode(arguments, place, tensors)}
+
+
+def _build_schedule(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Schedule:
+    name = described["schedule"]
+    kind = getattr(schedules, name, None) if isinstance(name, str) else None
+    if not (isinstance(kind, type) and issubclass(kind, Schedule)):
+        raise LargeMarginError(
+            f"the schedule {name or described.get('class')!r} is not one of this version of "
+            "largemargin, so it cannot be built from the configuration. Attach the criterion "
+            "yourself and pass it: load(path, model, criterion=...)."
+        )
+    made: Schedule = kind(**decode(described["arguments"], tensors))
+    return made
+
+
+def is_plain(value: object) -> bool:
+    """Whether JSON holds a value as it is: text, a boolean, None or a finite number."""
+    return (
+        value is None
+        or isinstance(value, bool | int | str)
+        or (isinstance(value, float) and math.isfinite(value))
+    )
+
+
+def encode(value: Any, place: str, tensors: Tensors) -> Any:
+    """A value as JSON; tensors in it are put into ``tensors`` under their place."""
+    if is_plain(value):
+        return value
+    match value:
+        case float():
+            return {"$float": str(value)}
+        case Tensor():
+            tensors[place] = value
+            return {"$tensor": place}
+        case CentroidBank():
+            own = constructor_arguments(value, CentroidBank)
+            return {"$bank": encode(own, place, tensors)}
+        case list() | tuple():
+            items = [encode(item, f"{place}.{index}", tensors) for index, item in enumerate(value)]
+            return {"$tuple": items} if isinstance(value, tuple) else items
+        case Mapping() if all(isinstance(k, str) and not k.startswith("$") for k in value):
+            return {key: encode(item, f"{place}.{key}", tensors) for key, item in value.items()}
+    raise LargeMarginError(
+        f"{place} is a {type(value).__name__}, which cannot be written as JSON. Use numbers, text, "
+        "booleans, None, tensors, and lists, tuples and dicts (with text keys) of them."
+    )
+
+
+def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The value that :func:`encode` wrote."""
+    if isinstance(value, list):
+        return [decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1 and next(iter(value)).startswith("$"):
+        ((kind, inner),) = value.items()
+        return _decode_special(kind, inner, tensors)
+    return {key: decode(item, tensors) for key, item in value.items()}
+
+
+def _decode_special(kind: str, inner: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if kind == "$float" and inner in ("inf", "-inf", "nan"):
+        return float(inner)
+    if kind == "$tuple":
+        return tuple(decode(item, tensors) for item in inner)
+    if kind == "$bank":
+        return CentroidBank(**decode(inner, tensors))
+    if kind == "$tensor" and inner in tensors:
+        return tensors[inner].clone()
+    raise LargeMarginError(
+        f"the configuration is damaged: {{{kind!r}: {inner!r}}} means nothing, or names a tensor "
+        "that is not in the file."
+    )

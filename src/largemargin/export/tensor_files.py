@@ -30,8 +30,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     first: dict[tuple[Any, ...], str] = {}
     storages: set[int] = set()
     for name, tensor in tensors.items():
-        _check_kind(name, tensor)
-        place = _place(tensor)
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            kind = "quantized" if tensor.is_quantized else str(tensor.layout)
+            raise LargeMarginError(
+                f"{name!r} is {kind}, which safetensors cannot hold. Convert it before saving."
+            )
+        # Two tensors of the same place and form are one.
+        place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if tensor.numel() and place in first:
             header[ALIAS + name] = first[place]
             continue
@@ -60,8 +65,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
                 "from: safetensors.torch.save_file(torch.load(path, weights_only=True), new_path)."
             ) from error
         raise LargeMarginError(
-            f"{path} is not a whole safetensors file ({error}). It may have been cut short while "
-            "it was copied; fetch it again or use another checkpoint."
+            f"{path} is not a whole safetensors file, or damaged ({error}). It may have been cut "
+            "short while it was copied; fetch it again or use another. Files of torch.save and "
+            "other pickles are refused, whatever they are called: reading one can run any code."
         ) from error
     for name, target in header.items():
         if name.startswith(ALIAS):
@@ -84,22 +90,3 @@ def is_pickle(path: Path) -> bool:
     # of their header, far below 4 GiB, which ends in zeros.
     begun = start[:1] == b"\x80" and start[1:2] in b"\2\3\4\5"
     return begun and (start[2:3] == b"\x95" or any(start[4:8]))
-
-
-def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """Where and what a tensor is: two with the same answer are one."""
-    return (
-        tensor.device,
-        tensor.data_ptr(),
-        tensor.dtype,
-        tuple(tensor.shape),
-        tuple(tensor.stride()),
-    )
-
-
-def _check_kind(name: str, tensor: Tensor) -> None:
-    if tensor.layout is not torch.strided or tensor.is_quantized:
-        kind = "quantized" if tensor.is_quantized else str(tensor.layout)
-        raise LargeMarginError(
-            f"{name!r} is {kind}, which safetensors cannot hold. Convert it before saving."
-        )
