@@ -1,4 +1,4 @@
-"""The steps of ``RowwiseAdam`` and ``HeadSGD`` as Triton kernels: one read and one write of an array.
+"""The steps of ``RowwiseAdam`` and ``HeadSGD`` as Triton kernels that read and write arrays once.
 
 One program holds a few whole rows, so that the mean square of a row needs no second pass. Compiled
 by Triton, and run by its interpreter in tests; imported only where a kernel is launched.
