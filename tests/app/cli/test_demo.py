@@ -98,16 +98,16 @@ def test_the_command_prints_the_table_and_where_the_runs_are(tmp_path: Path) -> 
 def test_tuning_never_looks_at_test_images(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from largemargin.app import training
+    from largemargin.app.training import engine
 
     seen = []
-    original = training.train
+    original = engine.train
 
     def watched(config: object, **options: object) -> object:
         seen.append(options["data"])
         return original(config, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(training, "train", watched)
+    monkeypatch.setattr(engine, "train", watched)
     monkeypatch.setattr(demo, "RATES", (0.1,))
     monkeypatch.setattr(demo, "TUNING_SEEDS", (0,))
     monkeypatch.setattr(demo, "METHODS", demo.METHODS[:1])
