@@ -72,7 +72,7 @@ def find_head(model: nn.Module, layer: str | None) -> tuple[str, nn.Module]:
         path: module
         for path, module in model.named_modules()
         for hook in filter(_is_own, module._forward_hooks.values())
-        if hook.owner.layer is module and not hook.owner.removed  # type: ignore[attr-defined]
+        if hook.owner.layer is module and not hook.owner.removed
     }
     if layer is None and len(attached) == 1:
         return next(iter(attached.items()))

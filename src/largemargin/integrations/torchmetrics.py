@@ -16,7 +16,8 @@ without samples a metric is NaN. ``options`` are those of ``torchmetrics.Metric`
 """
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import repeat
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -72,13 +73,6 @@ Head = HeadView | Criterion | nn.Module | Tensor
 """A head, in any form in which a user holds one."""
 
 
-class LabelledRows(NamedTuple):
-    """Rows of features (or logits) in float64 and their labels, without those labelled -100."""
-
-    rows: Tensor
-    labels: Tensor
-
-
 class GeometryMetric(Metric):
     """A metric whose states are lists of flat tensors, joined over updates and processes.
 
@@ -92,6 +86,23 @@ class GeometryMetric(Metric):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._dtypes: dict[str, torch.dtype] = {}
+
+    def update(
+        self,
+        features: Tensor | None = None,
+        labels: Tensor | None = None,
+        head: Head | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
+        """Take a batch: its features and labels, and the head, as far as the metric needs them."""
+        self._take_head(head, bias)
+        self._take_features(features, labels)
+
+    def _take_head(self, head: Head | None, bias: Tensor | None) -> None:
+        """Nothing where the metric needs no head."""
+
+    def _take_features(self, features: Tensor | None, labels: Tensor | None) -> None:
+        """Nothing where the metric is of the head alone."""
 
     def sync(self, *args: Any, **options: Any) -> None:
         # torchmetrics would send an empty float32 tensor for a state without entries, whatever the
@@ -132,8 +143,11 @@ class GeometryMetric(Metric):
 
     def _batch(
         self, given: Tensor | None, labels: Tensor | None, num_classes: int, name: str = "features"
-    ) -> LabelledRows:
-        """Check rows with their labels; (N, T, D) of a sequence head become rows too."""
+    ) -> tuple[Tensor, Tensor]:
+        """Rows in float64 and their labels, checked, without those labelled -100.
+
+        (N, T, D) of a sequence head become rows too.
+        """
         if given is None or labels is None:
             raise LargeMarginError(
                 f"{type(self).__name__} needs {name} and labels. Call "
@@ -146,15 +160,62 @@ class GeometryMetric(Metric):
             keep = labels.long() != IGNORED  # torch takes 156 of uint8 for -100
             given, labels = given[keep.to(given.device)], labels[keep]
         check_labels(labels, len(given), num_classes, of=name, soft=False, skip=SKIP, validate=True)
-        return LabelledRows(widen(given.to(self.device)), labels.to(self.device).long())
+        return widen(given.to(self.device)), labels.to(self.device).long()
+
+    def _class_vectors(self, head: Head | None, bias: Tensor | None) -> Tensor:
+        """Those of the head in float64, checked; a copy, because the head goes on learning."""
+        weight = as_head(head, bias, type(self).__name__).weight
+        check_prototypes(weight)
+        return widen(weight.to(self.device)).clone()
 
 
 class HeadMetric(GeometryMetric):
-    """A metric of what a head says about features."""
+    """A metric of what a head says about each sample: one of ``measuring.stream.PER_SAMPLE``."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, quantity: str, **options: Any) -> None:
         super().__init__(**options)
         self._last: HeadScores | None = None
+        self.quantity = quantity
+        # By quantity, so that a collection never takes margins of one kind for those of another.
+        self._add_column(f"{quantity}_values")
+
+    def update(
+        self,
+        features: Tensor | None = None,
+        labels: Tensor | None = None,
+        head: Head | None = None,
+        bias: Tensor | None = None,
+        *,
+        logits: Tensor | None = None,
+    ) -> None:
+        """Take a batch: features, labels and head, or logits and labels where they say it all."""
+        if logits is not None and self.quantity in OF_LOGITS:
+            self._keep(self._of_logits(logits, labels))
+        else:
+            self._keep(self._labelled(features, labels, head, bias))
+
+    def _keep(self, found: dict[str, Tensor]) -> None:
+        getattr(self, f"{self.quantity}_values").append(found[self.quantity])
+
+    def _of_logits(self, logits: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
+        table, labels = self._batch(logits, labels, logits.shape[-1], "logits")
+        if not bool(torch.isfinite(table).all()):
+            raise LargeMarginError(
+                "logits must be finite, but some are NaN or infinite. Look for a diverged model or "
+                "broken inputs."
+            )
+        predicted = table.argmax(1)
+        if self.quantity == "confidence":
+            values = table.softmax(1).amax(1)
+        elif self.quantity == "softmax_bias":
+            values = implicit_bias(table, labels)
+        else:
+            classes = labels if self.quantity == "raw" else predicted
+            stats = class_stats_from_logits(table, classes, want=("target", "rival"))
+            assert stats.target is not None
+            assert stats.rival is not None
+            values = stats.target - stats.rival
+        return {"label": labels, "predicted": predicted, self.quantity: values}
 
     def _labelled(
         self,
@@ -163,13 +224,12 @@ class HeadMetric(GeometryMetric):
         head: Head | None,
         bias: Tensor | None,
     ) -> dict[str, Tensor]:
-        """What is known of each sample: see ``measuring.stream.PER_SAMPLE``."""
         scores = self._scores(as_head(head, bias, type(self).__name__))
-        batch = self._batch(features, labels, scores.num_classes)
-        check_width(batch.rows, scores.dim, "the head's weight has")
+        vectors, labels = self._batch(features, labels, scores.num_classes)
+        check_width(vectors, scores.dim, "the head's weight has")
         parts = [
-            {"label": batch.labels[part], **scores.labelled(batch.rows[part], batch.labels[part])}
-            for part in blocks(max(len(batch.labels), 1), scores.rows_at_once)
+            {"label": labels[part], **scores.labelled(vectors[part], labels[part])}
+            for part in blocks(max(len(labels), 1), scores.rows_at_once)
         ]
         found = {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
         check_norms(found["norm"])
@@ -241,6 +301,9 @@ KINDS = ("raw", "cosine", "distance")
 
 STATISTICS = ("mean", "std", "ratio", "minimum", "median", "maximum")
 
+OF_LOGITS = ("raw", "softmax_bias", "lead_raw", "confidence")
+"""What logits tell without features."""
+
 
 class ClassMargin(GeometryMetric):
     """Smallest angle between two class vectors (ZHO-MC), of the head at the last update.
@@ -267,16 +330,9 @@ class ClassMargin(GeometryMetric):
         self._add_column("prototypes")
         self._add_column("sizes", torch.long)
 
-    def update(
-        self,
-        features: Tensor | None = None,
-        labels: Tensor | None = None,
-        head: Head | None = None,
-        bias: Tensor | None = None,
-    ) -> None:
-        weight = as_head(head, bias, "ClassMargin").weight
-        check_prototypes(weight)
-        self.prototypes = [widen(weight.to(self.device)).reshape(-1).clone()]
+    def _take_head(self, head: Head | None, bias: Tensor | None) -> None:
+        weight = self._class_vectors(head, bias)
+        self.prototypes = [weight.reshape(-1)]
         self.sizes = [torch.tensor(weight.shape, device=self.device)]
 
     def compute(self) -> Tensor:
@@ -292,7 +348,30 @@ class ClassMargin(GeometryMetric):
         self.prototypes, self.sizes = self.prototypes[-1:], self.sizes[-1:]
 
 
-class SampleMargin(HeadMetric):
+class SampleStatistic(HeadMetric):
+    """A quantity of the samples in one number."""
+
+    def __init__(self, quantity: str, statistic: str | float, **options: Any) -> None:
+        super().__init__(quantity, **options)
+        if isinstance(statistic, str):
+            check_choice("statistic", statistic, STATISTICS)
+        else:
+            check_number("statistic", statistic, at_least=0, at_most=1, hint="It is a quantile.")
+        self.statistic = statistic
+
+    def compute(self) -> Tensor:
+        values = self._column(f"{self.quantity}_values")
+        if isinstance(self.statistic, str):
+            return self._number(getattr(describe(values, bins=1), self.statistic))
+        if len(values) == 0 or bool(values.isnan().any()):
+            return self._number(math.nan)
+        ordered = values.sort().values
+        position = self.statistic * (len(values) - 1)
+        low, high = float(ordered[math.floor(position)]), float(ordered[math.ceil(position)])
+        return self._number(low if low == high else low + (position % 1) * (high - low))
+
+
+class SampleMargin(SampleStatistic):
     """Sample margins (ZHO-MS) of one kind, in one number.
 
     Keeps 8 bytes of each sample.
@@ -316,34 +395,11 @@ class SampleMargin(HeadMetric):
     def __init__(
         self, kind: str = "cosine", statistic: str | float = "mean", **options: Any
     ) -> None:
-        super().__init__(**options)
         check_choice("kind", kind, KINDS)
-        self.kind, self.statistic = kind, _checked(statistic)
-        # By kind, so that a collection never takes margins of one kind for those of another.
-        self._column_name = f"{kind}_margins"
-        self._add_column(self._column_name)
-
-    def update(
-        self,
-        features: Tensor | None = None,
-        labels: Tensor | None = None,
-        head: Head | None = None,
-        bias: Tensor | None = None,
-        *,
-        logits: Tensor | None = None,
-    ) -> None:
-        if logits is not None and self.kind == "raw":
-            table, labels = self._batch(logits, labels, logits.shape[-1], "logits")
-            values = _logit_margins(table, labels)
-        else:
-            values = self._labelled(features, labels, head, bias)[self.kind]
-        getattr(self, self._column_name).append(values)
-
-    def compute(self) -> Tensor:
-        return self._number(_summary(self._column(self._column_name), self.statistic))
+        super().__init__(kind, statistic, **options)
 
 
-class ImplicitBias(HeadMetric):
+class ImplicitBias(SampleStatistic):
     """Margin the softmax loss asks for by itself (KOB-7), over the samples.
 
     Between 0, where one rival dominates, and log(C - 1).
@@ -358,31 +414,8 @@ class ImplicitBias(HeadMetric):
         0.6931
     """
 
-    biases: list[Tensor]
-
     def __init__(self, statistic: str | float = "mean", **options: Any) -> None:
-        super().__init__(**options)
-        self.statistic = _checked(statistic)
-        self._add_column("biases")
-
-    def update(
-        self,
-        features: Tensor | None = None,
-        labels: Tensor | None = None,
-        head: Head | None = None,
-        bias: Tensor | None = None,
-        *,
-        logits: Tensor | None = None,
-    ) -> None:
-        if logits is not None:
-            table, labels = self._batch(logits, labels, logits.shape[-1], "logits")
-            _logit_margins(table, labels)
-            self.biases.append(implicit_bias(table, labels))
-        else:
-            self.biases.append(self._labelled(features, labels, head, bias)["softmax_bias"])
-
-    def compute(self) -> Tensor:
-        return self._number(_summary(self._column("biases"), self.statistic))
+        super().__init__("softmax_bias", statistic, **options)
 
 
 class MarginRejectionAUROC(HeadMetric):
@@ -407,70 +440,17 @@ class MarginRejectionAUROC(HeadMetric):
     right: list[Tensor]
 
     def __init__(self, score: str = "raw", **options: Any) -> None:
-        super().__init__(**options)
         check_choice("score", score, (*KINDS, "confidence"))
-        self.score = score
-        self._column_name = f"{score}_leads"
-        self._add_column(self._column_name)
+        super().__init__(score if score == "confidence" else f"lead_{score}", **options)
         self._add_column("right", torch.long)
 
-    def update(
-        self,
-        features: Tensor | None = None,
-        labels: Tensor | None = None,
-        head: Head | None = None,
-        bias: Tensor | None = None,
-        *,
-        logits: Tensor | None = None,
-    ) -> None:
-        if logits is not None and self.score in ("raw", "confidence"):
-            table, labels = self._batch(logits, labels, logits.shape[-1], "logits")
-            predicted = table.argmax(1)
-            leads = _logit_margins(table, predicted)
-            if self.score == "confidence":
-                leads = table.softmax(1).amax(1)
-        else:
-            found = self._labelled(features, labels, head, bias)
-            name = self.score if self.score == "confidence" else f"lead_{self.score}"
-            leads, predicted, labels = found[name], found["predicted"], found["label"]
-        getattr(self, self._column_name).append(leads)
-        self.right.append((predicted == labels).long())
+    def _keep(self, found: dict[str, Tensor]) -> None:
+        super()._keep(found)
+        self.right.append((found["predicted"] == found["label"]).long())
 
     def compute(self) -> Tensor:
-        leads, right = self._column(self._column_name), self._column("right") == 1
+        leads, right = self._column(f"{self.quantity}_values"), self._column("right") == 1
         return self._number(auroc(leads[right], leads[~right]))
-
-
-def _checked(statistic: str | float) -> str | float:
-    if isinstance(statistic, str):
-        check_choice("statistic", statistic, STATISTICS)
-    else:
-        check_number("statistic", statistic, at_least=0, at_most=1, hint="It is a quantile.")
-    return statistic
-
-
-def _summary(values: Tensor, statistic: str | float) -> float:
-    if isinstance(statistic, str):
-        return float(getattr(describe(values, bins=1), statistic))
-    if len(values) == 0 or bool(values.isnan().any()):
-        return math.nan
-    ordered = values.sort().values
-    position = statistic * (len(values) - 1)
-    low, high = float(ordered[math.floor(position)]), float(ordered[math.ceil(position)])
-    return low if low == high else low + (position % 1) * (high - low)
-
-
-def _logit_margins(logits: Tensor, classes: Tensor) -> Tensor:
-    """By how much the logit of a class is above all others."""
-    if not bool(torch.isfinite(logits).all()):
-        raise LargeMarginError(
-            "logits must be finite, but some are NaN or infinite. Look for a diverged model or "
-            "broken inputs."
-        )
-    stats = class_stats_from_logits(logits, classes, want=("target", "rival"))
-    assert stats.target is not None
-    assert stats.rival is not None
-    return stats.target - stats.rival
 
 
 PAIRWISE = ("largest", "separation", "ratio")
@@ -506,13 +486,7 @@ class Dispersion(GeometryMetric):
         self._add_column("kept")
         self._add_column("classes", torch.long)
 
-    def update(
-        self,
-        features: Tensor | None = None,
-        labels: Tensor | None = None,
-        head: Head | None = None,
-        bias: Tensor | None = None,
-    ) -> None:
+    def _take_features(self, features: Tensor | None, labels: Tensor | None) -> None:
         found, labels = self._batch(features, labels, self.num_classes)
         check_norms(torch.linalg.vector_norm(found, dim=1))
         if len(labels) == 0:
@@ -555,7 +529,7 @@ class ClassSumsMetric(GeometryMetric):
         if self.covariance:
             self._add_column("outer")
 
-    def _add(self, features: Tensor | None, labels: Tensor | None) -> None:
+    def _take_features(self, features: Tensor | None, labels: Tensor | None) -> None:
         found, labels = self._batch(features, labels, self.num_classes)
         check_norms(torch.linalg.vector_norm(found, dim=1))
         sums = self._sums()
@@ -580,23 +554,14 @@ class ClassSumsMetric(GeometryMetric):
             return None
         anchors, sums = (self._column(name).view(*counts.shape, -1) for name in ("anchors", "sums"))
         squares = self._column("squares").view(counts.shape)
-        outer = None
+        outer: Tensor | repeat[None] = repeat(None)
         if self.covariance and len(flat := self._column("outer")) > 0:
             outer = flat.view(len(counts), sums.shape[-1], -1)
-        joined: ClassSums | None = None
-        for part in range(len(counts)):
-            one = ClassSums(
-                counts[part],
-                anchors[part],
-                sums[part],
-                squares[part],
-                None if outer is None else outer[part],
-                torch.finfo(torch.float32).eps,  # in which features come, whatever they are kept in
-            )
-            if joined is None:
-                joined = one
-            else:
-                joined.merge(one)
+        rounding = torch.finfo(torch.float32).eps  # features come in it, whatever they are kept in
+        parts = zip(counts, anchors, sums, squares, outer, strict=False)
+        joined, *others = (ClassSums(*part, rounding) for part in parts)
+        for each in others:
+            joined.merge(each)
         return joined
 
     def _fold(self) -> None:
@@ -628,15 +593,6 @@ class VarianceSplit(ClassSumsMetric):
         super().__init__(num_classes, **options)
         check_choice("statistic", statistic, VARIANCES)
         self.statistic = statistic
-
-    def update(
-        self,
-        features: Tensor | None = None,
-        labels: Tensor | None = None,
-        head: Head | None = None,
-        bias: Tensor | None = None,
-    ) -> None:
-        self._add(features, labels)
 
     def compute(self) -> Tensor:
         sums = self._sums()
@@ -677,22 +633,14 @@ class NeuralCollapse(ClassSumsMetric):
         self.statistic = statistic
         self._add_column("prototypes")
 
-    def update(
-        self,
-        features: Tensor | None = None,
-        labels: Tensor | None = None,
-        head: Head | None = None,
-        bias: Tensor | None = None,
-    ) -> None:
-        weight = as_head(head, bias, "NeuralCollapse").weight
-        check_prototypes(weight)
+    def _take_head(self, head: Head | None, bias: Tensor | None) -> None:
+        weight = self._class_vectors(head, bias)
         if len(weight) != self.num_classes:
             raise LargeMarginError(
                 f"NeuralCollapse was made for {self.num_classes} classes, but the head has "
                 f"{len(weight)}. Pass num_classes={len(weight)}."
             )
-        self._add(features, labels)
-        self.prototypes = [widen(weight.to(self.device)).reshape(-1).clone()]
+        self.prototypes = [weight.reshape(-1)]
 
     def compute(self) -> Tensor:
         sums = self._sums()
