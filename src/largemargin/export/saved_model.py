@@ -37,7 +37,12 @@ from largemargin.export.plain_model import (
     find_head,
     head_facts,
 )
-from largemargin.export.tensor_files import read_tensors, require_safetensors, write_tensors
+from largemargin.export.tensor_files import (
+    listed,
+    read_tensors,
+    require_safetensors,
+    write_tensors,
+)
 from largemargin.heads.centroid_bank import CentroidBank
 from largemargin.heads.class_head import ClassHead
 from largemargin.heads.simplex import SimplexHead
@@ -55,9 +60,6 @@ CONFIG, MODEL, CRITERION = "config.json", "model.safetensors", "criterion.safete
 
 STATE, ASIDE = "state.", "set_aside.bias"
 """Names in the tensor file: entries of the state dict; the bias of a head that has none now."""
-
-SHOWN = 6
-"""Names listed in a message before the rest is counted."""
 
 Tensors = dict[str, Tensor]
 
@@ -404,26 +406,20 @@ def _check_state(model: nn.Module, state: dict[str, Tensor], strict: bool) -> No
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     problems = []
     if strict:
-        problems += _listed("the folder lacks", [name for name in own if name not in state])
-        problems += _listed("the model lacks", [name for name in state if name not in own])
+        problems += listed("the folder lacks", [name for name in own if name not in state])
+        problems += listed("the model lacks", [name for name in state if name not in own])
     shapes = [
         f"{name} {tuple(state[name].shape)} for {tuple(value.shape)}"
         for name, value in own.items()
         if name in state and state[name].shape != value.shape
     ]
-    problems += _listed("the folder has other shapes:", shapes)
+    problems += listed("the folder has other shapes:", shapes)
     if problems:
         hint = " strict=False loads what is in both." if strict and not shapes else ""
         raise LargeMarginError(
             f"the saved weights do not fit the model: {'; '.join(problems)}. Build the model as it "
             f"was saved.{hint}"
         )
-
-
-def _listed(problem: str, names: Sequence[str]) -> list[str]:
-    """A problem with the first names it is about; none where there are none."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return [f"{problem} {', '.join(names[:SHOWN])}{more}"] if names else []
 
 
 def describe_criterion(model: nn.Module, criterion: Criterion, tensors: Tensors) -> dict[str, Any]:
@@ -647,12 +643,16 @@ def encode(value: Any, place: str, tensors: Tensors) -> Any:
         case list() | tuple():
             items = [encode(item, f"{place}.{index}", tensors) for index, item in enumerate(value)]
             return {"$tuple": items} if isinstance(value, tuple) else items
-        case Mapping() if all(isinstance(k, str) and not k.startswith("$") for k in value):
+        case Mapping() if all(map(_is_plain_key, value)):
             return {key: encode(item, f"{place}.{key}", tensors) for key, item in value.items()}
     raise LargeMarginError(
         f"{place} is a {type(value).__name__}, which cannot be written as JSON. Use numbers, text, "
         "booleans, None, tensors, and lists, tuples and dicts (with text keys) of them."
     )
+
+
+def _is_plain_key(key: object) -> bool:
+    return isinstance(key, str) and not key.startswith("$")
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -1,6 +1,6 @@
 """Tensors in a safetensors file: names, bytes and shapes, and no code to run on loading."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +13,8 @@ from largemargin.errors import LargeMarginError, MissingPackage
 
 ALIAS = "alias:"
 """Header entries with this prefix name tensors that are another one of the file."""
+SHOWN = 6
+"""Names listed in a message before the rest is counted."""
 
 
 def require_safetensors() -> Any:
@@ -90,3 +92,9 @@ def is_pickle(path: Path) -> bool:
     # of their header, far below 4 GiB, which ends in zeros.
     begun = start[:1] == b"\x80" and start[1:2] in b"\2\3\4\5"
     return begun and (start[2:3] == b"\x95" or any(start[4:8]))
+
+
+def listed(problem: str, names: Sequence[str]) -> list[str]:
+    """A problem with the first names of tensors it is about; none where there are none."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return [f"{problem} {', '.join(names[:SHOWN])}{more}"] if names else []

@@ -2,16 +2,20 @@
 
 import inspect
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from largemargin.app.config import ModelConfig
-from largemargin.app.models.library_networks import LIBRARIES, build_by_path, build_outside
+from largemargin.app.models.library_networks import (
+    LIBRARIES,
+    build_by_path,
+    build_outside,
+    load_backbone,
+    near,
+)
 from largemargin.app.models.networks import MODELS, Network, Size
-from largemargin.app.models.weights import load_backbone
 from largemargin.errors import LargeMarginError, check_choice, check_num_classes, check_number
 from largemargin.heads.simplex import SimplexHead
 
@@ -40,8 +44,9 @@ class Normalize(nn.Module):
                 f"std must be positive in every channel, but {tuple(std)} was given. A channel "
                 "that never changes has std 0: use 1 for it."
             )
-        self.register_buffer("mean", _per_channel(mean))
-        self.register_buffer("std", _per_channel(std))
+        for name, values in (("mean", mean), ("std", std)):
+            each = None if values is None else torch.tensor(values, dtype=torch.float32)
+            self.register_buffer(name, None if each is None else each.reshape(1, -1, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
         if self.mean is None or self.std is None:
@@ -88,12 +93,6 @@ class Classifier(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.head(self.features(images))
         return logits
-
-
-def _per_channel(values: Sequence[float] | None) -> Tensor | None:
-    return (
-        None if values is None else torch.tensor(values, dtype=torch.float32).reshape(1, -1, 1, 1)
-    )
 
 
 def list_models() -> dict[str, str]:
@@ -144,18 +143,18 @@ def build_model(
         before = (nn.ReLU(),) if config.feature_activation == "relu" else ()
         feature_layer = nn.Sequential(*before, nn.Linear(dim, config.feature_dim))
         dim = config.feature_dim
-    head = _head(config, dim, num_classes)
-    return Classifier(normalize, backbone, head, feature_layer=feature_layer, notes=notes)
-
-
-def _head(config: ModelConfig, dim: int, num_classes: int) -> nn.Module:
     check_choice("head", config.head, ("linear", "simplex"))
-    return nn.Linear(dim, num_classes) if config.head == "linear" else SimplexHead(dim, num_classes)
+    head = (nn.Linear if config.head == "linear" else SimplexHead)(dim, num_classes)
+    return Classifier(normalize, backbone, head, feature_layer=feature_layer, notes=notes)
 
 
 def _build_own(config: ModelConfig, channels: int, size: Size) -> tuple[nn.Module, int]:
     if config.name not in MODELS:
-        raise LargeMarginError(_unknown(config.name))
+        raise LargeMarginError(
+            f"there is no network {config.name!r}.{near(config.name, MODELS)} This library has "
+            f"{', '.join(MODELS)}; others are written torchvision/NAME or timm/NAME, such as "
+            "torchvision/resnet50."
+        )
     network = MODELS[config.name]
     if min(size) < network.smallest:
         raise LargeMarginError(
@@ -215,12 +214,3 @@ def _checked(size: Size) -> Size:
     for side in size:
         check_number("each side of size", side, at_least=1)
     return int(size[0]), int(size[1])
-
-
-def _unknown(name: str) -> str:
-    near = get_close_matches(name, MODELS, n=3, cutoff=0.5)
-    hint = f"Did you mean {' or '.join(near)}? " if near else ""
-    return (
-        f"there is no network {name!r}. {hint}This library has {', '.join(MODELS)}; others are "
-        "written torchvision/NAME or timm/NAME, such as torchvision/resnet50."
-    )

@@ -1,12 +1,16 @@
 """Backbones from outside: torchvision and timm without their head, and your own by Python path.
 
-A Python path in a configuration makes Python import a module, which runs it. So :func:`trust` has
-to be called first: by ``largemargin train --trust_config``, or by a program that knows its
+Pretrained weights come from a local safetensors file, or from where the library publishes them. A
+Python path in a configuration makes Python import a module, which runs it. So :func:`trust` has to
+be called first: by ``largemargin train --trust_config``, or by a program that knows its
 configurations.
 """
 
 import importlib
 import inspect
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
@@ -15,19 +19,15 @@ from torch import Tensor, nn
 
 from largemargin.app.config import ModelConfig
 from largemargin.app.models.networks import Size
-from largemargin.app.models.weights import (
-    fit,
-    is_file_name,
-    load_backbone,
-    read_weights,
-    spread_channels,
-)
 from largemargin.dropin.find_head import find_layer, parents_of
 from largemargin.errors import LargeMarginError, MissingPackage
+from largemargin.export.tensor_files import listed, read_tensors
 
 LIBRARIES = ("torchvision", "timm")
 SOURCES = ("weights", "weights_backbone", "checkpoint_path", "cache_dir", "scriptable")
 """Arguments of their constructors that name files or addresses, or change what is built."""
+PREFIX = "backbone."
+"""How names begin in a file of a whole :class:`Classifier`."""
 
 
 def build_outside(
@@ -40,7 +40,13 @@ def build_outside(
             f"a network of another library is written torchvision/NAME or timm/NAME, but "
             f"{config.name!r} was given."
         )
-    _refuse_sources(config)
+    # Options change the network; where weights come from is said by ``weights`` alone.
+    for option in config.options:
+        if option in SOURCES or option.startswith("pretrained"):
+            raise LargeMarginError(
+                f"model.options holds {option!r}, which would load weights past the checks. Give a "
+                ".safetensors file as model.weights instead."
+            )
     if config.batch_norm is not None:
         raise LargeMarginError(
             f"{config.name} decides itself about batch norm, but batch_norm={config.batch_norm} "
@@ -52,16 +58,6 @@ def build_outside(
     return backbone, width_of(backbone, config.name, channels, size)
 
 
-def _refuse_sources(config: ModelConfig) -> None:
-    """Options change the network; where weights come from is said by ``weights`` alone."""
-    for name in config.options:
-        if name in SOURCES or name.startswith("pretrained"):
-            raise LargeMarginError(
-                f"model.options holds {name!r}, which would load weights past the checks. Give a "
-                ".safetensors file as model.weights instead."
-            )
-
-
 def _torchvision(name: str, config: ModelConfig, channels: int, notes: list[str]) -> nn.Module:
     try:
         from torchvision import models
@@ -71,7 +67,7 @@ def _torchvision(name: str, config: ModelConfig, channels: int, notes: list[str]
         ) from None
     known = models.list_models(module=models)
     if name not in known:
-        raise LargeMarginError(f"torchvision has no classifier {name!r}.{_near(name, known)}")
+        raise LargeMarginError(f"torchvision has no classifier {name!r}.{near(name, known)}")
     try:
         model = models.get_model(name, weights=None, **_torchvision_options(name, config))
     except TypeError as error:
@@ -167,7 +163,7 @@ def _timm(name: str, config: ModelConfig, channels: int, notes: list[str]) -> nn
     except ImportError:
         raise MissingPackage(f"timm/{name} needs timm: pip install 'largemargin[timm]'") from None
     if not timm.is_model(name):
-        raise LargeMarginError(f"timm has no network {name!r}.{_near(name, timm.list_models())}")
+        raise LargeMarginError(f"timm has no network {name!r}.{near(name, timm.list_models())}")
     options = dict(config.options)
     if config.dropout is not None:
         options["drop_rate"] = config.dropout
@@ -279,10 +275,11 @@ def width_of(backbone: nn.Module, name: str, channels: int, size: Size) -> int:
         with torch.no_grad():
             features = backbone(image)
     except (RuntimeError, AssertionError, ValueError, ZeroDivisionError) as error:
+        taken = inspect.signature(type(backbone).__init__).parameters
         raise LargeMarginError(
             f"{name} cannot take images of {size[0]}x{size[1]} pixels ({_first_line(error)}). Give "
             "them the size it was made for (size of the data settings), mostly 224"
-            + (", or set options: {img_size: ...}." if _takes(backbone, "img_size") else ".")
+            + (", or set options: {img_size: ...}." if "img_size" in taken else ".")
         ) from error
     backbone.train(training)
     if not isinstance(features, Tensor) or features.dim() != 2:
@@ -299,19 +296,14 @@ def _bad_option(config: ModelConfig, error: TypeError) -> str:
     return f"{config.name} does not take the options {given}: {_first_line(error)}."
 
 
-def _takes(backbone: nn.Module, argument: str) -> bool:
-    return argument in inspect.signature(type(backbone).__init__).parameters
-
-
 def _counted(channels: int) -> str:
     return "1 channel" if channels == 1 else f"{channels} channels"
 
 
-def _near(name: str, known: list[str]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, known, n=3, cutoff=0.5)
-    return f" Did you mean {' or '.join(near)}?" if near else ""
+def near(name: str, known: Iterable[str]) -> str:
+    """A sentence that names what may have been meant; nothing where nothing is like it."""
+    found = get_close_matches(name, known, n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(found)}?" if found else ""
 
 
 def _first_line(error: Exception) -> str:
@@ -338,25 +330,98 @@ def build_by_path(config: ModelConfig, channels: int, size: Size) -> tuple[nn.Mo
             f"model.name {config.name!r} is a Python path, and importing it runs its code. Pass "
             "--trust_config (in Python: largemargin.app.models.trust()) if you wrote or read it."
         )
-    backbone = _imported(config, channels)
-    if config.weights is not None:
-        load_backbone(backbone, config.weights, config.name)
-    return backbone, width_of(backbone, config.name, channels, size)
-
-
-def _imported(config: ModelConfig, channels: int) -> nn.Module:
     module, _, name = config.name.rpartition(".")
     try:
         build = getattr(importlib.import_module(module), name)
         options = dict(config.options)
         if "channels" in inspect.signature(build).parameters:
             options.setdefault("channels", channels)
-        made = build(**options)
+        backbone = build(**options)
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise LargeMarginError(
             f"the network {config.name} cannot be built: {error}. Its module must be found by "
             "Python (PYTHONPATH), and the class or function must take model.options."
         ) from error
-    if not isinstance(made, nn.Module):
-        raise LargeMarginError(f"{config.name} gives a {type(made).__name__}, not an nn.Module.")
-    return made
+    if not isinstance(backbone, nn.Module):
+        raise LargeMarginError(
+            f"{config.name} gives a {type(backbone).__name__}, not an nn.Module."
+        )
+    if config.weights is not None:
+        load_backbone(backbone, config.weights, config.name)
+    return backbone, width_of(backbone, config.name, channels, size)
+
+
+def load_backbone(backbone: nn.Module, weights: str, name: str) -> None:
+    """Load a .safetensors file into a network of this library; its other layers stay as drawn."""
+    if not is_file_name(weights):
+        raise LargeMarginError(
+            f"no pretrained weights of {name} are published, so weights={weights!r} cannot be "
+            "fetched. Give a .safetensors file of the backbone, or take torchvision/NAME or "
+            "timm/NAME."
+        )
+    state = read_weights(weights)
+    wanted = backbone.state_dict()
+    fit(state, wanted, source=f"{weights} for {name}")
+    backbone.load_state_dict({key: state[key] for key in wanted})
+
+
+def is_file_name(weights: str) -> bool:
+    return weights.endswith((".safetensors", ".pth", ".pt", ".bin")) or "/" in weights
+
+
+def read_weights(path: str) -> dict[str, Tensor]:
+    """The tensors of a safetensors file; of a whole classifier's file those of its backbone."""
+    if not path.endswith(".safetensors"):
+        raise LargeMarginError(
+            f"weights must be a .safetensors file, but {path!r} was given. Other formats run code "
+            "when they are read; convert one you trust: "
+            "safetensors.torch.save_file(torch.load(path, weights_only=True), "
+            "'weights.safetensors')."
+        )
+    if not Path(path).is_file():
+        raise LargeMarginError(f"there is no file {path} to read weights from.")
+    state = read_tensors(Path(path))
+    inner = {
+        key.removeprefix(PREFIX): value for key, value in state.items() if key.startswith(PREFIX)
+    }
+    return inner or state
+
+
+def fit(
+    state: dict[str, Tensor],
+    wanted: Mapping[str, Tensor],
+    *,
+    source: str,
+    may_miss: Callable[[str], bool] = lambda key: False,
+) -> None:
+    """Check names and shapes of a file against a network; names that ``may_miss`` are dropped."""
+    for key in [key for key in state if may_miss(key)]:
+        del state[key]
+    needed = {key: value for key, value in wanted.items() if not may_miss(key)}
+    missing = [
+        key for key in needed if key not in state and not key.endswith("num_batches_tracked")
+    ]
+    surplus = [key for key in state if key not in needed]
+    if missing or surplus:
+        raise LargeMarginError(
+            f"the weights {source} belong to another network: "
+            f"{'; '.join(listed('missing are', missing) + listed('unknown are', surplus))}."
+        )
+    for key, value in needed.items():
+        # Counters of old files may be missing; a fresh network's zero is as good.
+        state.setdefault(key, value)
+        if state[key].shape != value.shape:
+            raise LargeMarginError(
+                f"the weights {source} do not fit: {key} is {tuple(state[key].shape)} there and "
+                f"{tuple(value.shape)} in this network."
+            )
+
+
+def spread_channels(weight: Tensor, channels: int) -> Tensor:
+    """First-layer weights (out, 3, k, k) for another number of channels, same answer to grey.
+
+    Every channel gets the mean over colours times 3 / channels, so an image whose channels are all
+    equal gives what its grey RGB version gave.
+    """
+    mean = weight.mean(dim=1, keepdim=True) * (weight.shape[1] / channels)
+    return mean.expand(-1, channels, *[-1] * (weight.dim() - 2)).to(torch.float32).clone()

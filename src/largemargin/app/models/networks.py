@@ -69,6 +69,19 @@ def he_initialised(network: nn.Module, *, slope: float = 0.0) -> nn.Module:
     return network
 
 
+def pooled_groups(
+    channels: int, groups: Sequence[Sequence[int]], kernel: int = 3, *, batch_norm: bool
+) -> list[nn.Module]:
+    """Groups of convolutions of so many channels, with max pooling after each: half the size."""
+    layers: list[nn.Module] = []
+    for group in groups:
+        for before, after in pairwise((channels, *group)):
+            layers += convolution(before, after, kernel, batch_norm=batch_norm)
+        layers.append(nn.MaxPool2d(2))
+        channels = group[-1]
+    return layers
+
+
 def pooled() -> tuple[nn.Module, ...]:
     """Mean over all positions: (N, channels, h, w) to (N, channels)."""
     return nn.AdaptiveAvgPool2d(1), nn.Flatten()
@@ -87,14 +100,7 @@ def alexnet(
     """
     positions = (size[0] // 8) * (size[1] // 8)
     network = nn.Sequential(
-        *convolution(channels, 64, batch_norm=batch_norm),
-        nn.MaxPool2d(2),
-        *convolution(64, 192, batch_norm=batch_norm),
-        nn.MaxPool2d(2),
-        *convolution(192, 384, batch_norm=batch_norm),
-        *convolution(384, 256, batch_norm=batch_norm),
-        *convolution(256, 256, batch_norm=batch_norm),
-        nn.MaxPool2d(2),
+        *pooled_groups(channels, ((64,), (192,), (384, 256, 256)), batch_norm=batch_norm),
         nn.Flatten(),
         nn.Dropout(dropout),
         nn.Linear(256 * positions, 4096),
@@ -161,10 +167,7 @@ def mnist_cnn(
     """
     height, width = size[0] // 4, size[1] // 4
     network = nn.Sequential(
-        *convolution(channels, 32, 5, batch_norm=batch_norm),
-        nn.MaxPool2d(2),
-        *convolution(32, 64, 5, batch_norm=batch_norm),
-        nn.MaxPool2d(2),
+        *pooled_groups(channels, ((32,), (64,)), 5, batch_norm=batch_norm),
         nn.Flatten(),
         nn.Linear(64 * height * width, 512),
         nn.ReLU(),
@@ -273,25 +276,14 @@ def small_cnn(
 
 
 GROUPS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
-
-
-def vgg_convolutions(channels: int, batch_norm: bool) -> list[nn.Module]:
-    """Thirteen 3x3 convolutions in five groups with max pooling after each: 1/32 of the size."""
-    layers: list[nn.Module] = []
-    before = channels
-    for group in GROUPS:
-        for after in group:
-            layers += convolution(before, after, batch_norm=batch_norm)
-            before = after
-        layers.append(nn.MaxPool2d(2))
-    return layers
+"""Channels of VGG-16's thirteen 3x3 convolutions; max pooling follows each group."""
 
 
 def vgg16(channels: int, size: Size, *, dropout: float, batch_norm: bool) -> tuple[nn.Module, int]:
     """VGG-16 (Simonyan and Zisserman 2015): two fully connected layers of 4096 with dropout."""
     positions = (size[0] // 32) * (size[1] // 32)
     network = nn.Sequential(
-        *vgg_convolutions(channels, batch_norm),
+        *pooled_groups(channels, GROUPS, batch_norm=batch_norm),
         nn.Flatten(),
         nn.Linear(512 * positions, 4096),
         nn.ReLU(),
@@ -305,7 +297,8 @@ def vgg16(channels: int, size: Size, *, dropout: float, batch_norm: bool) -> tup
 
 def vgg16_mod(channels: int, size: Size, *, batch_norm: bool) -> tuple[nn.Module, int]:
     """VGG-16 with the mean over positions in place of fully connected layers (Kobayashi 2019)."""
-    return he_initialised(nn.Sequential(*vgg_convolutions(channels, batch_norm), *pooled())), 512
+    layers = pooled_groups(channels, GROUPS, batch_norm=batch_norm)
+    return he_initialised(nn.Sequential(*layers, *pooled())), 512
 
 
 class WideResNetBlock(nn.Module):
