@@ -57,7 +57,7 @@ def test_kernels_are_taken_for_bfloat16_where_they_run(monkeypatch, precision, r
 
 def test_kernels_that_do_not_run_here_are_refused(monkeypatch):
     monkeypatch.setattr(module, "missing", lambda *_: None)
-    module._check_triton(LOGITS, LOGITS)
+    module._check_impl("triton", LOGITS, LOGITS, torch.tensor([0, 1]))
     monkeypatch.setattr(module, "missing", lambda *_: "it is a test")
     with pytest.raises(LargeMarginError, match='impl="triton" was asked for, but it is a test'):
         class_stats(LOGITS, LOGITS, torch.tensor([0, 1]), impl="triton")

@@ -136,23 +136,11 @@ def class_stats(
             impl=impl,
         )
         return ClassStats(*(found.get(name) for name in ClassStats._fields))
-    soft = labels.dim() == 2
-    if soft and impl in ("chunked", "triton"):
-        raise LargeMarginError(
-            f'impl="{impl}" was asked for with soft targets, which are an (N, C) matrix '
-            'themselves, as are those of label_smoothing. Pass impl="auto" or "dense", or hard '
-            "labels; lm.LabelSmoothing smooths those of cross entropy without a matrix."
-        )
-    if impl in ("chunked", "triton") and _transformed():
-        raise LargeMarginError(
-            f'impl="{impl}" was asked for under a torch.func transform (grad, vmap, jacrev, ...), '
-            'which cannot look into it. Pass impl="auto" or "dense", or use torch.autograd.grad.'
-        )
     resolved = resolve_precision(precision, features, prototypes)
     if impl == "auto":
-        impl = _choose(features, prototypes, soft, resolved)
-    elif impl == "triton":
-        _check_triton(features, prototypes)
+        impl = _choose(features, prototypes, labels.dim() == 2, resolved)
+    elif impl != "dense":
+        _check_impl(impl, features, prototypes, labels)
     with without_autocast(features):
         fused = impl == "dense" and fusable(labels, bias, similarity, want)
         if fused and not isinstance(scale, Tensor):
@@ -187,8 +175,20 @@ def _transformed() -> bool:
     return not (torch.compiler.is_compiling() or plain_eager())
 
 
-def _check_triton(features: Tensor, prototypes: Tensor) -> None:
-    reason = missing(features, prototypes)
+def _check_impl(impl: Impl, features: Tensor, prototypes: Tensor, labels: Tensor) -> None:
+    """Refuse "chunked" and "triton" where they cannot be had."""
+    if labels.dim() == 2:
+        raise LargeMarginError(
+            f'impl="{impl}" was asked for with soft targets, which are an (N, C) matrix '
+            'themselves, as are those of label_smoothing. Pass impl="auto" or "dense", or hard '
+            "labels; lm.LabelSmoothing smooths those of cross entropy without a matrix."
+        )
+    if _transformed():
+        raise LargeMarginError(
+            f'impl="{impl}" was asked for under a torch.func transform (grad, vmap, jacrev, ...), '
+            'which cannot look into it. Pass impl="auto" or "dense", or use torch.autograd.grad.'
+        )
+    reason = missing(features, prototypes) if impl == "triton" else None
     if reason is not None:
         raise LargeMarginError(
             f'impl="triton" was asked for, but {reason}. Pass impl="auto", which takes the kernels '

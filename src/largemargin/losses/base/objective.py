@@ -87,6 +87,8 @@ class Objective(Summand, nn.Module):
             "noisy": noisy,
             "inputs": inputs,
             "layers": layers,
+            "bias": bias,
+            "sample_weight": sample_weight,
         }
         total: Tensor | None = None
         values: dict[str, Tensor] = {}
@@ -94,15 +96,8 @@ class Objective(Summand, nn.Module):
             assert isinstance(loss, Loss)
             if "logits" in loss.needs and call["logits"] is None:
                 call["logits"] = _logits(features, prototypes, bias)
-            arguments = self._arguments(
-                name, loss, call if own is None else {**call, **own.get(name, {})}
-            )
-            options: dict[str, Any] = {}
-            if loss.uses_bias and bias is not None:
-                options["bias"] = bias
-            if sample_weight is not None and loss.needs != ("prototypes",):
-                loss._refuse("sample_weight", True)
-                options["sample_weight"] = sample_weight
+            term_call = call if own is None else {**call, **own.get(name, {})}
+            arguments, options = self._arguments(name, loss, term_call)
             composite = getattr(loss, "named_terms", None)
             if composite is not None:
                 value: LossValue = composite(*arguments, **options)
@@ -148,8 +143,10 @@ class Objective(Summand, nn.Module):
                 weights |= {f"{name}.{part}": self.weights[name] * w for part, w in parts.items()}
         return weights
 
-    def _arguments(self, term: str, loss: Loss, call: dict[str, Any]) -> list[Any]:
-        """What the loss takes of a call of the objective, in its order."""
+    def _arguments(
+        self, term: str, loss: Loss, call: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """What a loss takes of a call of the objective: in its order, and by name."""
         arguments: list[Any] = []
         for name in loss.needs:
             if call[name] is None:
@@ -158,7 +155,13 @@ class Objective(Summand, nn.Module):
                     f"not given. Call objective(features, prototypes, labels, {name}=...)."
                 )
             arguments.append(call[name])
-        return arguments
+        options: dict[str, Any] = {}
+        if loss.uses_bias and call["bias"] is not None:
+            options["bias"] = call["bias"]
+        if call["sample_weight"] is not None and loss.needs != ("prototypes",):
+            loss._refuse("sample_weight", True)
+            options["sample_weight"] = call["sample_weight"]
+        return arguments, options
 
     def __mul__(self, factor: float) -> "Objective":
         return Objective(**{name: factor * term for name, term in _named(self).items()})
