@@ -30,9 +30,8 @@ from rows import Row, environment, interleaved, spread_ms, write
 from training_speed import images
 
 from largemargin.app.training import RunConfig
-from largemargin.app.training.environment import device_name
 from largemargin.app.training.journal import Journal
-from largemargin.app.training.processes import Processes
+from largemargin.app.training.processes import Processes, device_name
 from largemargin.app.training.trainer import Trainer
 
 BENCHMARK = Path(__file__).resolve().parents[1] / "papers" / "benchmark"

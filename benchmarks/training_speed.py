@@ -26,9 +26,8 @@ from torch import nn
 from largemargin.app.data import Augment, Batches, Data, DataConfig, Samples
 from largemargin.app.models import ModelConfig, build_model
 from largemargin.app.training import ObjectiveConfig, RunConfig
-from largemargin.app.training.environment import commit, device_name
 from largemargin.app.training.journal import Journal
-from largemargin.app.training.processes import Processes
+from largemargin.app.training.processes import Processes, commit, device_name
 from largemargin.app.training.trainer import Trainer
 
 BATCH = 128

@@ -65,7 +65,7 @@ EXTRAS = {
     ),
     "significance": (
         "train",
-        "from largemargin.app.training.significance import paired_test\n"
+        "from largemargin.app.training.comparison_result import paired_test\n"
         "paired_test([0.1, 0.2, 0.3], [0.1, 0.1, 0.2])",
     ),
     "report": (

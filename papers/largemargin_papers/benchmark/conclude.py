@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from largemargin.app.training.comparison_result import holm, paired_test
 from largemargin.app.training.config_file import to_dict
-from largemargin.app.training.significance import holm, paired_test
 from largemargin_papers.benchmark.caveats import caveats
 from largemargin_papers.benchmark.costs import Costs
 from largemargin_papers.benchmark.followups import FollowUp, answers

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from largemargin.app.training.environment import commit, device_name, pick_device
 from largemargin.app.training.parallel_runs import TrainingJob, TrainingOutcome, iter_finished
+from largemargin.app.training.processes import commit, device_name, pick_device
 from largemargin.app.training.trainer import Trainer
 from largemargin.losses.base.class_counts import balanced_weights
 from largemargin.losses.base.loss import Loss

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from largemargin.app.training.epoch_geometry import spread
+from largemargin.app.training.run_scores import spread
 from largemargin.errors import LargeMarginError
 from largemargin.geometry.curvature import low_curvature_mask
 from largemargin.geometry.dispersion import variance_split

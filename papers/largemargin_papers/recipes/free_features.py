@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from largemargin.app.config import ObjectiveConfig, OptimizerConfig
 from largemargin.app.training.objective import objective_of
-from largemargin.app.training.optimizer import LearningRate, make_optimizer
+from largemargin.app.training.step import LearningRate, make_optimizer
 from largemargin.dropin.attach import attach
 from largemargin.geometry.margins import class_margin
 

@@ -9,8 +9,8 @@ import torch
 
 from largemargin.app.config import RunConfig
 from largemargin.app.data.load import Data
-from largemargin.app.training.environment import commit
 from largemargin.app.training.files import read_json, write_json
+from largemargin.app.training.processes import commit
 from largemargin.app.training.runs import ENVIRONMENT, Run
 from largemargin.errors import LargeMarginError
 from largemargin_papers.recipes.cells import settings_of

@@ -11,8 +11,8 @@ from largemargin.app.config import DataConfig, RunConfig
 from largemargin.app.data.load import Data
 from largemargin.app.training.config_file import read_yaml
 from largemargin.app.training.engine import Interrupted, train
-from largemargin.app.training.environment import pick_device
 from largemargin.app.training.parallel_runs import TrainingJob, iter_finished
+from largemargin.app.training.processes import pick_device
 from largemargin.app.training.runs import CONFIG, Run
 from largemargin.errors import LargeMarginError, check_number
 from largemargin_papers.recipes.cells import Cell, cells_of, chosen_of, run_name, shortened

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from largemargin.app.config import RunConfig
-from largemargin.app.training.environment import commit, device_name, pick_device
 from largemargin.app.training.parallel_runs import TrainingJob, TrainingOutcome, iter_finished
+from largemargin.app.training.processes import commit, device_name, pick_device
 from largemargin.app.training.runs import CONFIG
 from largemargin.errors import LargeMarginError, check_number
 from largemargin_papers.recipes.cells import settings_of

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from largemargin.app.data.samples import Batches, Samples
 from largemargin.app.models.build import Classifier
-from largemargin.app.training.epoch_geometry import spread
+from largemargin.app.training.run_scores import spread
 from largemargin.measuring.layers import LayerReader, block_names
 from largemargin.measuring.probe import Probe
 

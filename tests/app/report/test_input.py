@@ -17,7 +17,7 @@ from largemargin.app.cli.report import arguments, run
 from largemargin.app.report.write import report
 from largemargin.app.training import Run
 from largemargin.app.training.comparison import Comparison, MethodResult
-from largemargin.app.training.significance import PairedTest
+from largemargin.app.training.comparison_result import PairedTest
 from largemargin.errors import LargeMarginError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from largemargin.app.training.environment import command
+from largemargin.app.training.processes import command
 
 
 @pytest.mark.parametrize(

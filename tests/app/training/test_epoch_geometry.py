@@ -12,7 +12,7 @@ import largemargin as lm
 from largemargin.app.data import Batches, Data, DataConfig, load_data
 from largemargin.app.models import ModelConfig
 from largemargin.app.training import ObjectiveConfig, Run, RunConfig, train
-from largemargin.app.training.epoch_geometry import PAIRED, spread, summary
+from largemargin.app.training.run_scores import PAIRED, spread, summary
 from largemargin.errors import LargeMarginError
 from largemargin.heads.head_spec import HeadView
 

@@ -16,7 +16,7 @@ from largemargin.app.training import (
     write_config,
 )
 from largemargin.app.training.objective import needs_of, objective_of, parse_objective
-from largemargin.app.training.optimizer import LearningRate, make_optimizer
+from largemargin.app.training.step import LearningRate, make_optimizer
 from largemargin.errors import LargeMarginError
 
 

@@ -9,7 +9,7 @@ pytest.importorskip("scipy", reason="the paired tests are scipy's")
 from scipy import stats
 
 from largemargin import LargeMarginError
-from largemargin.app.training.significance import PairedTest, holm, paired_test, verdict
+from largemargin.app.training.comparison_result import PairedTest, holm, paired_test, verdict
 
 METHOD = [0.91, 0.93, 0.92, 0.95, 0.90, 0.94, 0.93]
 BASELINE = [0.90, 0.90, 0.91, 0.91, 0.91, 0.90, 0.92]

@@ -66,7 +66,7 @@ def run(options: Any) -> int:
     from pathlib import Path
 
     from largemargin.app.report.write import report
-    from largemargin.app.training.environment import pick_device
+    from largemargin.app.training.processes import pick_device
 
     if not options.runs:
         raise LargeMarginError("name at least one run: largemargin report runs/...")

@@ -16,21 +16,23 @@ from typing import Any, Literal
 
 from largemargin.app.config import ObjectiveConfig, RunConfig
 from largemargin.app.data.load import Data, load_data
-from largemargin.app.training.comparison_result import RESULT, RUNS, Comparison, MethodResult
-from largemargin.app.training.config_file import read_yaml, settings_from, to_dict, yaml_reader
-from largemargin.app.training.engine import Interrupted
-from largemargin.app.training.engine import train as train_run
-from largemargin.app.training.environment import pick_device
-from largemargin.app.training.files import write_text
-from largemargin.app.training.objective import parse_objective
-from largemargin.app.training.run_scores import TOLD
-from largemargin.app.training.runs import CONFIG, Run
-from largemargin.app.training.significance import (
-    PairedTest,
+from largemargin.app.training.comparison_result import (
+    RESULT,
+    RUNS,
+    Comparison,
+    MethodResult,
     holm,
     paired_test,
     verdict,
 )
+from largemargin.app.training.config_file import read_yaml, settings_from, to_dict, yaml_reader
+from largemargin.app.training.engine import Interrupted
+from largemargin.app.training.engine import train as train_run
+from largemargin.app.training.files import write_text
+from largemargin.app.training.objective import parse_objective
+from largemargin.app.training.processes import pick_device
+from largemargin.app.training.run_scores import TOLD
+from largemargin.app.training.runs import CONFIG, Run
 from largemargin.app.training.tuning import MISSING, checked_search, tune
 from largemargin.errors import LargeMarginError, MissingPackage, check_number
 from largemargin.integrations.objective_text import SOFTMAX
@@ -241,7 +243,13 @@ def checked_plan(
     """
     _check(methods, seeds, trials)
     configs = [method.config(config) for method in methods]
-    _check_space(space, configs)
+    used = {path for each in configs for path in _own_space(space, each)}
+    unused = [path for path in space or {} if path not in used]
+    if unused:
+        raise LargeMarginError(
+            f"the search space names {unused[0]!r}, which no method has. Names are optimizer.lr, "
+            "or objective.cosface.margin for a method with cosface in it."
+        )
     pick_device(config.device)
     loaded = data or load_data(config.data)
     split = _split(loaded, trials)
@@ -278,16 +286,6 @@ def _own_space(space: dict[str, Any] | None, config: RunConfig) -> dict[str, Any
     }
 
 
-def _check_space(space: dict[str, Any] | None, configs: Sequence[RunConfig]) -> None:
-    used = {path for config in configs for path in _own_space(space, config)}
-    unused = [path for path in space or {} if path not in used]
-    if unused:
-        raise LargeMarginError(
-            f"the search space names {unused[0]!r}, which no method has. Names are optimizer.lr, "
-            "or objective.cosface.margin for a method with cosface in it."
-        )
-
-
 def _refuse_unequal(methods: Sequence[Method], spent: dict[str, tuple[int, float]]) -> None:
     counts = {method.title: spent[method.slug][0] for method in methods}
     if len(set(counts.values())) > 1:
@@ -318,11 +316,8 @@ def _write_plan(
         **common,
     }
     path = folder / PLAN
-    if not path.exists():
-        write_text(path, yaml.safe_dump(plan, sort_keys=False, allow_unicode=True))
-        return
-    known = read_yaml(path)
-    for name in plan:
+    known = read_yaml(path) if path.exists() else {}
+    for name in plan if known else ():
         # Where it lies does not matter, and more seeds may be added to a comparison.
         if name in ("out", "name", "device") or (
             name == "seeds" and set(known[name]) <= set(plan[name])
@@ -338,9 +333,9 @@ def _write_plan(
 
 
 def _split(data: Data, trials: int) -> str:
-    if data.test is not None and len(data.test):
+    if data.test:
         return "test"
-    if trials or data.validation is None or len(data.validation) == 0:
+    if trials or not data.validation:
         raise LargeMarginError(
             "the data has no test images to compare methods on"
             + (": the validation images are used up by tuning" if trials else "")
@@ -388,38 +383,26 @@ def _conclude(
     tests = [paired_test(accuracies[method.slug], baseline) for method in methods[1:]]
     corrected = holm([test.t_test for test in tests])
     tested = [(None, None), *zip(tests, corrected, strict=True)]
-    results = tuple(
-        _method_result(method, runs[method.slug], split, spent[method.slug], test, p)
-        for method, (test, p) in zip(methods, tested, strict=True)
-    )
-    return Comparison(split, images, seeds, results)
-
-
-def _method_result(
-    method: Method,
-    runs: Sequence[Any],
-    split: str,
-    spent: tuple[int, float],
-    test: PairedTest | None,
-    corrected: float | None,
-) -> MethodResult:
-    values = [_accuracy(run, split) for run in runs]
-    return MethodResult(
-        method=method.title,
-        folders=tuple(str(run.folder) for run in runs),
-        accuracies=tuple(values),
-        mean=statistics.fmean(values),
-        std=statistics.stdev(values) if len(values) > 1 else math.nan,
-        seconds=statistics.fmean(run.result["seconds"] for run in runs),
-        trials=spent[0],
-        tuning_seconds=spent[1],
-        class_margin=statistics.fmean(_class_margin(run) for run in runs),
-        test=test,
-        corrected=corrected,
-        verdict="baseline" if test is None or corrected is None else verdict(test, corrected),
-    )
-
-
-def _class_margin(run: Any) -> float:
-    geometry = run.result.get("geometry") or {}
-    return float(geometry.get("class_margin_degrees", math.nan))
+    results = []
+    for method, (test, p) in zip(methods, tested, strict=True):
+        values, found = accuracies[method.slug], [run.result for run in runs[method.slug]]
+        geometries = [result.get("geometry") or {} for result in found]
+        results.append(
+            MethodResult(
+                method=method.title,
+                folders=tuple(str(run.folder) for run in runs[method.slug]),
+                accuracies=tuple(values),
+                mean=statistics.fmean(values),
+                std=statistics.stdev(values) if len(values) > 1 else math.nan,
+                seconds=statistics.fmean(result["seconds"] for result in found),
+                trials=spent[method.slug][0],
+                tuning_seconds=spent[method.slug][1],
+                class_margin=statistics.fmean(
+                    each.get("class_margin_degrees", math.nan) for each in geometries
+                ),
+                test=test,
+                corrected=p,
+                verdict="baseline" if test is None or p is None else verdict(test, p),
+            )
+        )
+    return Comparison(split, images, seeds, tuple(results))

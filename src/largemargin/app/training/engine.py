@@ -25,11 +25,16 @@ from largemargin.app.config import RunConfig
 from largemargin.app.data.load import Data, load_data
 from largemargin.app.training.checkpoints import Checkpoints, model_weights
 from largemargin.app.training.config_file import to_dict, write_config
-from largemargin.app.training.environment import environment, pick_device
 from largemargin.app.training.files import RESULT as RESULT_KIND
 from largemargin.app.training.files import remove_drafts, stamp, write_json
 from largemargin.app.training.journal import Journal, Progress
-from largemargin.app.training.processes import Agreement, Processes, several_processes
+from largemargin.app.training.processes import (
+    Agreement,
+    Processes,
+    environment,
+    pick_device,
+    several_processes,
+)
 from largemargin.app.training.run_rng import DETERMINISTIC, make_deterministic
 from largemargin.app.training.run_scores import TOLD, in_short, left_out
 from largemargin.app.training.runs import (

@@ -13,7 +13,7 @@ import torch
 from largemargin.app.config import RunConfig
 from largemargin.app.data.load import Data, load_data
 from largemargin.app.training.engine import Session, begin, check_config
-from largemargin.app.training.environment import pick_device
+from largemargin.app.training.processes import pick_device
 from largemargin.app.training.run_scores import Diverged
 from largemargin.app.training.runs import Run
 from largemargin.app.training.trainer import Trainer

@@ -1,10 +1,13 @@
-"""This process among the others: devices, precision, gradients and trackers, by accelerate.
+"""What a run runs on: the device, versions and commit, and this process among the others.
 
 ``torchrun`` and ``accelerate launch`` start several processes; accelerate joins them. A run of one
 process without trackers needs neither, and takes the short way.
 """
 
 import os
+import platform
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -17,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.app.config import RunConfig
-from largemargin.app.training.environment import pick_device
 from largemargin.errors import LargeMarginError, MissingPackage
+from largemargin.version import __version__
 
 Loaded = TypeVar("Loaded")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -212,3 +215,81 @@ def _flat(settings: dict[str, Any], before: str = "") -> dict[str, Any]:
             plain = isinstance(value, int | float | str | bool)
             flat[before + name] = value if plain else str(value)
     return flat
+
+
+PACKAGES = ("torchvision", "numpy", "accelerate", "safetensors", "scikit-learn", "timm")
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise LargeMarginError(
+            f"device must be auto, cpu, cuda, ..., but {name!r} was given."
+        ) from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise LargeMarginError(
+            f"device is {name}, but torch sees no CUDA device here. Use device: cpu or auto."
+        )
+    return device
+
+
+def environment(device: torch.device, *, processes: int = 1) -> dict[str, Any]:
+    """Provenance as plain values. Nothing in it names a user or a path outside the command."""
+    return {
+        "largemargin": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "packages": _versions(),
+        "device": device_name(device),
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+        "threads": torch.get_num_threads(),
+        "processes": processes,
+        "platform": platform.platform(),
+        "commit": commit(),
+        "command": command(),
+    }
+
+
+def command() -> list[str]:
+    """What was typed, without the folder of the program; ``python -m NAME`` as that."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return ["python", "-m", program.parent.name, *sys.argv[1:]]
+    return [program.name, *sys.argv[1:]]
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({platform.machine()}, {os.cpu_count()} cores)"
+
+
+def _versions() -> dict[str, str]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """The commit of the working folder, with a + where files differ from it; None without git."""
+    try:
+        shown = subprocess.run(
+            ["git", "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return shown.stdout.strip() or None if shown.returncode == 0 else None

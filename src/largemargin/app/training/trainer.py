@@ -22,15 +22,20 @@ from largemargin.app.data.samples import Batches
 from largemargin.app.models.build import build_model
 from largemargin.app.training.checkpoints import Checkpoints
 from largemargin.app.training.config_file import to_dict
-from largemargin.app.training.epoch_geometry import EpochGeometry
 from largemargin.app.training.epoch_totals import EpochTotals
 from largemargin.app.training.journal import Journal, Progress
 from largemargin.app.training.objective import needs_of, objective_of
-from largemargin.app.training.optimizer import LearningRate, make_optimizer
 from largemargin.app.training.processes import Processes, autocast
 from largemargin.app.training.run_rng import RunRng, seed_all
-from largemargin.app.training.run_scores import Diverged, Scores
-from largemargin.app.training.step import AveragedModel, BufferSnapshot, GraphStep, Step
+from largemargin.app.training.run_scores import Diverged, EpochGeometry, Scores
+from largemargin.app.training.step import (
+    AveragedModel,
+    BufferSnapshot,
+    GraphStep,
+    LearningRate,
+    Step,
+    make_optimizer,
+)
 from largemargin.dropin.attach import attach
 from largemargin.dropin.criterion import Criterion
 from largemargin.errors import LargeMarginError, MarginWarning

@@ -17,8 +17,8 @@ from largemargin.app.data.load import Data, load_data
 from largemargin.app.training.config_file import from_dict, to_dict, write_config
 from largemargin.app.training.engine import Interrupted
 from largemargin.app.training.engine import train as train_run
-from largemargin.app.training.environment import pick_device
 from largemargin.app.training.files import write_text
+from largemargin.app.training.processes import pick_device
 from largemargin.app.training.run_scores import Diverged
 from largemargin.app.training.search_space import (
     rounded,
