@@ -9,64 +9,86 @@ Modules live here, pure functions in :mod:`largemargin.functional`, measures in
 :mod:`largemargin.geometry`, perturbations in :mod:`largemargin.measuring.robust`.
 """
 
+from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING
 
-from largemargin.dropin.attach import attach
-from largemargin.dropin.criterion import Criterion
-from largemargin.errors import LargeMarginError
-from largemargin.heads.centroid_bank import CentroidBank
-from largemargin.heads.class_head import ClassHead
-from largemargin.heads.memory_estimate import MemoryEstimate, estimate_memory
-from largemargin.heads.packing import Packing, best_packing
-from largemargin.heads.sharded_class_head import ShardedClassHead
-from largemargin.heads.simplex import SimplexHead, simplex
-from largemargin.losses import LOSSES
-from largemargin.losses.arcface import ArcFace
-from largemargin.losses.base.loss import Loss, LossValue
-from largemargin.losses.base.objective import Objective
-from largemargin.losses.center import CenterLoss
-from largemargin.losses.centroid_margin import CentroidMargin, CentroidNorm
-from largemargin.losses.compactness import Compactness
-from largemargin.losses.cosface import CosFace
-from largemargin.losses.cross_entropy import CrossEntropy
-from largemargin.losses.discriminative import Discriminative, RobustDiscriminative
-from largemargin.losses.focal import Focal
-from largemargin.losses.gaussian_mixture import GaussianMixture
-from largemargin.losses.gm_softmax import GMSoftmax
-from largemargin.losses.hinges import DenseHinge, MaxHinge, MaxSoftplus, SoftHinge
-from largemargin.losses.input_margin import MarginDistribution, MarginHinge
-from largemargin.losses.kobayashi import BiasedSoftmax, Kobayashi, RivalDivergence
-from largemargin.losses.label_smoothing import LabelSmoothing
-from largemargin.losses.layer_margin import LayerMargin
-from largemargin.losses.ldam import LDAM
-from largemargin.losses.lm_softmax import LMSoftmax
-from largemargin.losses.normface import NormFace
-from largemargin.losses.prototype_penalties import SuperSymmetry, ZeroCentroid
-from largemargin.losses.sample_margin import SampleMargin
-from largemargin.losses.sphereface import LSoftmax, SphereFace
-from largemargin.losses.stability import Stability
-from largemargin.losses.stable_discriminative import StableDiscriminative
-from largemargin.losses.unified_margin import UnifiedMargin
-from largemargin.ops.class_stats import ClassStats, class_stats, class_stats_from_logits
-from largemargin.version import __version__
+from largemargin.dropin.attach import attach as attach
+from largemargin.dropin.criterion import Criterion as Criterion
+from largemargin.errors import LargeMarginError as LargeMarginError
+from largemargin.heads.centroid_bank import CentroidBank as CentroidBank
+from largemargin.heads.class_head import ClassHead as ClassHead
+from largemargin.heads.memory_estimate import MemoryEstimate as MemoryEstimate
+from largemargin.heads.memory_estimate import estimate_memory as estimate_memory
+from largemargin.heads.packing import Packing as Packing
+from largemargin.heads.packing import best_packing as best_packing
+from largemargin.heads.sharded_class_head import ShardedClassHead as ShardedClassHead
+from largemargin.heads.simplex import SimplexHead as SimplexHead
+from largemargin.heads.simplex import simplex as simplex
+from largemargin.losses import LDAM as LDAM
+from largemargin.losses import LOSSES as LOSSES
+from largemargin.losses import ArcFace as ArcFace
+from largemargin.losses import BiasedSoftmax as BiasedSoftmax
+from largemargin.losses import CenterLoss as CenterLoss
+from largemargin.losses import CentroidMargin as CentroidMargin
+from largemargin.losses import CentroidNorm as CentroidNorm
+from largemargin.losses import Compactness as Compactness
+from largemargin.losses import CosFace as CosFace
+from largemargin.losses import CrossEntropy as CrossEntropy
+from largemargin.losses import DenseHinge as DenseHinge
+from largemargin.losses import Discriminative as Discriminative
+from largemargin.losses import Focal as Focal
+from largemargin.losses import GaussianMixture as GaussianMixture
+from largemargin.losses import GMSoftmax as GMSoftmax
+from largemargin.losses import Kobayashi as Kobayashi
+from largemargin.losses import LabelSmoothing as LabelSmoothing
+from largemargin.losses import LayerMargin as LayerMargin
+from largemargin.losses import LMSoftmax as LMSoftmax
+from largemargin.losses import Loss as Loss
+from largemargin.losses import LossValue as LossValue
+from largemargin.losses import LSoftmax as LSoftmax
+from largemargin.losses import MarginDistribution as MarginDistribution
+from largemargin.losses import MarginHinge as MarginHinge
+from largemargin.losses import MaxHinge as MaxHinge
+from largemargin.losses import MaxSoftplus as MaxSoftplus
+from largemargin.losses import NormFace as NormFace
+from largemargin.losses import Objective as Objective
+from largemargin.losses import RivalDivergence as RivalDivergence
+from largemargin.losses import RobustDiscriminative as RobustDiscriminative
+from largemargin.losses import SampleMargin as SampleMargin
+from largemargin.losses import SoftHinge as SoftHinge
+from largemargin.losses import SphereFace as SphereFace
+from largemargin.losses import Stability as Stability
+from largemargin.losses import StableDiscriminative as StableDiscriminative
+from largemargin.losses import SuperSymmetry as SuperSymmetry
+from largemargin.losses import UnifiedMargin as UnifiedMargin
+from largemargin.losses import ZeroCentroid as ZeroCentroid
+from largemargin.ops.class_stats import ClassStats as ClassStats
+from largemargin.ops.class_stats import class_stats as class_stats
+from largemargin.ops.class_stats import class_stats_from_logits as class_stats_from_logits
+from largemargin.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from largemargin import export, functional, geometry, measuring
-    from largemargin.app.config import RunConfig
-    from largemargin.app.predict import predict
-    from largemargin.app.report.write import report
-    from largemargin.app.training.engine import train
-    from largemargin.app.training.presets import Preset, preset
-    from largemargin.app.training.runs import Run
-    from largemargin.integrations.scikit_learn import LargeMarginClassifier
-    from largemargin.losses.base import schedules
-    from largemargin.measuring import robust
-    from largemargin.measuring.compare_geometry import compare_geometry
-    from largemargin.measuring.embed import embed
-    from largemargin.measuring.evaluate import Evaluation, evaluate
-    from largemargin.measuring.geometry_result import Geometry
-    from largemargin.measuring.measure import measure, measure_arrays
-
+    from largemargin import export as export
+    from largemargin import functional as functional
+    from largemargin import geometry as geometry
+    from largemargin import measuring as measuring
+    from largemargin.app.config import RunConfig as RunConfig
+    from largemargin.app.predict import predict as predict
+    from largemargin.app.report.write import report as report
+    from largemargin.app.training.engine import train as train
+    from largemargin.app.training.presets import Preset as Preset
+    from largemargin.app.training.presets import preset as preset
+    from largemargin.app.training.runs import Run as Run
+    from largemargin.integrations.scikit_learn import LargeMarginClassifier as LargeMarginClassifier
+    from largemargin.losses.base import schedules as schedules
+    from largemargin.measuring import robust as robust
+    from largemargin.measuring.compare_geometry import compare_geometry as compare_geometry
+    from largemargin.measuring.embed import embed as embed
+    from largemargin.measuring.evaluate import Evaluation as Evaluation
+    from largemargin.measuring.evaluate import evaluate as evaluate
+    from largemargin.measuring.geometry_result import Geometry as Geometry
+    from largemargin.measuring.measure import measure as measure
+    from largemargin.measuring.measure import measure_arrays as measure_arrays
 _MODULES = {
     "export": "export",
     "functional": "functional",
@@ -127,87 +149,10 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-__all__ = [
-    "LDAM",
-    "LOSSES",
-    "ArcFace",
-    "BiasedSoftmax",
-    "CenterLoss",
-    "CentroidBank",
-    "CentroidMargin",
-    "CentroidNorm",
-    "ClassHead",
-    "ClassStats",
-    "Compactness",
-    "CosFace",
-    "Criterion",
-    "CrossEntropy",
-    "DenseHinge",
-    "Discriminative",
-    "Evaluation",
-    "Focal",
-    "GMSoftmax",
-    "GaussianMixture",
-    "Geometry",
-    "Kobayashi",
-    "LMSoftmax",
-    "LSoftmax",
-    "LabelSmoothing",
-    "LargeMarginClassifier",
-    "LargeMarginError",
-    "LayerMargin",
-    "Loss",
-    "LossValue",
-    "MarginDistribution",
-    "MarginHinge",
-    "MaxHinge",
-    "MaxSoftplus",
-    "MemoryEstimate",
-    "NormFace",
-    "Objective",
-    "Packing",
-    "Preset",
-    "RivalDivergence",
-    "RobustDiscriminative",
-    "Run",
-    "RunConfig",
-    "SampleMargin",
-    "ShardedClassHead",
-    "SimplexHead",
-    "SoftHinge",
-    "SphereFace",
-    "Stability",
-    "StableDiscriminative",
-    "SuperSymmetry",
-    "UnifiedMargin",
-    "ZeroCentroid",
-    "__version__",
-    "attach",
-    "best_packing",
-    "class_stats",
-    "class_stats_from_logits",
-    "compare_geometry",
-    "embed",
-    "estimate_memory",
-    "evaluate",
-    "export",
-    "functional",
-    "geometry",
-    "measure",
-    "measure_arrays",
-    "measuring",
-    "predict",
-    "preset",
-    "report",
-    "robust",
-    "schedules",
-    "simplex",
-    "train",
+__all__ = ["LOSSES", "__version__"]
+__all__ += [
+    name for name, each in vars().items() if name[0] != "_" and hasattr(each, "__qualname__")
 ]
-
-if not TYPE_CHECKING:
-    from importlib.util import find_spec as _find_spec
-
-    __all__ += sorted({loss.__name__ for loss in LOSSES.values()}.difference(__all__))
-    if _find_spec("sklearn") is None:  # help(lm) and `import *` ask for every name
-        __all__.remove("LargeMarginClassifier")
+__all__ += sorted({*_MODULES, *_HOMES, *(loss.__name__ for loss in LOSSES.values())} - {*__all__})
+if _find_spec("sklearn") is None:  # help(lm) and `import *` ask for every name
+    __all__.remove("LargeMarginClassifier")

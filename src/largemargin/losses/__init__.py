@@ -2,7 +2,7 @@
 
 A new loss is one file and one line here, its import: ``LOSSES``, ``lm.X``, ``lm.functional.x``,
 the command line, the docs and the contract tests find it by its ``key``. For type checkers and the
-API reference its names are also listed in ``largemargin/__init__.py`` and ``functional.py``.
+API reference its names are also imported in ``largemargin/__init__.py`` and ``functional.py``.
 """
 # ruff: noqa: F401
 
