@@ -18,8 +18,8 @@ import largemargin as lm
 from largemargin.app.data import Samples
 from largemargin.app.predict import image_files, predict
 from largemargin.errors import LargeMarginError
+from largemargin.measuring.calibrate import threshold_of
 from largemargin.measuring.predictions import Prediction, Predictions
-from largemargin.measuring.threshold import threshold_of
 
 SIDE = 4
 

@@ -18,10 +18,10 @@ from largemargin.measuring import (
     Temperature,
     TemperatureScaled,
     accuracy_of,
+    calibrate,
     calibrate_temperature,
-    temperature,
 )
-from largemargin.measuring.temperature import temperature_of
+from largemargin.measuring.calibrate import temperature_of
 
 
 def drawn(classes: int, scale: float, *, n: int = 500, truth: float = 1.7) -> tuple[Tensor, Tensor]:
@@ -56,8 +56,8 @@ def test_it_is_the_minimum_of_the_loss(classes: int, scale: float) -> None:
 def test_steps_are_newtons(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Halving alone would take thirty steps for nine digits."""
     steps = []
-    real = temperature._slope
-    monkeypatch.setattr(temperature, "_slope", lambda *a: steps.append(1) or real(*a))
+    real = calibrate._slope
+    monkeypatch.setattr(calibrate, "_slope", lambda *a: steps.append(1) or real(*a))
     temperature_of(*drawn(10, scale))
     assert len(steps) <= 20
 
@@ -94,7 +94,7 @@ def test_calibration_errors_have_the_bins_that_were_asked_for() -> None:
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, labels = drawn(10, 5.0)
     whole = temperature_of(logits, labels)
-    monkeypatch.setattr(temperature, "AT_ONCE", 70)
+    monkeypatch.setattr(calibrate, "AT_ONCE", 70)
     assert temperature_of(logits, labels).value == pytest.approx(whole.value, rel=1e-9)
 
 
@@ -224,7 +224,7 @@ def test_validation_data_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         calibrate_temperature(model, None)
     with pytest.raises(LargeMarginError, match="but it is empty"):
         calibrate_temperature(model, [])
-    monkeypatch.setattr(temperature, "MOST", 599)
+    monkeypatch.setattr(calibrate, "MOST", 599)
     with pytest.raises(LargeMarginError, match=r"more than 599 logits would be kept \(3 for each"):
         calibrate_temperature(model, samples)
 

@@ -13,7 +13,7 @@ import largemargin as lm
 from largemargin.app.data import Samples
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.accuracy import paired_interval, wilson
-from largemargin.measuring.threshold import Threshold, calibrate_threshold, threshold_of
+from largemargin.measuring.calibrate import Threshold, calibrate_threshold, threshold_of
 
 
 def drawn(n: int = 400, levels: int | None = None) -> tuple[Tensor, Tensor]:

@@ -16,11 +16,10 @@ from largemargin.app.data.sources.image_paths import images as images_below
 from largemargin.errors import LargeMarginError, check_number
 from largemargin.geometry.pairs import blocks
 from largemargin.measuring.batches import with_bar
+from largemargin.measuring.calibrate import Temperature, Threshold, number_of
 from largemargin.measuring.confidence import Scorer
 from largemargin.measuring.logit_model import LogitModel
 from largemargin.measuring.predictions import Prediction, Predictions
-from largemargin.measuring.temperature import Temperature, number_of
-from largemargin.measuring.threshold import Threshold
 
 GREY = (0.299, 0.587, 0.114)
 """Luma of ITU-R 601, as Pillow makes grey images."""

@@ -8,6 +8,13 @@ from largemargin.measuring.accuracy import (
     paired_interval,
     wilson,
 )
+from largemargin.measuring.calibrate import (
+    Temperature,
+    TemperatureScaled,
+    Threshold,
+    calibrate_temperature,
+    calibrate_threshold,
+)
 from largemargin.measuring.compare_geometry import GeometryComparison, compare_geometry
 from largemargin.measuring.embed import Embeddings, embed, embed_arrays
 from largemargin.measuring.evaluate import Evaluation, EvaluationConfig, Origin, Search, evaluate
@@ -38,8 +45,6 @@ from largemargin.measuring.robust_accuracy import (
     perturbed_accuracy,
 )
 from largemargin.measuring.sphere import Sphere
-from largemargin.measuring.temperature import Temperature, TemperatureScaled, calibrate_temperature
-from largemargin.measuring.threshold import Threshold, calibrate_threshold
 
 __all__ = [
     "Accuracy",

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ from largemargin.measuring.batches import (
     need_labels,
 )
 from largemargin.measuring.calibration import Calibration
-from largemargin.measuring.logit_model import LogitModel, count_over
+from largemargin.measuring.logit_model import LogitModel, ReadingOptions, count_over
 from largemargin.measuring.records import Record
 
 CONFUSION_CLASSES = 2048
@@ -142,13 +143,9 @@ def accuracy_of(
     data: Source,
     *,
     num_classes: int | None = None,
-    device: torch.device | str | None = None,
-    sync: bool = True,
     bins: int = 15,
     layer: str | None = None,
-    batch_size: int = 256,
-    workers: int = 0,
-    progress: bool = False,
+    **options: Unpack[ReadingOptions],
 ) -> Accuracy:
     """Accuracy by class, confusion, cross entropy and calibration of a classifier.
 
@@ -165,13 +162,12 @@ def accuracy_of(
         data: a split, or a loader of (inputs, labels) or whatever else :func:`largemargin.measure`
             takes. Labels are class indices; those that are -100 are skipped.
         num_classes: C; default the width of the model's head.
-        device: where to send batches; default that of the model.
-        sync: False evaluates this process alone, for calls on one process of several.
         bins: of the calibration.
         layer: name of the head; default found by what the model returns.
-        batch_size: of a split; a loader has its own.
-        workers: processes that read the image files of a split.
-        progress: show a progress bar (needs tqdm).
+        options: ``batch_size`` of a split, default 256 (a loader has its own); ``device`` to send
+            batches to, default that of the model; ``workers``, processes that read image files of
+            a split; ``sync=False`` to evaluate this process alone, for calls on one process of
+            several; ``progress=True`` for a progress bar (needs tqdm).
 
     Example:
         >>> model = nn.Linear(2, 2, bias=False)
@@ -188,11 +184,7 @@ def accuracy_of(
         "accuracy",
         num_classes=num_classes,
         layer=layer,
-        batch_size=batch_size,
-        device=device,
-        workers=workers,
-        sync=sync,
-        progress=progress,
+        **options,
     )
     found = counter.counts.result([sums for sums, _ in parts])
     return replace(found, correct=counter.rights.result([seen for _, seen in parts]))

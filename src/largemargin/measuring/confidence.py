@@ -1,15 +1,12 @@
 """Confidence scores of predictions: probability, margin, largest logit, energy."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError
 from largemargin.geometry.pairs import widen
-from largemargin.measuring.batches import IGNORED, DataBatch, Source, known_rows, need_labels
-from largemargin.measuring.logit_model import LogitModel, columns_of
+from largemargin.measuring.logit_model import LogitModel
 from largemargin.measuring.probe import head_view
 from largemargin.measuring.scores import HeadScores
 
@@ -69,29 +66,3 @@ class Scorer:
         name = f"lead_{self.margin}"
         margin = torch.cat([self.scores.unlabelled(part)[name] for part in parts])
         return Scored(predicted, divided.reciprocal(), margin, top - second, top, top + total.log())
-
-
-def validation_columns(
-    reader: LogitModel,
-    validation: Source,
-    columns: Callable[[Any, Tensor], tuple[Tensor, ...]],
-    what: str,
-    **options: Any,
-) -> tuple[Tensor, ...]:
-    """What ``columns(inputs, labels)`` gives for all samples that are not labelled -100.
-
-    ``what`` is calibrated; the options are those of :func:`columns_of`.
-    """
-
-    def known(batch: DataBatch) -> tuple[Tensor, ...]:
-        labels = need_labels(batch.labels)
-        keep = known_rows(labels, reader.num_classes)
-        return tuple(column[keep] for column in columns(batch.inputs, labels))
-
-    found = columns_of(reader, validation, known, what, **options)
-    if not found or len(found[0]) == 0:
-        raise LargeMarginError(
-            f"a {what} is calibrated on validation data, but it is empty, or all of it is labelled "
-            f"{IGNORED}."
-        )
-    return found

@@ -27,14 +27,15 @@ from largemargin.measuring.batches import (
     bar,
     check_range,
     count_batches,
+    fail_together,
     need_labels,
     source_batches,
 )
+from largemargin.measuring.calibrate import Temperature, number_of
 from largemargin.measuring.calibration import Calibration
 from largemargin.measuring.confidence import SCORES, Scorer
-from largemargin.measuring.logit_model import LogitModel
+from largemargin.measuring.logit_model import LogitModel, ReadingOptions
 from largemargin.measuring.ood import OODScores, compare_scores, scores_of
-from largemargin.measuring.ranks import fail_together
 from largemargin.measuring.records import Record
 from largemargin.measuring.retrieval import (
     CrossCamera,
@@ -52,7 +53,6 @@ from largemargin.measuring.robust_accuracy import (
     perturbation_suite,
     stride_for,
 )
-from largemargin.measuring.temperature import Temperature, number_of
 from largemargin.ops.distributed import world_size
 
 
@@ -182,7 +182,12 @@ class Evaluation(Record):
     RENAMED: ClassVar[dict[str, str]] = {"strangers": "ood"}
 
     def __str__(self) -> str:
-        return table(self)
+        """A table: one quantity a line, notes at the end."""
+        lines = [*_clean(self), *_changed(self), *_searched(self)]
+        width = max(len(name) for name, value in lines if value)
+        text = [f"{name:<{width}}  {value}".rstrip() for name, value in lines]
+        title = f"{self.clean.samples:,} samples, {len(self.classes):,} classes"
+        return "\n".join([title, *text, *(f"note: {note}" for note in self.notes)])
 
 
 class Search(NamedTuple):
@@ -244,16 +249,16 @@ def evaluate(
     run.prepare(fail_together(shared, run.look))
     parts = fail_together(shared, lambda: run.over_data(progress))
     found = run.results(parts)
-    options = {
+    options: ReadingOptions = {
         "batch_size": config.batch_size, "device": where, "workers": config.workers, "sync": sync,
         "progress": progress,
     }  # fmt: skip
     if ood is not None:
-        known = run.known_scores(parts)
+        known = {name: torch.cat([part["scores"][name] for part in parts]) for name in SCORES}
         other = scores_of(reader, ood, "ood", **options)
         found["ood"] = compare_scores(known, other, Scorer(reader).margin)
     if search is not None:
-        found["cross_camera"] = _across(model, search, config, options)
+        found["cross_camera"] = run.across(search, options)
     return Evaluation(
         classes=names,
         confidence=config.confidence,
@@ -294,10 +299,12 @@ class _Pass:
         self.temperature, self.shared = temperature, shared
         self.clean = Counts(reader.num_classes, bins=config.bins, device=device)
         self.rights = CorrectCollector(data)
-        self.calibrated: Counts | None = None
+        self.calibrated = (
+            None
+            if temperature is None
+            else Counts(reader.num_classes, bins=config.bins, device=device)
+        )
         """Of logits divided by the temperature."""
-        if temperature is not None:
-            self.calibrated = Counts(reader.num_classes, bins=config.bins, device=device)
         self.scorer = Scorer(reader) if scored else None
         self.perturbed: PerturbedCounts | None = None
         self.attacked: AttackedCounts | None = None
@@ -310,12 +317,9 @@ class _Pass:
         """Shape of an image, from the first batch; () for other inputs, None without a batch."""
         config = self.config
         read = source_batches(
-            self.data,
-            batch_size=config.batch_size,
-            device=self.device,
-            workers=config.workers,
+            self.data, batch_size=config.batch_size, device=self.device, workers=config.workers,
             shared=self.shared,
-        )
+        )  # fmt: skip
         first = next(read, None)
         if first is None:
             return None
@@ -422,24 +426,17 @@ class _Pass:
             self.notes.append(f"{clean.broken} samples have NaN logits and count as wrong")
         confidence = self.config.confidence
         right = round(clean.accuracy * clean.samples)
-        found: dict[str, Any] = {
-            "clean": clean,
-            "interval": wilson(right, clean.samples, confidence=confidence),
-        }
+        interval = wilson(right, clean.samples, confidence=confidence)
+        found: dict[str, Any] = {"clean": clean, "interval": interval}
         if self.perturbed is not None:
             found["perturbed"] = self.perturbed.result(sums("perturbed"))
         if self.attacked is not None:
-            attacked = sums("attacked")
-            found["attacked"] = self.attacked.result(attacked, confidence=confidence)
+            found["attacked"] = self.attacked.result(sums("attacked"), confidence=confidence)
         if self.config.retrieval:
             found["retrieval"] = self._retrieval(parts)
         if self.calibrated is not None:
-            calibrated = self.calibrated.result(sums("calibrated"))
-            found["calibrated"] = calibrated.calibration
+            found["calibrated"] = self.calibrated.result(sums("calibrated")).calibration
         return found
-
-    def known_scores(self, parts: list[dict[str, Any]]) -> dict[str, Tensor]:
-        return {name: torch.cat([part["scores"][name] for part in parts]) for name in SCORES}
 
     def _retrieval(self, parts: list[dict[str, Any]]) -> Retrieval | None:
         every = [each for part in parts for each in part["features"]]
@@ -447,9 +444,8 @@ class _Pass:
         known = labels != IGNORED
         broken = int((~features[known].isfinite().all(1)).sum())
         if broken:
-            self.notes.append(
-                f"the features of {broken} samples are not finite: retrieval left out"
-            )
+            why = f"the features of {broken} samples are not finite"
+            self.notes.append(f"{why}: retrieval left out")
             return None
         if int(torch.bincount(labels[known]).max()) < 2:
             self.notes.append("no class has two samples: retrieval left out")
@@ -461,45 +457,29 @@ class _Pass:
             at=self.config.recall_at,
         )
 
+    def across(self, search: Search, options: ReadingOptions) -> CrossCamera:
+        """What a search across cameras finds."""
+        (queries, people), gallery = (
+            head_inputs_of(self.reader.model, each, **options) for each in search
+        )
+        cameras = []
+        for name, split in zip(("query", "gallery"), search, strict=True):
+            if "camera" not in split.extra:
+                raise LargeMarginError(
+                    f"the {name} images have no cameras: extra['camera'] must hold one number per "
+                    "image."
+                )
+            cameras.append(split.extra["camera"])
+        queries = _ranked_on(self.device, queries)
+        similarity = self.config.similarity
+        return cross_camera(
+            queries, people, cameras[0], *gallery, cameras[1], similarity=similarity
+        )
+
 
 def _ranked_on(device: torch.device, features: Tensor) -> Tensor:
     """Sorting is most of a search; where there is a GPU, it is done there."""
     return features.to(device) if device.type == "cuda" else features
-
-
-def _across(
-    model: nn.Module, search: Search, config: EvaluationConfig, options: dict[str, Any]
-) -> CrossCamera:
-    found = [head_inputs_of(model, each, **options) for each in search]
-    cameras = []
-    for name, split in zip(("query", "gallery"), search, strict=True):
-        if "camera" not in split.extra:
-            raise LargeMarginError(
-                f"the {name} images have no cameras: extra['camera'] must hold one number per "
-                "image."
-            )
-        cameras.append(split.extra["camera"])
-    (queries, people), gallery = found
-    queries = _ranked_on(options["device"], queries)
-    return cross_camera(
-        queries, people, cameras[0], *gallery, cameras[1], similarity=config.similarity
-    )
-
-
-def table(e: Evaluation) -> str:
-    """An evaluation as text: one quantity a line, notes at the end."""
-    lines = [
-        *_clean(e),
-        *_classes(e),
-        *_perturbed(e),
-        *_attacked(e),
-        *_ood_lines(e),
-        *_retrieval_lines(e),
-    ]
-    width = max(len(name) for name, value in lines if value)
-    text = [f"{name:<{width}}  {value}".rstrip() for name, value in lines]
-    title = f"{e.clean.samples:,} samples, {len(e.classes):,} classes"
-    return "\n".join([title, *text, *(f"note: {note}" for note in e.notes)])
 
 
 Lines = Iterator[tuple[str, str]]
@@ -519,22 +499,6 @@ def _clean(e: Evaluation) -> Lines:
     confused = _most_confused(e)
     if confused:
         yield "most confused", confused
-
-
-def _most_confused(e: Evaluation) -> str:
-    if e.clean.confusion is None:
-        return ""
-    pairs = [
-        (count, true, said)
-        for true, row in enumerate(e.clean.confusion)
-        for said, count in enumerate(row)
-        if true != said and count
-    ]
-    top = sorted(pairs, key=lambda each: (-each[0], each[1], each[2]))[:3]
-    return ", ".join(f"{e.classes[t]} as {e.classes[s]} ({n}x)" for n, t, s in top)
-
-
-def _classes(e: Evaluation) -> Lines:
     if len(e.classes) > SHOWN_CLASSES:
         return
     yield "accuracy by class", ""
@@ -542,35 +506,38 @@ def _classes(e: Evaluation) -> Lines:
         yield f"  {name}", f"{_percent(share)}   of {count:,}" if count else "no samples"
 
 
-def _perturbed(e: Evaluation) -> Lines:
-    if not e.perturbed:
-        return
-    runs = max(len(each.runs) for each in e.perturbed.values())
-    yield f"accuracy under perturbations, mean ± std of {runs} draws", ""
+def _most_confused(e: Evaluation) -> str:
+    pairs = [
+        (count, true, said)
+        for true, row in enumerate(e.clean.confusion or ())
+        for said, count in enumerate(row)
+        if true != said and count
+    ]
+    top = sorted(pairs, key=lambda each: (-each[0], each[1], each[2]))[:3]
+    return ", ".join(f"{e.classes[t]} as {e.classes[s]} ({n}x)" for n, t, s in top)
+
+
+def _changed(e: Evaluation) -> Lines:
+    """On images that are perturbed, attacked or out of distribution."""
+    if e.perturbed:
+        runs = max(len(each.runs) for each in e.perturbed.values())
+        yield f"accuracy under perturbations, mean ± std of {runs} draws", ""
     for name, each in e.perturbed.items():
         spread = "" if math.isnan(each.std) else f" ± {_number(each.std)}"
         yield f"  {name.replace('_', ' ')}", f"{_number(each.accuracy)}{spread} %"
+    if e.attacked:
+        yield f"accuracy under attacks, of {e.attacked[0].samples:,} samples", ""
+    for attack in e.attacked:
+        interval = f"({_number(attack.low)} to {_percent(attack.high)})"
+        yield f"  {attack.attack}", f"{_percent(attack.accuracy)}   {interval}"
+    if e.ood is not None:
+        yield f"OOD detection, {e.ood.ood:,} samples, AUROC (false positives at 95 %)", ""
+        for name, area in e.ood.auroc.items():
+            what = f"margin ({e.ood.margin})" if name == "margin" else name.replace("_", " ")
+            yield f"  by {what}", f"{area:.4f}   ({_percent(e.ood.fpr95[name])})"
 
 
-def _attacked(e: Evaluation) -> Lines:
-    if not e.attacked:
-        return
-    yield f"accuracy under attacks, of {e.attacked[0].samples:,} samples", ""
-    for each in e.attacked:
-        interval = f"({_number(each.low)} to {_percent(each.high)})"
-        yield f"  {each.attack}", f"{_percent(each.accuracy)}   {interval}"
-
-
-def _ood_lines(e: Evaluation) -> Lines:
-    if e.ood is None:
-        return
-    yield f"OOD detection, {e.ood.ood:,} samples, AUROC (false positives at 95 %)", ""
-    for name, area in e.ood.auroc.items():
-        what = f"margin ({e.ood.margin})" if name == "margin" else name.replace("_", " ")
-        yield f"  by {what}", f"{area:.4f}   ({_percent(e.ood.fpr95[name])})"
-
-
-def _retrieval_lines(e: Evaluation) -> Lines:
+def _searched(e: Evaluation) -> Lines:
     if e.retrieval is not None:
         r = e.retrieval
         yield f"retrieval ({r.similarity}, {r.queries:,} queries)", ""

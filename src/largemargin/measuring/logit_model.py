@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,10 @@ from largemargin.measuring.batches import (
     call,
     count_batches,
     device_of,
+    fail_together,
     source_batches,
 )
 from largemargin.measuring.probe import Probe
-from largemargin.measuring.ranks import fail_together
 from largemargin.ops.distributed import world_size
 
 
@@ -160,17 +160,27 @@ def _named_logits(outputs: Any) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
+class ReadingOptions(TypedDict, total=False):
+    """Options of every pass of a model over data; :func:`accuracy_of` says what they mean."""
+
+    batch_size: int
+    device: torch.device | str | None
+    workers: int
+    sync: bool
+    progress: bool
+
+
 def columns_of(
     reader: LogitModel,
     data: Source,
     columns: Callable[[DataBatch], tuple[Tensor, ...]],
     what: str,
     *,
-    batch_size: int,
-    device: torch.device | str | None,
-    workers: int,
-    sync: bool,
-    progress: bool,
+    batch_size: int = 256,
+    device: torch.device | str | None = None,
+    workers: int = 0,
+    sync: bool = True,
+    progress: bool = False,
 ) -> tuple[Tensor, ...]:
     """What ``columns(batch)`` gives, on the CPU, of all batches of all processes; () without one.
 
@@ -218,11 +228,11 @@ def count_over(
     *,
     num_classes: int | None = None,
     layer: str | None = None,
-    batch_size: int,
-    device: torch.device | str | None,
-    workers: int,
-    sync: bool,
-    progress: bool,
+    batch_size: int = 256,
+    device: torch.device | str | None = None,
+    workers: int = 0,
+    sync: bool = True,
+    progress: bool = False,
 ) -> tuple[C, list[Any]]:
     """One pass with a counter: the counter, and the sums of every process."""
     shared = sync and world_size() > 1

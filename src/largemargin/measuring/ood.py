@@ -2,16 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, Unpack
 
-import torch
 from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_number
 from largemargin.measuring.batches import DataBatch, Source
 from largemargin.measuring.calibration import auroc, keep_threshold
 from largemargin.measuring.confidence import SCORES, Scorer
-from largemargin.measuring.logit_model import LogitModel, columns_of
+from largemargin.measuring.logit_model import LogitModel, ReadingOptions, columns_of
 from largemargin.measuring.records import Record
 
 
@@ -68,12 +67,7 @@ def detect_ood(
     model: nn.Module,
     data: Source,
     ood: Source,
-    *,
-    batch_size: int = 256,
-    device: torch.device | str | None = None,
-    workers: int = 0,
-    sync: bool = True,
-    progress: bool = False,
+    **options: Unpack[ReadingOptions],
 ) -> OODScores:
     """How well five scores of predictions tell known data from out-of-distribution data.
 
@@ -84,7 +78,7 @@ def detect_ood(
         model: any model :func:`largemargin.attach` can read.
         data: of the classes it was trained on; labels are not used.
         ood: data of no known class: a split, or a loader of inputs or (inputs, labels).
-        batch_size, device, workers, sync, progress: as in :func:`accuracy_of`.
+        options: batch_size, device, workers, sync and progress as in :func:`accuracy_of`.
 
     Example:
         >>> model = nn.Linear(2, 2, bias=False)
@@ -94,16 +88,14 @@ def detect_ood(
         1.0
     """
     reader = LogitModel(model)
-    options: dict[str, Any] = {
-        "batch_size": batch_size, "device": device, "workers": workers, "sync": sync,
-        "progress": progress,
-    }  # fmt: skip
     found = (scores_of(reader, data, "data", **options), scores_of(reader, ood, "ood", **options))
     return compare_scores(*found, Scorer(reader).margin)
 
 
-def scores_of(reader: LogitModel, data: Source, what: str, **options: Any) -> dict[str, Tensor]:
-    """Every score of every sample, (N,) float64 on the CPU; options as in :func:`columns_of`."""
+def scores_of(
+    reader: LogitModel, data: Source, what: str, **options: Unpack[ReadingOptions]
+) -> dict[str, Tensor]:
+    """Every score of every sample, (N,) float64 on the CPU; see :func:`columns_of`."""
     scorer = Scorer(reader)
 
     def columns(batch: DataBatch) -> tuple[Tensor, ...]:

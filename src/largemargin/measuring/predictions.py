@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from largemargin.measuring.calibrate import Temperature, Threshold
 from largemargin.measuring.records import Record
-from largemargin.measuring.temperature import Temperature
-from largemargin.measuring.threshold import Threshold
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """Beginnings of cells that spreadsheets take for formulas, or skip to find one; some take the wide

@@ -6,7 +6,7 @@ and DukeMTMC (:func:`cross_camera`). :func:`head_inputs_of` takes the features o
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from largemargin.errors import (
 )
 from largemargin.geometry.pairs import blocks, squared_distances, widen
 from largemargin.measuring.batches import DataBatch, Source, need_labels
-from largemargin.measuring.logit_model import LogitModel, columns_of
+from largemargin.measuring.logit_model import LogitModel, ReadingOptions, columns_of
 from largemargin.measuring.records import Record
 from largemargin.ops.norms import normalize
 
@@ -109,29 +109,24 @@ def retrieval_of(
         mine[here, here + rows.start] = True
         return same & ~mine, mine
 
-    parts = list(rank_gallery(queries, gallery, similarity, matches))
-    matched, first, precision = (torch.cat(each).cpu() for each in zip(*parts, strict=True))
-    found = matched > 0
-    count = int(found.sum())
-    if count == 0:
+    first, precision = _matched(rank_gallery(queries, gallery, similarity, matches))
+    if len(first) == 0:
         raise LargeMarginError(
             "no query has a match in the gallery. Retrieval needs at least two samples of a class."
         )
     return Retrieval(
-        queries=count,
-        left_out=len(found) - count,
+        queries=len(first),
+        left_out=len(queries) - len(first),
         gallery=len(gallery),
         similarity=similarity,
-        recall={int(k): float((first[found] < k).double().mean()) for k in at},
-        mean_average_precision=float(precision[found].mean()),
+        recall={int(k): float((first < k).double().mean()) for k in at},
+        mean_average_precision=float(precision.mean()),
     )
 
 
 def check_search(queries: Tensor, labels: Tensor, gallery: Tensor, gallery_labels: Tensor) -> None:
-    for name, features, theirs in (
-        ("queries", queries, labels),
-        ("gallery", gallery, gallery_labels),
-    ):
+    given = (("queries", queries, labels), ("gallery", gallery, gallery_labels))
+    for name, features, theirs in given:
         check_matrix(name, features, "(N, D)")
         if len(features) == 0:
             raise LargeMarginError(f"{name} must hold at least one row, but there is none.")
@@ -185,6 +180,13 @@ def rank_gallery(
         matched = hits.sum(1)
         first = torch.where(matched > 0, hits.int().argmax(1), hits.shape[1])
         yield Ranked(matched, first, average_precision(hits, trapezoid=trapezoid))
+
+
+def _matched(ranked: Iterable[Ranked]) -> tuple[Tensor, Tensor]:
+    """Rank of the first match and average precision of the queries that have a match."""
+    matched, first, precision = (torch.cat(each).cpu() for each in zip(*ranked, strict=True))
+    found = matched > 0
+    return first[found], precision[found]
 
 
 def _ready(features: Tensor, center: Tensor | None) -> Tensor:
@@ -320,25 +322,23 @@ def cross_camera(
         here = camera[rows, None] == their_camera
         return same & ~here, (same & here) | (their_person == JUNK)
 
-    parts = list(rank_gallery(queries, gallery, similarity, matches, trapezoid=precision != "step"))
-    matched, first, precisions = (torch.cat(each).cpu() for each in zip(*parts, strict=True))
-    found = matched > 0
-    count = int(found.sum())
-    if count == 0:
+    trapezoid = precision == "trapezoid"
+    ranked = rank_gallery(queries, gallery, similarity, matches, trapezoid=trapezoid)
+    first, precisions = _matched(ranked)
+    if len(first) == 0:
         raise LargeMarginError(
             "no query has a match: no person of the queries was seen by another camera in the "
             "gallery. Are the cameras those of the file names?"
         )
-    curve = _matching(first[found], ranks)
     return CrossCamera(
-        queries=count,
-        left_out=len(found) - count,
+        queries=len(first),
+        left_out=len(queries) - len(first),
         gallery=len(gallery),
         similarity=similarity,
-        mean_average_precision=float(precisions[found].mean()),
-        rank1=_matching(first[found], 1)[-1],
-        rank5=_matching(first[found], 5)[-1],
-        matching=curve,
+        mean_average_precision=float(precisions.mean()),
+        rank1=_matching(first, 1)[-1],
+        rank5=_matching(first, 5)[-1],
+        matching=_matching(first, ranks),
     )
 
 
@@ -347,13 +347,8 @@ def _matching(first: Tensor, ranks: int) -> tuple[float, ...]:
     return tuple((counts.cumsum(0).double() / len(first)).tolist())
 
 
-def _check_cameras(
-    queries: Tensor, cameras: Tensor, gallery: Tensor, gallery_cameras: Tensor
-) -> None:
-    pairs: Sequence[tuple[str, Tensor, Tensor]] = (
-        ("queries", queries, cameras),
-        ("gallery", gallery, gallery_cameras),
-    )
+def _check_cameras(queries: Tensor, cameras: Tensor, gallery: Tensor, theirs: Tensor) -> None:
+    pairs = (("queries", queries, cameras), ("gallery", gallery, theirs))
     for name, features, given in pairs:
         if not isinstance(given, Tensor):
             raise LargeMarginError(
@@ -379,19 +374,14 @@ class HeadInputs(NamedTuple):
 def head_inputs_of(
     model: nn.Module,
     data: Source,
-    *,
-    batch_size: int = 256,
-    device: torch.device | str | None = None,
-    workers: int = 0,
-    sync: bool = True,
-    progress: bool = False,
+    **options: Unpack[ReadingOptions],
 ) -> HeadInputs:
     """The features of all samples; under torch.distributed of all processes, on each.
 
     Args:
         model: any model :func:`largemargin.attach` can read.
         data: a split or a loader, with labels of any meaning: identities need not be classes.
-        batch_size, device, workers, sync, progress: as in :func:`accuracy_of`.
+        options: batch_size, device, workers, sync and progress as in :func:`accuracy_of`.
 
     Example:
         >>> found = head_inputs_of(nn.Linear(4, 2), [(torch.ones(3, 4), torch.arange(3))])
@@ -403,17 +393,7 @@ def head_inputs_of(
     def columns(batch: DataBatch) -> tuple[Tensor, Tensor, Tensor]:
         return reader.read(batch.inputs)[1], need_labels(batch.labels), batch.indices
 
-    found = columns_of(
-        reader,
-        data,
-        columns,
-        "features",
-        batch_size=batch_size,
-        device=device,
-        workers=workers,
-        sync=sync,
-        progress=progress,
-    )
+    found = columns_of(reader, data, columns, "features", **options)
     if not found:
         raise LargeMarginError("there is nothing to take features of: the data is empty.")
     features, labels, index = found

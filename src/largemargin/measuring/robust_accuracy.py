@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from largemargin.measuring.batches import (
     need_images,
     need_labels,
 )
-from largemargin.measuring.logit_model import LogitModel, count_over
+from largemargin.measuring.logit_model import LogitModel, ReadingOptions, count_over
 from largemargin.measuring.records import Record
 from largemargin.measuring.robust.attacks import KINDS, Attack
 from largemargin.measuring.robust.epsilon_ball import LEVELS, NORMS
@@ -84,11 +85,7 @@ def perturbed_accuracy(
     draws: int = 10,
     seed: int = 0,
     num_classes: int | None = None,
-    batch_size: int = 256,
-    device: torch.device | str | None = None,
-    workers: int = 0,
-    sync: bool = True,
-    progress: bool = False,
+    **options: Unpack[ReadingOptions],
 ) -> dict[str, PerturbedAccuracy]:
     """Accuracy under each perturbation: mean and deviation over independent draws.
 
@@ -96,8 +93,7 @@ def perturbed_accuracy(
     has no random part runs once.
 
     Args:
-        model, data, num_classes, batch_size, device, workers, sync, progress: as in
-            :func:`accuracy_of`.
+        model, data, num_classes, options: as in :func:`accuracy_of`.
         perturbations: by name, for instance of :func:`perturbation_suite`.
         draws: runs of a random perturbation. Default 10 (ROB).
         seed: of the draws. The same seed gives every model the same draws: differences between
@@ -118,11 +114,7 @@ def perturbed_accuracy(
         ),
         "perturbations",
         num_classes=num_classes,
-        batch_size=batch_size,
-        device=device,
-        workers=workers,
-        sync=sync,
-        progress=progress,
+        **options,
     )
     return counter.result(parts)
 
@@ -135,19 +127,14 @@ def attacked_accuracy(
     max_samples: int | None = None,
     seed: int = 0,
     num_classes: int | None = None,
-    batch_size: int = 256,
-    device: torch.device | str | None = None,
-    workers: int = 0,
-    sync: bool = True,
-    progress: bool = False,
+    **options: Unpack[ReadingOptions],
 ) -> tuple[AttackedAccuracy, ...]:
     """Accuracy on attacked images: what the attack leaves right.
 
     Args:
         model: takes images in [0, 1] and normalises them itself; gradients go through it, not to
             its parameters.
-        data, num_classes, batch_size, device, workers, sync, progress: as in
-            :func:`accuracy_of`.
+        data, num_classes, options: as in :func:`accuracy_of`.
         attacks: of :mod:`largemargin.measuring.robust`.
         max_samples: attack at most so many, spread evenly over the data; default all.
         seed: of random starts.
@@ -163,11 +150,7 @@ def attacked_accuracy(
         make_counter,
         "attacks",
         num_classes=num_classes,
-        batch_size=batch_size,
-        device=device,
-        workers=workers,
-        sync=sync,
-        progress=progress,
+        **options,
     )
     return counter.result(parts)
 
@@ -181,11 +164,7 @@ def attack_curve(
     max_samples: int | None = None,
     seed: int = 0,
     num_classes: int | None = None,
-    batch_size: int = 256,
-    device: torch.device | str | None = None,
-    workers: int = 0,
-    sync: bool = True,
-    progress: bool = False,
+    **options: Unpack[ReadingOptions],
 ) -> tuple[AttackedAccuracy, ...]:
     """Accuracy under one attack at several strengths: see :func:`attacked_accuracy`."""
     return attacked_accuracy(
@@ -195,11 +174,7 @@ def attack_curve(
         max_samples=max_samples,
         seed=seed,
         num_classes=num_classes,
-        batch_size=batch_size,
-        device=device,
-        workers=workers,
-        sync=sync,
-        progress=progress,
+        **options,
     )
 
 

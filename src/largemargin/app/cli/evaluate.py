@@ -5,21 +5,25 @@ from typing import Any
 
 import jsonargparse
 
-from largemargin.app.cli.calibration_cache import CalibrationCache, cached_temperature, number_or
 from largemargin.app.cli.open_run import (
+    CalibrationCache,
     ChosenImages,
     OpenRun,
     add_data,
+    add_ood,
     add_run,
+    add_temperature,
+    cached_temperature,
     chosen_images,
+    number_or,
     ood_samples,
     open_run,
     output_file,
 )
 from largemargin.app.cli.run_options import show_progress
 from largemargin.errors import LargeMarginError
+from largemargin.measuring.calibrate import Temperature
 from largemargin.measuring.evaluate import EvaluationConfig
-from largemargin.measuring.temperature import Temperature
 
 HELP = "test a trained model: noise, occlusion, attacks, calibration, other data"
 
@@ -43,26 +47,14 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.usage = "largemargin evaluate RUN [options]"
     add_run(parser)
+    add_ood(parser)
     parser.add_argument(
-        "--ood",
-        type=str,
-        default=None,
-        metavar="FOLDER",
-        help="images of other things, or NAME:PATH of a data set: can the model tell?",
+        "-o", "--out", type=str, help="JSON file; default evaluation.json in the run, or beside it"
     )
-    parser.add_argument(
-        "-o",
-        "--out",
-        type=str,
-        default=None,
-        help="JSON file; default evaluation.json in the run, or beside it",
-    )
-    parser.add_argument(
-        "--temperature",
-        type=str,
-        default="auto",
-        help="report calibration with logits divided by it, too: a number, none, or auto (fitted "
-        "to the validation images of the run; for other data only if it was before)",
+    add_temperature(
+        parser,
+        "report calibration with logits divided by it, too",
+        fitted=" of the run; for other data only if it was before",
     )
     parser.add_argument("--config", action="config", help="YAML file with any of these settings")
     parser.add_class_arguments(EvaluationConfig)

@@ -4,8 +4,14 @@ from typing import Any, Literal
 
 import jsonargparse
 
-from largemargin.app.cli.calibration_cache import CalibrationCache, temperature_for
-from largemargin.app.cli.open_run import add_run, open_run, output_file
+from largemargin.app.cli.open_run import (
+    CalibrationCache,
+    add_run,
+    add_temperature,
+    open_run,
+    output_file,
+    temperature_for,
+)
 from largemargin.errors import LargeMarginError
 
 HELP = "write a trained model as ONNX or torch.export program, which need no largemargin"
@@ -30,29 +36,20 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", type=Literal["onnx", "program"], default="onnx", help="onnx or program"
     )
-    parser.add_argument(
-        "-o", "--out", type=str, default=None, help="file; default model.onnx or .pt2 in the run"
-    )
+    parser.add_argument("-o", "--out", type=str, help="file; default model.onnx or .pt2 in the run")
     parser.add_argument(
         "--outputs",
         type=Literal["logits", "probabilities", "features"],
         default="logits",
         help="what it returns: logits, probabilities or features",
     )
-    parser.add_argument(
-        "--temperature",
-        type=str,
-        default="auto",
-        help="what logits are divided by for probabilities: a number, none, or auto (fitted to the "
-        "validation images, as largemargin predict does)",
+    add_temperature(
+        parser,
+        "what logits are divided by for probabilities",
+        fitted=", as largemargin predict does",
     )
     parser.add_argument(
-        "--overwrite",
-        type=bool,
-        nargs="?",
-        const=True,
-        default=False,
-        help="replace an existing file",
+        "--overwrite", type=bool, nargs="?", const=True, default=False, help="replace what is there"
     )
 
 
@@ -61,7 +58,7 @@ def run(options: Any) -> int:
 
     from largemargin.export.onnx_file import to_onnx
     from largemargin.export.program import to_exported_program
-    from largemargin.measuring.temperature import number_of
+    from largemargin.measuring.calibrate import number_of
 
     opened = open_run(options)
     path = output_file(options.out or opened.run.folder / f"model{SUFFIX[options.format]}")

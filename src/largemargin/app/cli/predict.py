@@ -1,15 +1,22 @@
 """``largemargin predict``: classes of image files, with probability, margin and a flag."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import jsonargparse
 
-from largemargin.app.cli.calibration_cache import CalibrationCache, number_or, temperature_for
-from largemargin.app.cli.open_run import add_run, open_run, output_file
+from largemargin.app.cli.open_run import (
+    CalibrationCache,
+    add_run,
+    add_temperature,
+    number_or,
+    open_run,
+    output_file,
+    temperature_for,
+)
 from largemargin.app.cli.run_options import show_progress
-from largemargin.app.data.samples import Samples
 from largemargin.errors import LargeMarginError, check_number
 
 HELP = "predict the classes of image files, and flag those too close to call"
@@ -42,11 +49,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         "images", nargs="+", type=str, metavar="IMAGE", help="image files, or folders of them"
     )
     parser.add_argument(
-        "-o",
-        "--out",
-        type=str,
-        default=None,
-        help="file to write, .csv or .json; default CSV to stdout",
+        "-o", "--out", type=str, help="file to write, .csv or .json; default CSV to stdout"
     )
     parser.add_argument(
         "--threshold",
@@ -57,23 +60,15 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rule",
         type=Literal["keep", "accuracy"] | None,
-        default=None,
         help="auto keeps a share of the right predictions (keep, the default), or flags until the "
         "rest reaches an accuracy (accuracy)",
     )
     parser.add_argument(
         "--target",
         type=float | None,
-        default=None,
         help="that share or accuracy; default 0.95 for keep, 0.99 for accuracy",
     )
-    parser.add_argument(
-        "--temperature",
-        type=str,
-        default="auto",
-        help="what logits are divided by for the probabilities: a number, none, or auto (fitted to "
-        "the validation images)",
-    )
+    add_temperature(parser, "what logits are divided by for the probabilities", fitted="")
     parser.add_argument("--batch_size", type=int, default=64, help="images at a time")
 
 
@@ -82,7 +77,7 @@ def run(options: Any) -> int:
 
     if options.out is not None and Path(options.out).suffix.lower() not in (".csv", ".json"):
         raise LargeMarginError(f"--out must end in .csv or .json, but {options.out!r} was given.")
-    _refuse_beside_a_number(options)
+    threshold = _given_threshold(options)
     path = None if options.out is None else output_file(options.out)
     opened = open_run(options)
     cache = CalibrationCache(opened)
@@ -90,7 +85,7 @@ def run(options: Any) -> int:
         opened.model,
         options.images,
         class_names=opened.classes,
-        threshold=_threshold(options, cache),
+        threshold=_calibrated(options, cache) if threshold == "auto" else threshold,
         temperature=temperature_for(options.temperature, cache),
         size=opened.size,
         channels=opened.channels,
@@ -118,7 +113,7 @@ def _counts(found: Any) -> str:
     return f"{len(found)} image{'' if len(found) == 1 else 's'}{flagged}{failed}"
 
 
-def _refuse_beside_a_number(options: Any) -> None:
+def _given_threshold(options: Any) -> float | str | None:
     """--rule and --target say how a threshold is found; one that is given is not looked for."""
     given = number_or("threshold", options.threshold)
     if isinstance(given, float):
@@ -129,25 +124,21 @@ def _refuse_beside_a_number(options: Any) -> None:
                 f"--{name} {options[name]} is for --threshold auto, but --threshold "
                 f"{options.threshold} was given. Leave one of them out."
             )
+    return None if given == "none" else given
 
 
-def _threshold(options: Any, cache: CalibrationCache) -> Any:
-    given = number_or("threshold", options.threshold)
-    if given != "auto":
-        return None if given == "none" else given
+def _calibrated(options: Any, cache: CalibrationCache) -> Any:
+    from largemargin.measuring.calibrate import Threshold, calibrate_threshold
+
     rule = options.rule or "keep"
-    from largemargin.measuring.threshold import Threshold, calibrate_threshold
-
-    def fit(validation: Samples) -> Threshold:
-        return calibrate_threshold(
-            cache.opened.model,
-            validation,
-            rule=rule,
-            target=options.target,
-            device=cache.opened.device,
-            progress=show_progress(),
-        )
-
+    fit = partial(
+        calibrate_threshold,
+        cache.opened.model,
+        rule=rule,
+        target=options.target,
+        device=cache.opened.device,
+        progress=show_progress(),
+    )
     target = "default" if options.target is None else f"{options.target:g}"
     try:
         return cache.get(Threshold, "threshold", fit, detail=f"-{rule}-{target}")
