@@ -148,8 +148,14 @@ class CriterionCallback(TrainerCallback):
         criterion.automatic = False
         self._handles = average_gradients(criterion)
         if state.global_step > 0:
-            folder = Path(self.resume_from or _folder(args, state))
-            _load(criterion, folder, state.global_step)
+            file = Path(self.resume_from or _folder(args, state)) / STATE_FILE
+            if not file.exists():
+                raise LargeMarginError(
+                    f"training resumes at step {state.global_step}, but {file} does not exist. If "
+                    "the checkpoint lies elsewhere, say where: CriterionCallback(criterion, "
+                    "resume_from=folder)."
+                )
+            criterion.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
         self._record(model)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -231,13 +237,3 @@ def restore_head(model: Model) -> Model:
 
 def _folder(args: Any, state: Any) -> Path:
     return Path(args.output_dir) / f"checkpoint-{state.global_step}"
-
-
-def _load(criterion: Criterion, folder: Path, step: int) -> None:
-    file = folder / STATE_FILE
-    if not file.exists():
-        raise LargeMarginError(
-            f"training resumes at step {step}, but {file} does not exist. If the checkpoint lies "
-            "elsewhere, say where: CriterionCallback(criterion, resume_from=folder)."
-        )
-    criterion.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))

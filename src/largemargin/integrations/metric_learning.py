@@ -86,8 +86,20 @@ def from_pml(pml_loss: nn.Module) -> Converted:
         )
         raise LargeMarginError(f"{name} has no counterpart: {reason}")
     _check_extras(pml_loss)
+    W: Any = pml_loss.W
     loss, form = CONVERTERS[name](pml_loss, {"reduction": _reduction(pml_loss)})
-    return Converted(loss, _head(pml_loss.W, form))
+    weight = from_pml_state_dict({"W": W})["weight"]
+    num_classes, dim = weight.shape
+    head = ClassHead(
+        dim,
+        num_classes,
+        similarity=form.similarity,
+        scale=form.scale,
+        bias=False,
+        device="meta",
+    )
+    head.weight = nn.Parameter(weight, requires_grad=W.requires_grad)
+    return Converted(loss, head)
 
 
 def from_pml_state_dict(state: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
@@ -116,20 +128,6 @@ def from_pml_state_dict(state: Mapping[str, Tensor], prefix: str = "") -> dict[s
             f"{tuple(state[key].shape)}."
         )
     return {"weight": state[key].detach().t().contiguous().clone()}
-
-
-def _head(W: Any, form: HeadSpec) -> ClassHead:
-    weight = from_pml_state_dict({"W": W})["weight"]
-    head = ClassHead(
-        weight.shape[1],
-        weight.shape[0],
-        similarity=form.similarity,
-        scale=form.scale,
-        bias=False,
-        device="meta",
-    )
-    head.weight = nn.Parameter(weight, requires_grad=W.requires_grad)
-    return head
 
 
 Conversion = tuple[Loss, HeadSpec]

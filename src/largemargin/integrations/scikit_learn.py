@@ -302,16 +302,7 @@ class LargeMarginClassifier(
             if isinstance(self.optimizer, str):
                 self._fitting.set_rate(self.lr)
             return
-        network = build_network(
-            self.backbone,
-            samples.inputs,
-            samples.weights,
-            len(self.classes_),
-            hidden_sizes=self.hidden_sizes,
-            standardize=self.standardize,
-            device=samples.device,
-            dtype=samples.dtype,
-        )
+        network = self._network(samples)
         counts = torch.bincount(samples.labels, minlength=len(self.classes_)).tolist()
         criterion = attach(
             network.classifier,
@@ -325,6 +316,30 @@ class LargeMarginClassifier(
         optimizer = make_optimizer(self.optimizer, groups, self.lr, self.weight_decay)
         self._fitting = Fitting(network, criterion, optimizer, noise=self.noise)
         self.model_, self.criterion_, self.history_ = network, criterion, {}
+
+    def _network(self, samples: "TensorSamples") -> "EstimatorNetwork":
+        """A network for the samples; a given module is copied, not used up."""
+        shape, made = tuple(samples.inputs.shape[1:]), self.backbone
+        if made is None:
+            made = convolutions(shape) if len(shape) == 3 else perceptron(shape, self.hidden_sizes)
+        elif isinstance(made, nn.Module):
+            made = deepcopy(made)
+        elif callable(made) and not isinstance(made, type):
+            made = made(shape)
+        if not isinstance(made, nn.Module):
+            raise LargeMarginError(
+                "backbone must be None, an nn.Module, or a function of the input shape that "
+                f"returns one, but {made!r} was given. It maps {('N', *shape)} to features "
+                "(N, dim)."
+            )
+        like: dict[str, Any] = {"device": samples.device, "dtype": samples.dtype}
+        first: nn.Module = nn.Identity()
+        if self.standardize:
+            mean, scale = statistics(samples.inputs, samples.weights, per_channel=len(shape) == 3)
+            first = Standardize(mean.to(samples.dtype), scale.to(samples.dtype)).to(samples.device)
+        made = made.to(**like)
+        head = nn.Linear(_width(first, made, samples.inputs[:2].to(**like)), len(self.classes_))
+        return EstimatorNetwork(first, made, head.to(**like))
 
     def _run_epochs(
         self, samples: "TensorSamples", valid: "TensorSamples | None", epochs: int, decay: str
@@ -519,41 +534,6 @@ class EstimatorNetwork(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.standardize(inputs))
         return logits
-
-
-def build_network(
-    backbone: nn.Module | Callable[[tuple[int, ...]], nn.Module] | None,
-    inputs: Tensor,
-    weights: Tensor | None,
-    num_classes: int,
-    *,
-    hidden_sizes: Sequence[int],
-    standardize: bool,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> EstimatorNetwork:
-    """A network for ``inputs`` (N, D) or (N, C, H, W); a given module is copied, not used up."""
-    shape = tuple(inputs.shape[1:])
-    made: Any = backbone
-    if backbone is None:
-        made = convolutions(shape) if len(shape) == 3 else perceptron(shape, hidden_sizes)
-    elif isinstance(backbone, nn.Module):
-        made = deepcopy(backbone)
-    elif callable(backbone) and not isinstance(backbone, type):
-        made = backbone(shape)
-    if not isinstance(made, nn.Module):
-        raise LargeMarginError(
-            "backbone must be None, an nn.Module, or a function of the input shape that returns "
-            f"one, but {made!r} was given. It maps {('N', *shape)} to features (N, dim)."
-        )
-    first: nn.Module = nn.Identity()
-    if standardize:
-        mean, scale = statistics(inputs, weights, per_channel=len(shape) == 3)
-        first = Standardize(mean.to(dtype), scale.to(dtype))
-    made = made.to(device=device, dtype=dtype)
-    first = first.to(device)
-    head = nn.Linear(_width(first, made, inputs[:2].to(device, dtype)), num_classes)
-    return EstimatorNetwork(first, made, head.to(device=device, dtype=dtype))
 
 
 def _width(first: nn.Module, backbone: nn.Module, sample: Tensor) -> int:

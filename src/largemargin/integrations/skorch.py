@@ -22,10 +22,6 @@ except ImportError as missing:
     ) from missing
 
 
-NEEDED = ("total_steps", "schedule")
-"""One of these arguments of ``attach`` goes with an objective that has a schedule."""
-
-
 def softmax(logits: Tensor) -> Tensor:
     """Probabilities of the classes, the last axis."""
     return torch.softmax(logits, dim=-1)
@@ -120,7 +116,8 @@ class LargeMarginNet(NeuralNetClassifier):  # type: ignore[misc]
                 f"criterion must be a loss, its class or its name, but {criterion!r} was given."
             )
         params = self.attach_params or {}
-        if getattr(criterion, "scheduled", False) and params.keys().isdisjoint(NEEDED):
+        length_known = not params.keys().isdisjoint(("total_steps", "schedule"))
+        if getattr(criterion, "scheduled", False) and not length_known:
             raise LargeMarginError(
                 "criterion has a schedule, which has to know how long training is: pass "
                 'attach_params={"total_steps": max_epochs * batches_per_epoch}, or '

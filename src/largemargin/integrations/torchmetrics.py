@@ -453,9 +453,6 @@ class MarginRejectionAUROC(HeadMetric):
         return self._number(auroc(leads[right], leads[~right]))
 
 
-PAIRWISE = ("largest", "separation", "ratio")
-
-
 class Dispersion(GeometryMetric):
     """Diameters of the classes in feature space (NGY-D4), exact; needs no head.
 
@@ -480,7 +477,7 @@ class Dispersion(GeometryMetric):
 
     def __init__(self, num_classes: int, statistic: str = "largest", **options: Any) -> None:
         super().__init__(**options)
-        check_choice("statistic", statistic, PAIRWISE)
+        check_choice("statistic", statistic, ("largest", "separation", "ratio"))
         check_number("num_classes", num_classes, at_least=1)
         self.num_classes, self.statistic = num_classes, statistic
         self._add_column("kept")
@@ -571,9 +568,6 @@ class ClassSumsMetric(GeometryMetric):
             self._put(sums)
 
 
-VARIANCES = ("within", "between", "total", "ratio")
-
-
 class VarianceSplit(ClassSumsMetric):
     """Variance of features within and between classes (ODN-VAR), in one pass; needs no head.
 
@@ -591,7 +585,7 @@ class VarianceSplit(ClassSumsMetric):
 
     def __init__(self, num_classes: int, statistic: str = "ratio", **options: Any) -> None:
         super().__init__(num_classes, **options)
-        check_choice("statistic", statistic, VARIANCES)
+        check_choice("statistic", statistic, ("within", "between", "total", "ratio"))
         self.statistic = statistic
 
     def compute(self) -> Tensor:
