@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from largemargin.app.data import DataConfig
 from largemargin.app.models import ModelConfig
 from largemargin.app.predict import predict
-from largemargin.app.report.class_table import SHOWN
+from largemargin.app.report.sections.margins import SHOWN
 from largemargin.app.report.write import report
 from largemargin.app.training import ObjectiveConfig, RunConfig, train
 from largemargin.integrations.scikit_learn import LargeMarginClassifier

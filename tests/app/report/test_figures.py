@@ -21,8 +21,7 @@ from largemargin.app.report.charts import (
 )
 from largemargin.app.report.matplotlib_charts import draw, write_pictures
 from largemargin.app.report.plotly_charts import figure, said
-from largemargin.app.report.sections.margins import histogram
-from largemargin.app.report.target_curve import target_curve
+from largemargin.app.report.sections.margins import histogram, target_curve
 from largemargin.app.report.write import report
 from largemargin.app.training import ObjectiveConfig, RunConfig
 

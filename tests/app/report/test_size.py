@@ -10,7 +10,6 @@ from app.report.made import geometry
 from app.report.reading import Page
 
 from largemargin.app.data import Samples
-from largemargin.app.report.class_table import SHOWN
 from largemargin.app.report.page import render
 from largemargin.app.report.report_models import ReportModel, ReportModels
 from largemargin.app.report.sample_views import (
@@ -20,9 +19,8 @@ from largemargin.app.report.sample_views import (
     SampleViews,
     pictures,
 )
-from largemargin.app.report.sections import all_sections
-from largemargin.app.report.sections.margins import DRAWN
-from largemargin.app.report.write import report
+from largemargin.app.report.sections.margins import DRAWN, SHOWN
+from largemargin.app.report.write import all_sections, report
 from largemargin.measuring import embed_arrays
 from largemargin.measuring.distributions import describe
 

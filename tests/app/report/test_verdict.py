@@ -7,12 +7,13 @@ import torch
 from app.report.made import geometry
 
 import largemargin as lm
-from largemargin.app.report.advice import advise, collapsed_tail
 from largemargin.app.report.charts import Chart, Note, Table
 from largemargin.app.report.judgements import (
     accuracy,
+    advise,
     calibration,
     class_margin,
+    collapsed_tail,
     comparable,
     difference,
     graded,

@@ -1,13 +1,15 @@
 """What a section is made of: charts, tables and sentences, before they become a page or a picture.
 
 A chart is data in words of its own, so that one description gives both the interactive figure of
-the page and the static picture for a paper. Colours and axes are the same in both.
+the page and the static picture for a paper. Colours and axes are the same in both. Numbers are
+written in one way everywhere; what is not known is a dash.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 Number = float | int | None
 Form = Literal["line", "points", "bars", "steps", "box"]
@@ -90,6 +92,17 @@ class Series:
     @property
     def family(self) -> str:
         return self.group or self.name
+
+    @property
+    def marked(self) -> bool:
+        """Whether a line has so few points that they are marked: one alone would not be seen."""
+        return self.form == "line" and 0 < len(self.x) <= FEW and not self.faint
+
+    @property
+    def error_lengths(self) -> tuple[list[Number], list[Number]]:
+        """Of the error bars, down and up."""
+        down = [minus(y, low) for y, low in zip(self.y, self.low, strict=True)]
+        return down, [minus(high, y) for y, high in zip(self.y, self.high, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -203,12 +216,21 @@ class Section:
 
     @classmethod
     def arranged(cls, key: str, title: str, reading: str, blocks: Sequence[Block]) -> "Section":
-        """Small figures first, then wide ones, tables, and sentences: no holes in the page."""
-        return cls(key, title, reading, tuple(sorted(blocks, key=_rank)))
+        """Small figures first, then wide ones, tables, and sentences: no holes in the page.
+
+        Figures and tables with nothing in them are left out.
+        """
+        return cls(key, title, reading, tuple(sorted(filter(_has_content, blocks), key=_rank)))
 
     @property
     def charts(self) -> tuple[Chart, ...]:
         return tuple(block for block in self.blocks if isinstance(block, Chart))
+
+
+def _has_content(block: Block) -> bool:
+    if isinstance(block, Chart):
+        return bool(block.series or block.heat)
+    return not isinstance(block, Table) or bool(block.rows)
 
 
 def _rank(block: Block) -> int:
@@ -262,7 +284,7 @@ def light(place: int | None) -> str:
 
 
 FEW = 12
-"""Points of a line that are marked: one alone would not be seen."""
+"""Points of a line that are marked."""
 
 NARROW = 1000.0
 """Largest over smallest number up to which powers of ten alone would be too few marks."""
@@ -270,7 +292,9 @@ NARROW = 1000.0
 
 def y_axis(chart: Chart) -> dict[str, Any]:
     """What plotly should know about the y axis beside its title."""
-    values = _heights(chart)
+    lines = all(series.form in ("line", "points") for series in chart.series)
+    columns = [column for each in chart.series for column in (each.y, each.low, each.high)]
+    values = finite(itertools.chain.from_iterable(columns))
     positive = [y for y in values if y > 0]
     # A logarithmic axis needs a power of ten to show.
     if chart.log_y and positive and max(positive) >= 10 * min(positive):
@@ -279,9 +303,11 @@ def y_axis(chart: Chart) -> dict[str, Any]:
     spread = max(values) - min(values) if values else math.inf
     if chart.percent_y:
         axis["tickformat"] = ".1%" if spread < 0.05 else ".0%"
-    lines = all(series.form in ("line", "points") for series in chart.series)
     if spread == 0 and lines and not chart.equal:
-        axis["range"] = _around(values[0], share=chart.percent_y)
+        value, step = values[0], 0.1 * abs(values[0]) or 1.0
+        # Shares stay shares.
+        share = [max(-0.005, value - 0.05), min(1.005, value + 0.05)]
+        axis["range"] = share if chart.percent_y else [value - step, value + step]
     return axis
 
 
@@ -297,25 +323,7 @@ def x_axis(chart: Chart) -> dict[str, Any]:
 
 
 def finite(values: Iterable[Number]) -> list[float]:
-    return [float(value) for value in values if value is not None and math.isfinite(value)]
-
-
-def _heights(chart: Chart) -> list[float]:
-    """Every number along the y axis, ends of error bars too."""
-    return finite(
-        y
-        for series in chart.series
-        for column in (series.y, series.low, series.high)
-        for y in column
-    )
-
-
-def _around(value: float, *, share: bool) -> list[float]:
-    """A range around one number, in which shares stay shares."""
-    if share:
-        return [max(-0.005, value - 0.05), min(1.005, value + 0.05)]
-    step = 0.1 * abs(value) or 1.0
-    return [value - step, value + step]
+    return [float(value) for value in values if known(value)]
 
 
 def _powers(values: list[float]) -> dict[str, Any]:
@@ -330,3 +338,89 @@ def _powers(values: list[float]) -> dict[str, Any]:
         "dtick": max(1, math.ceil(math.log10(high / low) / 6)),
         "exponentformat": "power",
     }
+
+
+LABELS = 40
+"""Names along an axis; of more, every k-th is written."""
+
+
+def labelled(names: Sequence[str], most: int = LABELS) -> list[int]:
+    """Places along an axis that are named."""
+    return list(range(0, len(names), max(1, -(-len(names) // most))))
+
+
+def shortened(name: str, longest: int = 18) -> str:
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"
+
+
+NOTHING = "–"
+
+
+def known(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    if value is None or math.isnan(value):
+        return NOTHING
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    return f"{value:.{digits}g}"
+
+
+def percent(value: float | None, digits: int = 2) -> str:
+    return f"{100 * value:.{digits}f} %" if known(value) else NOTHING
+
+
+def degrees(value: float | None) -> str:
+    return f"{value:.2f}°" if known(value) else NOTHING
+
+
+def seconds(value: float | None) -> str:
+    if not known(value):
+        return NOTHING
+    if value < 120:
+        return f"{value:.1f} s"
+    return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
+
+
+def number_cell(value: float | None, *, strong: bool = False, digits: int = 4) -> Cell:
+    return Cell(number(value, digits), value if known(value) else None, strong)
+
+
+def percent_cell(value: float | None, *, strong: bool = False) -> Cell:
+    return Cell(percent(value), value if known(value) else None, strong)
+
+
+def degrees_cell(value: float | None, *, strong: bool = False) -> Cell:
+    return Cell(degrees(value), value if known(value) else None, strong)
+
+
+def minus(own: Number, other: Number) -> Number:
+    return None if own is None or other is None else own - other
+
+
+def points_cell(value: float | None) -> Cell:
+    """A difference of two shares, in points of a percent."""
+    return Cell(f"{round(100 * value, 2) + 0.0:+.2f}", value) if known(value) else Cell(NOTHING)
+
+
+def interval_cell(low: float | None, high: float | None) -> Cell:
+    if known(low) and known(high):
+        return Cell(f"{100 * low:+.2f} to {100 * high:+.2f}", low)
+    return Cell(NOTHING)
+
+
+def count_cell(value: int | None) -> Cell:
+    return Cell(NOTHING if value is None else f"{value:,}", value)
+
+
+def text_cell(text: object, *, strong: bool = False) -> Cell:
+    return Cell(str(text), str(text), strong)
+
+
+def rounded(value: float | int | None, digits: int = 5) -> float | int | None:
+    """For figures: a few digits, and nothing where there is no number."""
+    if value is None or isinstance(value, int):
+        return value
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from largemargin.app.report.charts import (
-    FEW,
     LIGHT,
     MARKERS,
     Chart,
@@ -14,7 +13,9 @@ from largemargin.app.report.charts import (
     Number,
     Points,
     Series,
+    labelled,
     light,
+    shortened,
     x_axis,
     y_axis,
 )
@@ -74,10 +75,14 @@ def draw(chart: Chart, picture: Any) -> None:
     for series in chart.series:
         if series.form in ("line", "points", "steps"):
             _curve(chart, series, axes)
-    _titles(chart, axes)
+    axes.set(xlabel=_text(chart.x), ylabel=_text(chart.y))
+    axes.set_title(_text(chart.title), fontsize=10)
     _ticks(chart, axes)
     _lines(chart, axes)
-    _legend(chart, axes, picture)
+    if len(named := axes.get_legend_handles_labels()[1]) > 1:
+        ncols = 10 if chart.equal else 2 if len(named) > 2 else 3
+        size = 2.5 if chart.equal else 1  # points of a map are small
+        picture.legend(loc="outside lower center", ncols=ncols, fontsize=8, markerscale=size)
 
 
 def _curve(chart: Chart, series: Series, axes: Any) -> None:
@@ -93,21 +98,16 @@ def _curve(chart: Chart, series: Series, axes: Any) -> None:
             for *at, text in zip(*place, series.texts, strict=False):
                 axes.text(*at, _text(text), fontsize=7)
     elif series.form == "steps":
-        style: dict[str, Any] = {"color": light(series.color)}
-        axes.step(*place, where="mid", label=label, **style)
-        axes.fill_between(*place, step="mid", alpha=0.12, **style)
+        color = light(series.color)
+        axes.step(*place, where="mid", label=label, color=color)
+        axes.fill_between(*place, step="mid", alpha=0.12, color=color)
     else:
-        axes.plot(*place, label=label, **_line(series, marked=not chart.solid))
+        style = {"color": light(series.color), "linestyle": LINES[series.dash]}
+        style |= {"linewidth": 0.8, "alpha": 0.45} if series.faint else {"linewidth": 1.6}
+        if series.marked and not chart.solid:
+            style |= {"marker": "o", "markersize": 3.5}
+        axes.plot(*place, label=label, **style)
         _error_bars(series, axes)
-
-
-def _line(series: Series, *, marked: bool) -> dict[str, Any]:
-    style = {"color": light(series.color), "linestyle": LINES[series.dash]}
-    if series.faint:
-        return style | {"linewidth": 0.8, "alpha": 0.45}
-    if marked and len(series.x) <= FEW:
-        style |= {"marker": "o", "markersize": 3.5}
-    return style | {"linewidth": 1.6}
 
 
 def _error_bars(series: Series, axes: Any) -> None:
@@ -117,23 +117,21 @@ def _error_bars(series: Series, axes: Any) -> None:
         axes.errorbar(x, y, yerr=_lengths(series), **style)
 
 
-def _lengths(series: Series) -> tuple[list[float], list[float]]:
-    """Of the error bars, down and up."""
-    ends = list(zip(*map(_numbers, (series.low, series.y, series.high)), strict=True))
-    return [max(0.0, y - low) for low, y, _ in ends], [max(0.0, high - y) for _, y, high in ends]
+def _lengths(series: Series) -> list[list[float]]:
+    return [[max(0.0, length or 0.0) for length in side] for side in series.error_lengths]
 
 
 def _samples(points: Points, columns: Sequence[Sequence[Number]], axes: Any) -> None:
-    labels, names = points.labels, points.classes
-    for label in sorted(set(labels)):
-        own = [at for at, other in enumerate(labels) if other == label]
+    names = points.classes if len(points.classes) <= LEGEND else ()
+    for label in sorted(set(points.labels)):
+        own = [at for at, other in enumerate(points.labels) if other == label]
         axes.scatter(
             *([column[at] for at in own] for column in columns),
             s=6,
             linewidths=0,
             color=LIGHT[label % len(LIGHT)],
             marker=MARKERS[label // len(LIGHT) % len(MARKERS)],
-            label=_short(names[label]) if len(names) <= LEGEND and label < len(names) else None,
+            label=_text(shortened(names[label])) if label < len(names) else None,
         )
 
 
@@ -152,21 +150,20 @@ def _bars(bars: Sequence[Series], axes: Any) -> None:
 
 
 def _boxes(boxes: Sequence[Series], axes: Any) -> None:
-    names = ("whislo", "q1", "med", "q3", "whishi")
+    from matplotlib.colors import to_rgba
+
+    names = ("label", "whislo", "q1", "med", "q3", "whishi")
     stats = [
-        dict(zip(names, _numbers(series.y), strict=True)) | {"label": _text(series.name)}
-        for series in boxes
+        dict(zip(names, (_text(series.name), *_numbers(series.y)), strict=True)) for series in boxes
     ]
     drawn = axes.bxp(stats, showfliers=False, patch_artist=True, medianprops={"color": "black"})
     for series, box in zip(boxes, drawn["boxes"], strict=True):
-        box.set_facecolor((*_rgb(light(series.color)), 0.35))
+        box.set_facecolor(to_rgba(light(series.color), 0.35))
 
 
 def _heat(heat: Heat, axes: Any, picture: Any) -> None:
     values = [_numbers(row) for row in heat.values]
-    extent = None
-    if not heat.rows:
-        extent = (heat.x[0], heat.x[-1], heat.y[0], heat.y[-1])
+    extent = None if heat.rows else (heat.x[0], heat.x[-1], heat.y[0], heat.y[-1])
     drawn = axes.imshow(
         values,
         cmap="viridis",
@@ -180,12 +177,6 @@ def _heat(heat: Heat, axes: Any, picture: Any) -> None:
     if heat.rows:
         _names(axes.xaxis, heat.columns)
         _names(axes.yaxis, heat.rows)
-
-
-def _titles(chart: Chart, axes: Any) -> None:
-    axes.set_title(_text(chart.title), fontsize=10)
-    axes.set_xlabel(_text(chart.x))
-    axes.set_ylabel(_text(chart.y))
 
 
 def _ticks(chart: Chart, axes: Any) -> None:
@@ -231,18 +222,10 @@ def _logarithmic(axes: Any, y: dict[str, Any]) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _legend(chart: Chart, axes: Any, picture: Any) -> None:
-    named = axes.get_legend_handles_labels()[1]
-    if len(named) > 1:
-        ncols = 10 if chart.equal else 2 if len(named) > 2 else 3
-        size = 2.5 if chart.equal else 1  # points of a map are small
-        picture.legend(loc="outside lower center", ncols=ncols, fontsize=8, markerscale=size)
-
-
 def _names(axis: Any, names: tuple[str, ...]) -> None:
-    places = range(0, len(names), max(1, -(-len(names) // 40)))
-    shown = [_short(names[place]) for place in places]
-    axis.set_ticks(list(places), shown, fontsize=7)
+    places = labelled(names)
+    shown = [_text(shortened(names[place])) for place in places]
+    axis.set_ticks(places, shown, fontsize=7)
     if axis.axis_name == "x" and sum(map(len, shown)) > CROWDED:
         axis.set_tick_params(rotation=60)
 
@@ -252,13 +235,5 @@ def _text(text: str) -> str:
     return str(text).replace("$", r"\$")
 
 
-def _short(name: str) -> str:
-    return _text(name if len(name) <= 18 else f"{name[:17]}…")
-
-
 def _numbers(values: Iterable[Number]) -> list[float]:
     return [math.nan if value is None else float(value) for value in values]
-
-
-def _rgb(color: str) -> tuple[float, ...]:
-    return tuple(int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))

@@ -28,8 +28,10 @@ from largemargin.app.report.charts import (
     Section,
     Series,
     Table,
+    number_cell,
+    percent_cell,
+    text_cell,
 )
-from largemargin.app.report.number_format import number_cell, percent_cell, text_cell
 from largemargin.app.report.plotly_charts import figure
 from largemargin.app.report.report_models import ReportModels
 from largemargin.errors import MissingPackage

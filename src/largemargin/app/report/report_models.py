@@ -1,13 +1,15 @@
 """What a report is about: runs, comparisons of runs, or geometries, read into one form."""
 
+import itertools
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from largemargin.app.config import RunConfig
+from largemargin.app.report.charts import Dash, Number, Series
 from largemargin.app.report.sample_views import Rivals, SampleViews, rivals_in
 from largemargin.app.training.comparison_result import RESULT as COMPARISON
 from largemargin.app.training.comparison_result import RUNS, Comparison
@@ -54,6 +56,19 @@ class ReportModel:
     def title(self) -> str:
         return f"{self.name} (baseline)" if self.baseline else self.name
 
+    def line(
+        self,
+        x: Sequence[Number],
+        y: Sequence[Number],
+        style: str = "",
+        dash: Dash = "solid",
+        **settings: Any,
+    ) -> Series:
+        """A line of a chart about this model; ``style`` is what it shows of it, if several do."""
+        name = settings.pop("name", f"{self.title}, {style}" if style else self.title)
+        look: dict[str, Any] = {"color": self.color, "dash": dash, "group": self.title}
+        return Series(name, x, y, style=style, **look, **settings)
+
     def class_name(self, label: int) -> str:
         return self.classes[label] if 0 <= label < len(self.classes) else f"class {label}"
 
@@ -68,10 +83,10 @@ class ReportModel:
 
     def measure_command(self, *options: str) -> str:
         """Measure with ``options`` and what was measured before: the file is written anew."""
-        words = ["largemargin measure", self.shell_path]
-        if self.geometry is not None:
-            words += [word for word in _measured_options(self.geometry) if word not in options]
-        return " ".join([*words, *options, f"--out {self.shell_path}/geometry.json"])
+        before = () if self.geometry is None else _measured_options(self.geometry)
+        asked = [*(word for word in before if word not in options), *options]
+        words = ["largemargin measure", self.shell_path, *asked]
+        return " ".join([*words, f"--out {self.shell_path}/geometry.json"])
 
     def epochs(self) -> list[dict[str, Any]]:
         return [row for row in self.metrics if row.get("kind") == "epoch"]
@@ -94,8 +109,8 @@ class ReportModel:
     def tested_on(self) -> str | None:
         """Digest of the test images of a run, or else of its validation images."""
         digests = self.data.get("record", {}).get("digests", {})
-        digest = digests.get("test") or digests.get("validation")
-        return None if digest is None else str(digest)
+        digest: str | None = digests.get("test") or digests.get("validation")
+        return digest
 
     @property
     def data_key(self) -> str:
@@ -134,12 +149,7 @@ class ReportModel:
             if found is None or self.accuracy is None or self.samples != found.samples:
                 return None
             same = int(found.right().sum()) == round(self.accuracy * found.samples)
-        except (
-            TypeError,
-            KeyError,
-            AttributeError,
-            ValueError,
-        ):  # damaged: do without
+        except (TypeError, KeyError, AttributeError, ValueError):  # damaged: do without
             return None
         return found if same else None
 
@@ -167,14 +177,9 @@ class ReportModel:
 
 def _measured_options(geometry: Geometry) -> Iterator[str]:
     """Options of ``largemargin measure`` that give the optional parts of a geometry."""
-    for option, part in (
-        ("--curvature true", geometry.curvature),
-        ("--bounds true", geometry.bounds),
-        ("--input_margins true", geometry.input_margins),
-        ("--sphere true", geometry.sphere),
-    ):
-        if part is not None:
-            yield option
+    for part in ("curvature", "bounds", "input_margins", "sphere"):
+        if getattr(geometry, part) is not None:
+            yield f"--{part} true"
     for option, names in (
         ("--layers", [layer.name for layer in geometry.layers or ()]),
         ("--layer_margins", list(geometry.layer_margins or ())),
@@ -226,7 +231,17 @@ class ReportModels:
 
 def read_models(source: ReportSources) -> ReportModels:
     """Everything the report is about, in the order given, with names that differ."""
-    named = _named(source)
+    if isinstance(source, Mapping):
+        named = [(str(name), each) for name, each in source.items()]
+    elif isinstance(source, Geometry | Run | str | Path):
+        named = [("", source)]
+    elif isinstance(source, Sequence):
+        named = [("", each) for each in source]
+    else:
+        raise LargeMarginError(
+            "a report is about a Geometry, a Run, the folder of one, or several of them, but "
+            f"{type(source).__name__} was given."
+        )
     if not named:
         raise LargeMarginError("a report needs at least one run or geometry, but none was given.")
     comparison: Comparison | None = None
@@ -240,19 +255,6 @@ def read_models(source: ReportSources) -> ReportModels:
     return ReportModels(tuple(_with_distinct_names(models)), comparison)
 
 
-def _named(source: ReportSources) -> list[tuple[str | None, ReportSource]]:
-    if isinstance(source, Mapping):
-        return [(str(name), each) for name, each in source.items()]
-    if isinstance(source, Geometry | Run | str | Path):
-        return [(None, source)]
-    if isinstance(source, Sequence):
-        return [(None, each) for each in source]
-    raise LargeMarginError(
-        "a report is about a Geometry, a Run, the folder of one, or several of them, but "
-        f"{type(source).__name__} was given."
-    )
-
-
 def _runs(comparison: Comparison, place: Path) -> list[tuple[str, Run]]:
     """The run of the first seed of every method, also where the comparison was moved."""
     runs = []
@@ -263,7 +265,7 @@ def _runs(comparison: Comparison, place: Path) -> list[tuple[str, Run]]:
     return runs
 
 
-def _read(source: ReportSource, name: str | None) -> ReportModel:
+def _read(source: ReportSource, name: str) -> ReportModel:
     if isinstance(source, Geometry):
         return ReportModel(name or "model", source, _classes_of(source))
     if isinstance(source, Run):
@@ -284,11 +286,11 @@ def _read(source: ReportSource, name: str | None) -> ReportModel:
     return _from_run(Run.open(path), name)
 
 
-def _from_run(run: Run, name: str | None = None) -> ReportModel:
+def _from_run(run: Run, name: str) -> ReportModel:
     notes: list[str] = []
     config = run.config
-    facts = _json(run.folder / DATA, notes) or {}
-    geometry = _geometry(run, notes)
+    facts = _attempt(lambda: _json(run.folder / DATA), notes) or {}
+    geometry = _attempt(run.geometry, notes)
     evaluation = _evaluation(run, facts, notes)
     classes = tuple(str(label) for label in facts.get("classes", ()))
     if not classes and geometry is not None:
@@ -308,7 +310,7 @@ def _from_run(run: Run, name: str | None = None) -> ReportModel:
         result=run.result if run.finished else {},
         evaluation=evaluation,
         data=facts,
-        environment=_json(run.folder / ENVIRONMENT, notes) or {},
+        environment=_attempt(lambda: _json(run.folder / ENVIRONMENT), notes) or {},
         baseline=is_softmax(config),
         notes=tuple(notes),
     )
@@ -319,23 +321,27 @@ def _classes_of(geometry: Geometry) -> tuple[str, ...]:
     return geometry.class_names or tuple(str(label) for label in range(geometry.classes))
 
 
-def _geometry(run: Run, notes: list[str]) -> Geometry | None:
+Part = TypeVar("Part")
+
+
+def _attempt(read: Callable[[], Part], notes: list[str]) -> Part | None:
+    """A part of a run; None and a note where it cannot be read."""
     try:
-        return run.geometry()
+        return read()
     except LargeMarginError as error:
         notes.append(str(error))
         return None
+
+
+def _json(path: Path) -> Any:
+    return read_json(path) if path.is_file() else None
 
 
 def _evaluation(run: Run, facts: dict[str, Any], notes: list[str]) -> Evaluation | None:
     """The evaluation, unless it is of other images than the result of the run."""
     path = run.folder / EVALUATION
-    if not path.is_file():
-        return None
-    try:
-        evaluation = Evaluation.load(path)
-    except LargeMarginError as error:
-        notes.append(str(error))
+    evaluation = _attempt(lambda: Evaluation.load(path), notes) if path.is_file() else None
+    if evaluation is None:
         return None
     again = "it is left out. Run largemargin evaluate on the run for its own"
     if evaluation.origin is not None:
@@ -363,16 +369,6 @@ def is_softmax(config: RunConfig) -> bool:
     return [term.name for term in terms] == ["cross_entropy"] and config.noise.use == "none"
 
 
-def _json(path: Path, notes: list[str]) -> Any:
-    if not path.is_file():
-        return None
-    try:
-        return read_json(path)
-    except LargeMarginError as error:
-        notes.append(str(error))
-        return None
-
-
 def _metrics(run: Run, notes: list[str]) -> list[dict[str, Any]]:
     path = run.folder / METRICS
     rows = []
@@ -389,10 +385,11 @@ def _with_distinct_names(models: list[ReportModel]) -> list[ReportModel]:
     """Different names and colours; one baseline at most, the first."""
     baseline = next((model for model in models if model.baseline and len(models) > 1), None)
     seen: dict[str, int] = {}
-    made: list[ReportModel] = []
+    colors = itertools.count()
+    made = []
     for model in models:
         seen[model.name] = seen.get(model.name, 0) + 1
         name = model.name if seen[model.name] == 1 else f"{model.name} #{seen[model.name]}"
-        color = None if model is baseline else len(made) - any(each.baseline for each in made)
+        color = None if model is baseline else next(colors)
         made.append(replace(model, name=name, baseline=model is baseline, color=color))
     return made

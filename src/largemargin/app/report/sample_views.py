@@ -24,7 +24,7 @@ from largemargin.measuring.loss_surface import LossSurface, measure_surface
 from largemargin.measuring.probe import Probe
 from largemargin.measuring.sphere import Sphere
 
-METHODS = ("tsne", "pca", "none")
+METHODS = {"tsne": "t-SNE", "pca": "PCA", "none": "none"}
 ANGLE_SAMPLES = 10_000
 HOVER_PICTURES = 600
 """Of the samples in the plane and on the sphere; of more, every k-th has a picture. With the sizes
@@ -122,22 +122,26 @@ def view_samples(
         return SampleViews(notes=("the data has no test or validation images to look at",))
     notes: list[str] = []
     embeddings = _embeddings(model, samples, options, notes)
-    own, rival, class_accuracy, rivals = _angles(model, samples, options.device)
-    worst = _worst(geometry, samples, notes)
-    drawn = sorted({*(embeddings.index if embeddings else ()), *_sphere_samples(geometry, samples)})
-    hover = drawn[:: -(-len(drawn) // HOVER_PICTURES) or 1]
+    worst, drawn = [], set(embeddings.index if embeddings else ())
+    if geometry is not None and geometry.samples == len(samples):
+        worst = [sample.index for sample in geometry.worst[:WORST]]
+        if sphere := geometry.sphere:
+            drawn |= {sphere.index[at] for at in drawn_points(sphere)}
+    elif geometry is not None:
+        notes.append(
+            f"the geometry is of {geometry.samples:,} samples and the test images are "
+            f"{len(samples):,}: worst samples are shown without pictures"
+        )
+    hovered = sorted(drawn)[:: -(-len(drawn) // HOVER_PICTURES) or 1]
     surface, surface_sample = _surface(model, samples, options.device, around, notes)
     named = {*drawn, *worst, *(() if surface_sample is None else (surface_sample,))}
     return SampleViews(
         embeddings=embeddings,
-        own_angle=own,
-        rival_angle=rival,
-        class_accuracy=class_accuracy,
-        rivals=rivals,
+        **_angles(model, samples, options.device),
         surface=surface,
         surface_sample=surface_sample,
         ids={index: str(samples.ids[index]) for index in sorted(named)},
-        pictures=pictures(samples, hover, HOVER_SIDE),
+        pictures=pictures(samples, hovered, HOVER_SIDE),
         worst_pictures=pictures(samples, worst, WORST_SIDE),
         notes=tuple(notes),
     )
@@ -163,32 +167,12 @@ def _embeddings(
         return None
 
 
-def _worst(geometry: Geometry | None, samples: Samples, notes: list[str]) -> list[int]:
-    if geometry is None:
-        return []
-    if geometry.samples != len(samples):
-        notes.append(
-            f"the geometry is of {geometry.samples:,} samples and the test images are "
-            f"{len(samples):,}: worst samples are shown without pictures"
-        )
-        return []
-    return [sample.index for sample in geometry.worst[:WORST]]
-
-
-def _sphere_samples(geometry: Geometry | None, samples: Samples) -> list[int]:
-    if geometry is None or geometry.sphere is None or geometry.samples != len(samples):
-        return []
-    return [geometry.sphere.index[at] for at in drawn_points(geometry.sphere)]
-
-
 def drawn_points(sphere: Sphere) -> range:
     """Positions of the points of a sphere that are drawn."""
     return range(0, len(sphere.points), -(-len(sphere.points) // SPHERE_POINTS) or 1)
 
 
-def _angles(
-    model: nn.Module, samples: Samples, device: str
-) -> tuple[Distribution, Distribution, tuple[float, ...], Rivals]:
+def _angles(model: nn.Module, samples: Samples, device: str) -> dict[str, Any]:
     """Angles of at most 10,000 features to class vectors; accuracy and rivals by class."""
     stride = -(-len(samples) // ANGLE_SAMPLES)
     chosen = samples if stride == 1 else samples.subset(range(0, len(samples), stride))
@@ -208,12 +192,12 @@ def _angles(
     label, correct = torch.cat(labels), torch.cat(right).double()
     sizes = torch.bincount(label, minlength=len(weight)).double()
     counted = torch.zeros_like(sizes).index_add_(0, label, correct)
-    return (
-        describe(torch.cat(own)),
-        describe(torch.cat(rival)),
-        tuple((counted / sizes).tolist()),
-        rivals_of(weight),
-    )
+    return {
+        "own_angle": describe(torch.cat(own)),
+        "rival_angle": describe(torch.cat(rival)),
+        "class_accuracy": tuple((counted / sizes).tolist()),
+        "rivals": rivals_of(weight),
+    }
 
 
 def rivals_of(weight: Tensor) -> Rivals:
@@ -228,30 +212,32 @@ def rivals_of(weight: Tensor) -> Rivals:
         cosines.append(best.values)
         nearest.append(best.indices)
     angle = _degrees(torch.cat(cosines))
-    chosen = angle.argsort(stable=True)[:MATRIX_CLASSES].sort().values
+    chosen = _closest(angle)
     matrix = _degrees(unit[chosen] @ unit[chosen].T)
     return Rivals(
         tuple(torch.cat(nearest).tolist()),
         tuple(angle.tolist()),
         tuple(chosen.tolist()),
-        tuple(tuple(row) for row in matrix.tolist()),
+        tuple(map(tuple, matrix.tolist())),
     )
 
 
 def rivals_in(angles: Sequence[Sequence[float]]) -> Rivals:
     """From a whole matrix of angles."""
-    pairs = [
-        min((angle, other) for other, angle in enumerate(row) if other != own)
-        for own, row in enumerate(angles)
-    ]
-    order = sorted(range(len(pairs)), key=lambda label: pairs[label][0])
-    chosen = sorted(order[:MATRIX_CLASSES])
+    matrix = torch.tensor(angles, dtype=torch.float64)
+    angle, nearest = matrix.clone().fill_diagonal_(torch.inf).min(1)
+    chosen = _closest(angle)
     return Rivals(
-        tuple(rival for _, rival in pairs),
-        tuple(angle for angle, _ in pairs),
-        tuple(chosen),
-        tuple(tuple(angles[i][j] for j in chosen) for i in chosen),
+        tuple(nearest.tolist()),
+        tuple(angle.tolist()),
+        tuple(chosen.tolist()),
+        tuple(map(tuple, matrix[chosen][:, chosen].tolist())),
     )
+
+
+def _closest(angle: Tensor) -> Tensor:
+    """Classes with the closest rivals, in their order."""
+    return angle.argsort(stable=True)[:MATRIX_CLASSES].sort().values
 
 
 def _degrees(cosines: Tensor) -> Tensor:
@@ -262,8 +248,8 @@ def _surface(
     model: nn.Module, samples: Samples, device: str, around: int | None, notes: list[str]
 ) -> tuple[LossSurface | None, int | None]:
     """The loss around an image that is classified correctly, and which it is."""
-    tried = list(dict.fromkeys([*(() if around is None else (around,)), *range(64)]))
-    tried = [index for index in tried if index < len(samples)]
+    first = () if around is None else (around,)
+    tried = [index for index in dict.fromkeys((*first, *range(64))) if index < len(samples)]
     images = torch.stack([samples.image(index) for index in tried]).to(device)
     labels = samples.labels[tried]
     with torch.no_grad():
@@ -297,23 +283,16 @@ def pictures(samples: Samples, wanted: Iterable[int], side: int) -> dict[int, st
         return {}
     made = {}
     for index in wanted:
-        image = Image.fromarray(_pixels(samples.image(index)))
+        pixels = (samples.image(index).clamp(0, 1) * 255).round().byte()
+        grey = pixels.shape[0] != 3
+        image = Image.fromarray((pixels[0] if grey else pixels.permute(1, 2, 0)).numpy())
         scale = side / max(image.size)
         if scale < 1:
-            size = tuple(max(1, round(length * scale)) for length in image.size)
-            image = image.resize((size[0], size[1]), Image.Resampling.BILINEAR)
+            width, height = (max(1, round(length * scale)) for length in image.size)
+            image = image.resize((width, height), Image.Resampling.BILINEAR)
         exact, small = io.BytesIO(), io.BytesIO()
         image.save(exact, "PNG", optimize=True)
         image.save(small, "JPEG", quality=JPEG_QUALITY)
         file, kind = min((exact, "png"), (small, "jpeg"), key=lambda choice: choice[0].tell())
         made[index] = f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}"
     return made
-
-
-def _pixels(image: Tensor) -> Any:
-    """(H, W) or (H, W, 3) bytes for pillow."""
-    whole = (image.clamp(0, 1) * 255).round().byte()
-    if whole.shape[0] not in (1, 3):
-        whole = whole[:1]
-    array = whole[0] if whole.shape[0] == 1 else whole.permute(1, 2, 0)
-    return array.contiguous().numpy()

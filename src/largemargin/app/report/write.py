@@ -3,11 +3,18 @@
 from dataclasses import replace
 from pathlib import Path
 
+from largemargin.app.report.charts import Section
 from largemargin.app.report.matplotlib_charts import write_pictures
 from largemargin.app.report.page import render, slug
 from largemargin.app.report.report_models import ReportModels, ReportSources, read_models
 from largemargin.app.report.sample_views import ViewOptions, view_samples
-from largemargin.app.report.sections import all_sections
+from largemargin.app.report.sections.features import features_section, worst_section
+from largemargin.app.report.sections.margins import margins_section
+from largemargin.app.report.sections.provenance import provenance_section
+from largemargin.app.report.sections.robustness import robustness_section
+from largemargin.app.report.sections.theory import theory_section
+from largemargin.app.report.sections.training import training_section
+from largemargin.app.report.sections.verdicts import verdict_section
 from largemargin.app.training.files import write_text
 from largemargin.errors import LargeMarginError
 
@@ -53,16 +60,30 @@ def report(
         raise LargeMarginError(f"{target} is a folder. Name a file: {target / 'report.html'}.")
     models = _with_views(read_models(source), options)
     sections = all_sections(models)
-    text = render(models, sections, title or models.title)
+    text = render(models, sections, title or models.title).encode(errors="replace").decode()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_text(target, text.encode(errors="replace").decode())
+        write_text(target, text)
     except OSError as error:
         raise LargeMarginError(f"cannot write {target}: {error.strerror}.") from error
     if png is not None:
         charts = [chart for section in sections for chart in section.charts]
         write_pictures([replace(chart, key=slug(chart.key)) for chart in charts], png)
     return target
+
+
+def all_sections(models: ReportModels) -> tuple[Section, ...]:
+    """In the order of the page."""
+    return (
+        verdict_section(models),
+        training_section(models),
+        margins_section(models),
+        features_section(models),
+        worst_section(models),
+        robustness_section(models),
+        theory_section(models),
+        provenance_section(models),
+    )
 
 
 def _with_views(models: ReportModels, options: ViewOptions) -> ReportModels:

@@ -12,19 +12,18 @@ from largemargin.app.report.charts import (
     Section,
     Series,
     Table,
+    number,
+    number_cell,
+    text_cell,
 )
-from largemargin.app.report.number_format import number, number_cell, text_cell
 from largemargin.app.report.report_models import ReportModel, ReportModels
-from largemargin.app.report.sample_views import WORST, SampleViews
+from largemargin.app.report.sample_views import METHODS, WORST, SampleViews
 from largemargin.measuring.embed import Embeddings
-from largemargin.measuring.geometry_result import Geometry
 
 READING = (
     "Every point is a sample, coloured by its class; hover over one to see it. Good is one tight "
     "group for each class, also under noise. Distances between groups of t-SNE mean little."
 )
-
-METHODS = {"tsne": "t-SNE", "pca": "PCA"}
 
 Embedded: TypeAlias = tuple[ReportModel, Embeddings]
 
@@ -61,7 +60,7 @@ def _missing(models: ReportModels) -> Note:
 def _charts(model: ReportModel, embeddings: Embeddings) -> list[Chart]:
     """One map for every layer, of clean and of noisy samples."""
     charts = []
-    method = METHODS.get(embeddings.method, embeddings.method)
+    method = METHODS[embeddings.method]
     for layer in embeddings.layers:
         name = layer.layer if len(embeddings.layers) > 1 else ""
         for condition, places in layer.points.items():
@@ -122,25 +121,21 @@ def worst_section(models: ReportModels) -> Section:
         if model.geometry is None or not model.geometry.worst:
             blocks.append(Note(f"{model.title}: no samples were listed.", model.measure_command()))
         else:
-            blocks.append(_cards(model, model.geometry))
+            views = model.views or SampleViews()
+            cards = tuple(
+                {
+                    "id": views.sample_id(sample.index),
+                    "picture": views.worst_pictures.get(sample.index, ""),
+                    "label": model.class_name(sample.label),
+                    "predicted": model.class_name(sample.predicted),
+                    "rival": model.class_name(sample.rival),
+                    "wrong": sample.predicted != sample.label,
+                    "margin": number(sample.raw, 3),
+                    "title": f"cosine margin {number(sample.cosine, 3)}, "
+                    f"distance {number(sample.distance, 3)}",
+                    "class": sample.label,
+                }
+                for sample in model.geometry.worst[:WORST]
+            )
+            blocks.append(Cards(model.title, cards))
     return Section("worst", "Worst samples", WORST_READING, tuple(blocks))
-
-
-def _cards(model: ReportModel, geometry: Geometry) -> Cards:
-    views = model.views or SampleViews()
-    cards = tuple(
-        {
-            "id": views.sample_id(sample.index),
-            "picture": views.worst_pictures.get(sample.index, ""),
-            "label": model.class_name(sample.label),
-            "predicted": model.class_name(sample.predicted),
-            "rival": model.class_name(sample.rival),
-            "wrong": sample.predicted != sample.label,
-            "margin": number(sample.raw, 3),
-            "title": f"cosine margin {number(sample.cosine, 3)}, "
-            f"distance {number(sample.distance, 3)}",
-            "class": sample.label,
-        }
-        for sample in geometry.worst[:WORST]
-    )
-    return Cards(model.title, cards)

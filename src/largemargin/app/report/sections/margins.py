@@ -1,11 +1,17 @@
 """Section 3: how far samples and classes are from being mistaken, and the geometry behind it."""
 
+import inspect
 import itertools
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+import torch
+
+from largemargin.app.config import RunConfig
 from largemargin.app.report.charts import (
+    NOTHING,
     Block,
     Cell,
     Chart,
@@ -17,20 +23,20 @@ from largemargin.app.report.charts import (
     Section,
     Series,
     Table,
-)
-from largemargin.app.report.class_table import class_table
-from largemargin.app.report.judgements import class_margin_share
-from largemargin.app.report.number_format import (
     count_cell,
     degrees_cell,
+    finite,
     known,
     number_cell,
     percent_cell,
     text_cell,
 )
+from largemargin.app.report.judgements import class_margin_share
 from largemargin.app.report.report_models import Measured, ReportModel, ReportModels
-from largemargin.app.report.sample_views import Rivals, drawn_points
-from largemargin.app.report.target_curve import target_curve
+from largemargin.app.report.sample_views import drawn_points
+from largemargin.app.training.objective import parse_objective
+from largemargin.integrations.objective_text import build_loss, needs_counts
+from largemargin.losses import LOSSES
 from largemargin.measuring.compare_geometry import relative_margin
 from largemargin.measuring.distributions import Distribution
 from largemargin.measuring.geometry_result import Geometry
@@ -46,14 +52,14 @@ READING = (
 def margins_section(models: ReportModels) -> Section:
     measured = models.measured
     if not measured:
-        note = Note("No geometry was measured.", models[0].measure_command())
-        return Section("margins", "Margins", READING, (note,))
+        missing = Note("No geometry was measured.", models[0].measure_command())
+        return Section("margins", "Margins", READING, (missing,))
     blocks: list[Block] = [
         *(_density(measured, kind) for kind in KINDS),
         _cumulative(measured),
         _class_margins(measured),
         *_angles(models),
-        *_target_curves(models),
+        _target_curves(models),
         *_class_angles(models),
         *(_sphere(model, sphere) for model, g in measured if (sphere := g.sphere) is not None),
         *geometry_blocks(measured),
@@ -131,11 +137,9 @@ def _quantiles(measured: list[Measured], kind: str, units: list[float]) -> Table
     rows = []
     for (model, geometry), unit in zip(measured, units, strict=True):
         d = geometry.margins[kind].overall
-        values = (
-            *(d.mean / unit, d.std / unit, d.ratio, d.minimum / unit),
-            *(d.quantiles[0.05] / unit, d.median / unit, d.maximum / unit),
-        )
-        rows.append((text_cell(model.title), *(number_cell(value) for value in values)))
+        ends = (value / unit for value in (d.minimum, d.quantiles[0.05], d.median, d.maximum))
+        values = (d.mean / unit, d.std / unit, d.ratio, *ends)
+        rows.append((text_cell(model.title), *map(number_cell, values)))
     heads = ("model", "mean", "std", "mean / std", "minimum", "5 %", "median", "maximum")
     return Table(heads, tuple(rows), key=f"quantiles-{kind}", numeric=tuple(range(1, 8)))
 
@@ -151,8 +155,8 @@ def _cumulative(measured: list[Measured]) -> Chart:
         total = list(itertools.accumulate(margins.counts, initial=0))
         shares = [n / max(1, margins.count) for n in total]
         series.append(Series(model.title, margins.edges, shares, color=model.color))
-        below = [_share_below(margins, limit) for limit in LIMITS]
-        rows.append((text_cell(model.title), *(percent_cell(share) for share in below)))
+        below = (_share_below(margins, limit) for limit in LIMITS)
+        rows.append((text_cell(model.title), *map(percent_cell, below)))
     heads = ("model", *(f"below {limit:g}" for limit in LIMITS))
     return Chart(
         "cumulative",
@@ -186,11 +190,18 @@ WIDTH = 0.6
 def _class_margins(measured: list[Measured]) -> Chart:
     """Mean margin of every class with its 5 % quantile; classes as the first model numbers them."""
     first = measured[0][0]
-    same = [(model, geometry) for model, geometry in measured if model.classes == first.classes]
-    labels = _weakest([geometry for _, geometry in same])
+    same = [
+        (model, geometry.margins["cosine"].classes)
+        for model, geometry in measured
+        if model.classes == first.classes
+    ]
+
+    def smallest(label: int) -> float:
+        return min(finite(margins.mean[label] for _, margins in same), default=math.inf)
+
+    labels = sorted(sorted(range(measured[0][1].classes), key=smallest)[:DRAWN])
     series = []
-    for place, (model, geometry) in enumerate(same):
-        margins = geometry.margins["cosine"].classes
+    for place, (model, margins) in enumerate(same):
         shift = WIDTH * ((place + 0.5) / len(same) - 0.5)
         mean = [margins.mean[label] for label in labels]
         series.append(
@@ -222,30 +233,25 @@ def _class_margins(measured: list[Measured]) -> Chart:
     )
 
 
-def _weakest(geometries: list[Geometry]) -> tuple[int, ...]:
-    """The classes to draw, in their order."""
-
-    def margin(label: int) -> float:
-        values = [geometry.margins["cosine"].classes.mean[label] for geometry in geometries]
-        return min((value for value in values if known(value)), default=float("inf"))
-
-    labels = sorted(range(geometries[0].classes), key=margin)
-    return tuple(sorted(labels[:DRAWN]))
-
-
 def _angles(models: ReportModels) -> list[Block]:
     """Angles of features to the vectors of their class and of its nearest rival."""
     series: list[Series] = []
     rows = []
     for model, _ in models.measured:
-        own = None if model.views is None else model.views.own_angle
-        rival = None if model.views is None else model.views.rival_angle
-        if own is None or rival is None:
+        views = model.views
+        if views is None or views.own_angle is None or views.rival_angle is None:
             continue
-        series += _angle_density(model, own, "own class", "solid")
-        series += _angle_density(model, rival, "nearest rival", "dot")
-        values = (own.mean, own.std, own.median, rival.mean, rival.std, rival.median)
-        rows.append((text_cell(model.title), *(number_cell(value) for value in values)))
+        cells = [text_cell(model.title)]
+        pairs: list[tuple[Distribution, str, Dash]] = [
+            (views.own_angle, "own class", "solid"),
+            (views.rival_angle, "nearest rival", "dot"),
+        ]
+        for angles, style, dash in pairs:
+            cells += map(number_cell, (angles.mean, angles.std, angles.median))
+            if angles.density:
+                xs, ys = angles.density_at, angles.density
+                series.append(model.line(xs, ys, style, dash))
+        rows.append(tuple(cells))
     if not rows:
         return [
             Note(
@@ -269,25 +275,7 @@ def _angles(models: ReportModels) -> list[Block]:
     ]
 
 
-def _angle_density(
-    model: ReportModel, angles: Distribution, style: str, dash: Dash
-) -> list[Series]:
-    if not angles.density:
-        return []
-    return [
-        Series(
-            f"{model.title}, {style}",
-            angles.density_at,
-            angles.density,
-            color=model.color,
-            dash=dash,
-            group=model.title,
-            style=style,
-        )
-    ]
-
-
-def _target_curves(models: ReportModels) -> list[Chart]:
+def _target_curves(models: ReportModels) -> Chart:
     series, without = [], []
     for model, _ in models.measured:
         if model.config is None:
@@ -298,64 +286,123 @@ def _target_curves(models: ReportModels) -> list[Chart]:
         else:
             name = ", ".join(filter(None, (model.title, curve.about)))
             series.append(Series(name, curve.degrees, curve.psi, color=model.color))
-    if not series:
-        return []
-    degrees = [float(angle) for angle in range(0, 181, 2)]
-    cosines = [math.cos(math.radians(angle)) for angle in degrees]
-    series.insert(0, Series("no margin: cos θ", degrees, cosines, color=None, dash="dash"))
-    return [
-        Chart(
-            "psi",
-            "Target logit ψ(θ) of the loss",
-            tuple(series),
-            x="θ, degrees",
-            y="ψ(θ)",
-            alt="What the loss makes of the cosine to the own class. The further below cos θ, the "
-            "larger the margin it asks for.",
-            note=f"no such curve: {', '.join(without)}" if without else "",
-        )
-    ]
+    if series:
+        degrees = [float(angle) for angle in range(0, 181, 2)]
+        cosines = [math.cos(math.radians(angle)) for angle in degrees]
+        series.insert(0, Series("no margin: cos θ", degrees, cosines, color=None, dash="dash"))
+    return Chart(
+        "psi",
+        "Target logit ψ(θ) of the loss",
+        tuple(series),
+        x="θ, degrees",
+        y="ψ(θ)",
+        alt="What the loss makes of the cosine to the own class. The further below cos θ, the "
+        "larger the margin it asks for.",
+        note=f"no such curve: {', '.join(without)}" if without else "",
+    )
+
+
+SCALE = 8.0
+"""psi does not depend on it; a small one keeps the inversion exact."""
+
+CLASSES = 3
+MOST_CLASSES = 2000
+
+
+class TargetCurve(NamedTuple):
+    """psi at angles from 0 to 180 degrees, for vectors of length 1."""
+
+    degrees: list[float]
+    psi: list[float]
+    about: str = ""
+    """The class it is of, where classes differ."""
+
+
+def target_curve(
+    config: RunConfig, counts: Sequence[int] = (), points: int = 91
+) -> TargetCurve | None:
+    """The curve of the loss of a run; None where it has none (``Loss.has_target_curve``).
+
+    Read off the loss itself: with rivals at right angles a softmax over cosines is
+    log(1 + (C - 1) exp(-s psi)), which is solved for psi. ``counts`` are the training samples of
+    each class, on which the margins of LDAM depend: its curve is that of the rarest class.
+    """
+    terms = parse_objective(config.objective)
+    term = next((each for each in terms if LOSSES[each.name].has_target_curve), None)
+    if term is None or isinstance(term.settings.get("margin"), str):
+        return None
+    kind = LOSSES[term.name]
+    by_class = needs_counts(kind)
+    if by_class and not 2 <= len(counts) <= MOST_CLASSES:
+        return None
+    sizes = list(counts) if by_class else [1] * CLASSES
+    settings, scale = dict(term.settings), 1.0
+    if "scale" in inspect.signature(kind).parameters:
+        settings["scale"] = scale = SCALE
+    classes, rarest = len(sizes), min(range(len(sizes)), key=sizes.__getitem__)
+    loss = build_loss(kind, settings, classes, classes + 1, sizes).eval()
+    theta = torch.linspace(0, math.pi, points, dtype=torch.float64)
+    prototypes = torch.eye(classes, classes + 1, dtype=torch.float64)
+    curve = []
+    with torch.no_grad():
+        for angle in theta:
+            feature = torch.zeros(1, classes + 1, dtype=torch.float64)
+            feature[0, rarest], feature[0, -1] = torch.cos(angle), torch.sin(angle)
+            value = loss(feature, prototypes, torch.tensor([rarest]))
+            curve.append(-math.log(math.expm1(float(value)) / (classes - 1)) / scale)
+    return TargetCurve(torch.rad2deg(theta).tolist(), curve, "rarest class" if by_class else "")
 
 
 def _class_angles(models: ReportModels) -> list[Chart]:
     """Angles between class vectors: one map for each model, all in one scale."""
-    pairs = [(model, rivals) for model, _ in models.measured if (rivals := model.rivals)]
-    angles = [
-        angle
-        for _, rivals in pairs
-        for i, row in enumerate(rivals.matrix)
-        for j, angle in enumerate(row)
-        if i != j
-    ]
-    low, high = (min(angles), max(angles)) if angles else (0.0, 180.0)
-    return [_class_angle_map(model, rivals, low, high) for model, rivals in pairs]
-
-
-def _class_angle_map(model: ReportModel, rivals: Rivals, low: float, high: float) -> Chart:
-    shown, count = rivals.classes, len(rivals.nearest)
-    names = tuple(model.class_name(label) for label in shown)
-    values = tuple(
-        tuple(None if i == j else angle for j, angle in enumerate(row))
-        for i, row in enumerate(rivals.matrix)
-    )
-    few = len(shown) < count
-    return Chart(
-        f"angles-{model.name}",
-        f"Angles between class vectors: {model.title}",
-        heat=Heat(values, names, names, unit="degrees", low=low, high=high, classes=shown),
-        alt="Angle of every pair of class vectors; all models share one scale. Good is one even "
-        "colour, without dark cells.",
-        note=f"the {len(shown)} of {count:,} classes with the closest rivals" if few else "",
-    )
+    maps = []
+    for model, _ in models.measured:
+        if rivals := model.rivals:
+            # A class and itself have no angle.
+            values = tuple((*row[:i], None, *row[i + 1 :]) for i, row in enumerate(rivals.matrix))
+            maps.append((model, rivals, values))
+    angles = finite(angle for *_, values in maps for row in values for angle in row)
+    low, high = min(angles, default=0.0), max(angles, default=180.0)
+    charts = []
+    for model, rivals, values in maps:
+        shown, count = rivals.classes, len(rivals.nearest)
+        names = tuple(model.class_name(label) for label in shown)
+        note = f"the {len(shown)} of {count:,} classes with the closest rivals"
+        charts.append(
+            Chart(
+                f"angles-{model.name}",
+                f"Angles between class vectors: {model.title}",
+                heat=Heat(values, names, names, unit="degrees", low=low, high=high, classes=shown),
+                alt="Angle of every pair of class vectors; all models share one scale. Good is one "
+                "even colour, without dark cells.",
+                note=note if len(shown) < count else "",
+            )
+        )
+    return charts
 
 
 def _sphere(model: ReportModel, sphere: Sphere) -> Chart:
     """Features in three dimensions on the unit sphere, with the class vectors."""
     drawn = drawn_points(sphere)
     xs, ys, zs = ([sphere.points[at][axis] for at in drawn] for axis in range(3))
-    samples = _sphere_samples(model, sphere, drawn)
+    cosines = [[math.cos(math.radians(a)) for a in s] for s in (sphere.angles, sphere.rival_angles)]
+    samples = Points(
+        tuple(sphere.index[at] for at in drawn),
+        tuple(sphere.labels[at] for at in drawn),
+        tuple(sphere.predicted[at] for at in drawn),
+        tuple(cosines[0][at] - cosines[1][at] for at in drawn),
+        model.data_key,
+        "cosine margin",
+    )
     x, y, z = ([1.08 * vector[axis] for vector in sphere.prototypes] for axis in range(3))
     names = tuple(model.class_name(label) for label in range(len(sphere.prototypes)))
+    turn = [math.radians(6 * at) for at in range(61)]
+    cos, sin, zero = [math.cos(a) for a in turn], [math.sin(a) for a in turn], [0.0] * len(turn)
+    # Three great circles, to see the sphere.
+    circles = (
+        Series("sphere", *axes, color=None, faint=True)
+        for axes in ((cos, sin, zero), (cos, zero, sin), (zero, cos, sin))
+    )
     some = len(drawn) < len(sphere.points)
     return Chart(
         f"sphere-{model.name}",
@@ -363,7 +410,7 @@ def _sphere(model: ReportModel, sphere: Sphere) -> Chart:
         (
             Series("features", xs, ys, zs, form="points", points=samples),
             Series("class vectors", x, y, z, form="points", color=None, texts=names),
-            *_great_circles(),
+            *circles,
         ),
         solid=True,
         alt="Features and class vectors as points on the unit sphere. Good is one tight cluster "
@@ -372,23 +419,6 @@ def _sphere(model: ReportModel, sphere: Sphere) -> Chart:
         table=_sphere_angles(model, sphere),
         wide=True,
     )
-
-
-def _sphere_samples(model: ReportModel, sphere: Sphere, drawn: range) -> Points:
-    return Points(
-        tuple(sphere.index[at] for at in drawn),
-        tuple(sphere.labels[at] for at in drawn),
-        tuple(sphere.predicted[at] for at in drawn),
-        tuple(_sphere_margin(sphere, at) for at in drawn),
-        model.data_key,
-        "cosine margin",
-    )
-
-
-def _sphere_margin(sphere: Sphere, at: int) -> float:
-    """Cosine to the own class vector minus that to the nearest other one."""
-    own, rival = math.radians(sphere.angles[at]), math.radians(sphere.rival_angles[at])
-    return math.cos(own) - math.cos(rival)
 
 
 def _sphere_angles(model: ReportModel, sphere: Sphere) -> Table:
@@ -409,14 +439,58 @@ def _sphere_angles(model: ReportModel, sphere: Sphere) -> Table:
     )
 
 
-def _great_circles() -> list[Series]:
-    """Three of them, to see the sphere."""
-    steps = [math.radians(6 * at) for at in range(61)]
-    cosines, sines, zeros = [math.cos(a) for a in steps], [math.sin(a) for a in steps], [0.0] * 61
+SHOWN = 1000
+"""Rows of all models together; of more classes those of the smallest margins are shown."""
+
+COLUMNS = (
+    *("model", "class", "samples", "trained on", "accuracy", "mean margin", "5 % margin"),
+    *("dispersion", "nearest rival", "angle to it"),
+)
+
+
+def class_rows(model: ReportModel, geometry: Geometry) -> list[tuple[Cell, ...]]:
+    """One row for each class."""
+    margins, compact = geometry.margins["cosine"].classes, geometry.compactness
+    accuracy, trained, rivals = model.class_accuracy, model.train_counts, model.rivals
     return [
-        Series("sphere", *axes, color=None, faint=True)
-        for axes in ((cosines, sines, zeros), (cosines, zeros, sines), (zeros, cosines, sines))
+        (
+            text_cell(model.title),
+            text_cell(model.class_name(label)),
+            count_cell(margins.counts[label]),
+            count_cell(trained[label] if trained else None),
+            percent_cell(accuracy[label] if label < len(accuracy) else None),
+            number_cell(margins.mean[label]),
+            number_cell(margins.q05[label]),
+            number_cell(None if compact is None else compact.dispersion[label]),
+            text_cell(NOTHING if rivals is None else model.class_name(rivals.nearest[label])),
+            degrees_cell(None if rivals is None else rivals.angle[label]),
+        )
+        for label in range(geometry.classes)
     ]
+
+
+def class_table(measured: list[Measured]) -> Table:
+    numbered: list[tuple[int, tuple[Cell, ...]]] = []
+    most = max(100, SHOWN // len(measured))
+    caption = "Classes, with cosine margins: click a heading to sort, a class to mark it everywhere"
+    if any(geometry.classes > most for _, geometry in measured):
+        caption += f". The {most:,} classes of smallest margin of each model; the download has all"
+    for model, geometry in measured:
+        rows = list(enumerate(class_rows(model, geometry)))
+        if len(rows) > most:
+            means = geometry.margins["cosine"].classes.mean
+            margins = [mean if known(mean) else math.inf for mean in means]
+            rows = sorted(rows, key=lambda row: margins[row[0]])[:most]
+        numbered += rows
+    return Table(
+        COLUMNS,
+        tuple(row for _, row in numbered),
+        caption=caption,
+        key="classes",
+        numeric=(2, 3, 4, 5, 6, 7, 9),
+        searchable=True,
+        classes=tuple(label for label, _ in numbered),
+    )
 
 
 def geometry_blocks(measured: list[Measured]) -> list[Block]:
@@ -538,11 +612,11 @@ def _layers(measured: list[Measured]) -> list[Chart]:
         return []
     names = tuple(layer.name for layer in layered[0][1])
     same = [pair for pair in layered if tuple(layer.name for layer in pair[1]) == names]
-    charts = [
+    return [
         Chart(
             f"layers-{key}",
             title,
-            tuple(_layer_curve(model, list(map(read, layers))) for model, layers in same),
+            tuple(model.line(range(len(names)), list(map(read, layers))) for model, layers in same),
             x="layer, from the input to the head",
             y=axis,
             names=names,
@@ -550,12 +624,5 @@ def _layers(measured: list[Measured]) -> list[Chart]:
             alt=f"{title} of every layer that was measured. Good rises towards the head.",
         )
         for key, title, axis, read in LAYER_CHARTS
+        if any(known(read(layer)) for _, layers in same for layer in layers)
     ]
-    return [
-        chart for chart in charts if any(y is not None for line in chart.series for y in line.y)
-    ]
-
-
-def _layer_curve(model: ReportModel, values: list[float]) -> Series:
-    ys = [value if known(value) else None for value in values]
-    return Series(model.title, list(range(len(ys))), ys, color=model.color)

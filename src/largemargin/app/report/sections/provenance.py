@@ -9,11 +9,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from largemargin.app.report.charts import Block, Blocks, Cell, Note, Section, Table
-from largemargin.app.report.class_table import COLUMNS, class_rows
+from largemargin.app.report.charts import (
+    NOTHING,
+    Block,
+    Blocks,
+    Cell,
+    Note,
+    Section,
+    Table,
+    number,
+    seconds,
+    text_cell,
+)
 from largemargin.app.report.judgements import judge
-from largemargin.app.report.number_format import NOTHING, number, seconds, text_cell
 from largemargin.app.report.report_models import Measured, ReportModel, ReportModels
+from largemargin.app.report.sections.margins import COLUMNS, class_rows
 from largemargin.measuring.predictions import harmless
 from largemargin.measuring.records import plain
 

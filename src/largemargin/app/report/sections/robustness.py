@@ -1,5 +1,6 @@
 """Section 6: accuracy under noise, occlusion and attacks, and how curved the loss is."""
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -7,17 +8,16 @@ from typing import TypeAlias
 
 from largemargin.app.report.charts import (
     DASHES,
+    NOTHING,
     Block,
     Cell,
     Chart,
+    Dash,
     Heat,
     Note,
     Section,
     Series,
     Table,
-)
-from largemargin.app.report.number_format import (
-    NOTHING,
     count_cell,
     known,
     number_cell,
@@ -42,8 +42,8 @@ def robustness_section(models: ReportModels) -> Section:
     evaluated = [(model, model.evaluation) for model in models if model.evaluation is not None]
     blocks: list[Block] = []
     if evaluated:
-        blocks += [*_noise(evaluated), *_perturbations(evaluated), *_attacks(evaluated)]
-        blocks += [_calibration(evaluated), _ood(evaluated), *_retrieval(evaluated)]
+        blocks += [_noise(evaluated), _perturbations(evaluated), *_attacks(evaluated)]
+        blocks += [_calibration(evaluated), _ood(evaluated), _retrieval(evaluated)]
     for model in models:
         if model.evaluation is None:
             words = f"{model.title}: accuracy under noise, perturbations and attacks is not known."
@@ -52,7 +52,7 @@ def robustness_section(models: ReportModels) -> Section:
     return Section.arranged("robustness", "Robustness", READING, blocks)
 
 
-def _noise(evaluated: list[Evaluated]) -> list[Chart]:
+def _noise(evaluated: list[Evaluated]) -> Chart:
     series = []
     for model, evaluation in evaluated:
         levels = gaussian_levels(evaluation)
@@ -60,29 +60,19 @@ def _noise(evaluated: list[Evaluated]) -> list[Chart]:
             noisy = [evaluation.perturbed[name] for _, name in levels]
             ys = [evaluation.clean.accuracy, *(result.accuracy for result in noisy)]
             spread = [0.0, *map(_spread, noisy)]
-            series.append(
-                Series(
-                    model.title,
-                    [0.0, *(sigma for sigma, _ in levels)],
-                    ys,
-                    color=model.color,
-                    low=[y - s for y, s in zip(ys, spread, strict=True)],
-                    high=[y + s for y, s in zip(ys, spread, strict=True)],
-                )
-            )
-    if not series:
-        return []
-    return [
-        Chart(
-            "noise",
-            "Accuracy under Gaussian noise",
-            tuple(series),
-            x="standard deviation, pixels in [0, 1]",
-            y="accuracy",
-            percent_y=True,
-            alt="Accuracy against the strength of Gaussian noise, one line for each model.",
-        )
-    ]
+            low = [y - s for y, s in zip(ys, spread, strict=True)]
+            high = [y + s for y, s in zip(ys, spread, strict=True)]
+            xs = [0.0, *(sigma for sigma, _ in levels)]
+            series.append(model.line(xs, ys, low=low, high=high))
+    return Chart(
+        "noise",
+        "Accuracy under Gaussian noise",
+        tuple(series),
+        x="standard deviation, pixels in [0, 1]",
+        y="accuracy",
+        percent_y=True,
+        alt="Accuracy against the strength of Gaussian noise, one line for each model.",
+    )
 
 
 def gaussian_levels(evaluation: Evaluation) -> list[tuple[float, str]]:
@@ -99,49 +89,43 @@ def _spread(result: PerturbedAccuracy) -> float:
     return result.std if known(result.std) else 0.0
 
 
-def _perturbations(evaluated: list[Evaluated]) -> list[Block]:
+def _perturbations(evaluated: list[Evaluated]) -> Block:
     """Bars of every perturbation, and the same as a table."""
     names = list(
         dict.fromkeys(name for _, evaluation in evaluated for name in evaluation.perturbed)
     )
     if not names:
         command = f"{evaluated[0][0].evaluate_command} --perturbations auto"
-        return [Note("No perturbations were evaluated.", command)]
-    columns = [[evaluation.perturbed.get(name) for name in names] for _, evaluation in evaluated]
+        return Note("No perturbations were evaluated.", command)
+    bars = []
+    for model, evaluation in evaluated:
+        found = evaluation.perturbed
+        own = [(at, found[name]) for at, name in enumerate(names) if name in found]
+        bars.append(
+            model.line(
+                [at for at, _ in own],
+                [result.accuracy for _, result in own],
+                form="bars",
+                low=[result.accuracy - _spread(result) for _, result in own],
+                high=[result.accuracy + _spread(result) for _, result in own],
+            )
+        )
     shown = tuple(name.replace("_", " ") for name in names)
     rows = tuple(
-        (text_cell(name), *map(_accuracy_cell, row))
-        for name, row in zip(shown, zip(*columns, strict=True), strict=True)
+        (text_cell(words), *(_accuracy_cell(each.perturbed.get(name)) for _, each in evaluated))
+        for name, words in zip(names, shown, strict=True)
     )
     heads = ("perturbation", *(model.title for model, _ in evaluated))
-    return [
-        Chart(
-            "perturbations",
-            "Accuracy under each perturbation",
-            tuple(
-                _perturbation_bars(model, results)
-                for (model, _), results in zip(evaluated, columns, strict=True)
-            ),
-            y="accuracy",
-            percent_y=True,
-            names=shown,
-            alt="Accuracy under each perturbation, a group of bars for each, a bar for each model.",
-            table=Table(heads, rows, key="perturbed", numeric=tuple(range(1, len(heads)))),
-            wide=True,
-        )
-    ]
-
-
-def _perturbation_bars(model: ReportModel, results: list[PerturbedAccuracy | None]) -> Series:
-    evaluated = [(at, result) for at, result in enumerate(results) if result is not None]
-    return Series(
-        model.title,
-        [at for at, _ in evaluated],
-        [result.accuracy for _, result in evaluated],
-        form="bars",
-        color=model.color,
-        low=[result.accuracy - _spread(result) for _, result in evaluated],
-        high=[result.accuracy + _spread(result) for _, result in evaluated],
+    return Chart(
+        "perturbations",
+        "Accuracy under each perturbation",
+        tuple(bars),
+        y="accuracy",
+        percent_y=True,
+        names=shown,
+        alt="Accuracy under each perturbation, a group of bars for each, a bar for each model.",
+        table=Table(heads, rows, key="perturbed", numeric=tuple(range(1, len(heads)))),
+        wide=True,
     )
 
 
@@ -160,35 +144,26 @@ def _attacks(evaluated: list[Evaluated]) -> list[Block]:
     first = evaluated[0][0]
     if not any(evaluation.attacked for _, evaluation in evaluated):
         return [Note("No attacks were evaluated.", _attack_command(first, "[fgsm,pgd]"))]
-    charts = [chart for norm in NORMS for chart in _attack_charts(evaluated, norm)]
+    charts = []
+    for norm in NORMS:
+        curves = [_attack_curves(model, evaluation, norm) for model, evaluation in evaluated]
+        chart = Chart(
+            f"attacks-{norm}",
+            f"Accuracy under attacks, {norm}",
+            tuple(itertools.chain.from_iterable(curves)),
+            x=f"ε: {NORMS[norm]}, pixels in [0, 1]",
+            y="accuracy",
+            percent_y=True,
+            alt=f"Accuracy against the strength of {norm} attacks.",
+        )
+        if chart.series:
+            charts.append(chart)
     strengths = {(one.norm, one.epsilon) for _, found in evaluated for one in found.attacked}
     blocks: list[Block] = [replace(charts[0], table=_attack_table(evaluated)), *charts[1:]]
     if len(strengths) == len({norm for norm, _ in strengths}):
         words = "Attacks were evaluated at one strength each; several make a curve."
         blocks.append(Note(words, _attack_command(first, "[pgd]")))
     return blocks
-
-
-def _attack_charts(evaluated: list[Evaluated], norm: str) -> list[Chart]:
-    """A chart of the attacks of a norm, if there are any."""
-    series = [
-        curve
-        for model, evaluation in evaluated
-        for curve in _attack_curves(model, evaluation, norm)
-    ]
-    if not series:
-        return []
-    return [
-        Chart(
-            f"attacks-{norm}",
-            f"Accuracy under attacks, {norm}",
-            tuple(series),
-            x=f"ε: {NORMS[norm]}, pixels in [0, 1]",
-            y="accuracy",
-            percent_y=True,
-            alt=f"Accuracy against the strength of {norm} attacks.",
-        )
-    ]
 
 
 def _attack_curves(model: ReportModel, evaluation: Evaluation, norm: str) -> Iterator[Series]:
@@ -199,14 +174,12 @@ def _attack_curves(model: ReportModel, evaluation: Evaluation, norm: str) -> Ite
     for place, kind in enumerate(kinds):
         own = [attack for attack in attacks if attack.attack.split()[0] == kind]
         own.sort(key=lambda attack: attack.epsilon)
-        yield Series(
-            f"{model.name}, {kind}",
+        yield model.line(
             [0.0, *(attack.epsilon for attack in own)],
             [clean, *(attack.accuracy for attack in own)],
-            color=model.color,
-            dash=DASHES[place % len(DASHES)],
-            group=model.title,
-            style=kind,
+            kind,
+            DASHES[place % len(DASHES)],
+            name=f"{model.name}, {kind}",
             low=[clean, *(attack.low for attack in own)],
             high=[clean, *(attack.high for attack in own)],
         )
@@ -240,20 +213,18 @@ BIN_SAMPLES = 5
 def _calibration(evaluated: list[Evaluated]) -> Chart:
     series = [Series("calibrated", [0.0, 1.0], [0.0, 1.0], color=None, dash="dash", faint=True)]
     rows = []
-    for model, calibration, title in _calibrations(evaluated):
-        bins = list(
-            zip(calibration.confidence, calibration.accuracy, calibration.counts, strict=True)
-        )
+    found: list[tuple[ReportModel, Calibration, str]] = []
+    for model, evaluation in evaluated:
+        found.append((model, evaluation.clean.calibration, model.title))
+        if evaluation.calibrated is not None:
+            title = f"{model.title}, temperature {evaluation.temperature:.3g}"
+            found.append((model, evaluation.calibrated, title))
+    for model, fit, title in found:
+        bins = list(zip(fit.confidence, fit.accuracy, fit.counts, strict=True))
         drawn = [(x, y) for x, y, count in bins if count >= BIN_SAMPLES]
-        series.append(
-            Series(
-                title,
-                [x for x, _ in drawn],
-                [y for _, y in drawn],
-                color=model.color,
-                dash="solid" if title == model.title else "dot",
-            )
-        )
+        xs, ys = [x for x, _ in drawn], [y for _, y in drawn]
+        dash: Dash = "solid" if title == model.title else "dot"
+        series.append(Series(title, xs, ys, color=model.color, dash=dash))
         rows += [
             (text_cell(title), percent_cell(x), percent_cell(y), count_cell(count))
             for x, y, count in bins
@@ -272,15 +243,6 @@ def _calibration(evaluated: list[Evaluated]) -> Chart:
         table=Table(heads, tuple(rows), key="bins", numeric=(1, 2, 3)),
         note=f"bins of fewer than {BIN_SAMPLES} samples are in the numbers only",
     )
-
-
-def _calibrations(evaluated: list[Evaluated]) -> Iterator[tuple[ReportModel, Calibration, str]]:
-    """Of every model as it is, and with its temperature where there is one."""
-    for model, evaluation in evaluated:
-        yield model, evaluation.clean.calibration, model.title
-        if evaluation.calibrated is not None:
-            title = f"{model.title}, temperature {evaluation.temperature:.3g}"
-            yield model, evaluation.calibrated, title
 
 
 def _ood(evaluated: list[Evaluated]) -> Block:
@@ -303,17 +265,15 @@ def _ood(evaluated: list[Evaluated]) -> Block:
     return Table(heads, rows, caption="Out-of-distribution images", key="ood", numeric=(2, 3))
 
 
-def _retrieval(evaluated: list[Evaluated]) -> list[Table]:
+def _retrieval(evaluated: list[Evaluated]) -> Table:
     rows = []
     for model, evaluation in evaluated:
         if evaluation.retrieval is not None:
             recalls = (f"at {k}: {100 * v:.2f} %" for k, v in evaluation.retrieval.recall.items())
             mean = percent_cell(evaluation.retrieval.mean_average_precision)
             rows.append((text_cell(model.title), text_cell(", ".join(recalls)), mean))
-    if not rows:
-        return []
     heads = ("model", "recall", "mean average precision")
-    return [Table(heads, tuple(rows), caption="Search by features", key="retrieval", numeric=(2,))]
+    return Table(heads, tuple(rows), caption="Search by features", key="retrieval", numeric=(2,))
 
 
 SMALLEST = 1e-12
@@ -327,7 +287,7 @@ def _curvature(models: ReportModels) -> list[Block]:
     curved = [(model, g.curvature) for model, g in models.measured if g.curvature is not None]
     blocks: list[Block] = []
     if curved:
-        blocks += [_boxes(curved), *_flattest(curved), *_groups(curved)]
+        blocks += [_boxes(curved), _flattest(curved), _groups(curved)]
     for model in models:
         if model.geometry is None or model.geometry.curvature is None:
             words = f"{model.title}: the curvature of the loss around samples was not measured."
@@ -367,29 +327,25 @@ def _boxes(curved: list[Curved]) -> Chart:
     )
 
 
-def _flattest(curved: list[Curved]) -> list[Chart]:
+def _flattest(curved: list[Curved]) -> Chart:
     curves = [
         _curve(model, place, found, found.shares, found.weak)
         for model, curvature in curved
         for place, found in enumerate(curvature.robustness.values())
     ]
-    if not curves:
-        return []
-    return [
-        Chart(
-            "curvature-robustness",
-            "Noisy accuracy of the flattest samples",
-            tuple(curves),
-            x="share of samples kept, flattest first",
-            y="accuracy under noise",
-            percent_y=True,
-            alt="Accuracy under noise of the samples of lowest curvature. Falling lines mean that "
-            "flat samples are the robust ones.",
-        )
-    ]
+    return Chart(
+        "curvature-robustness",
+        "Noisy accuracy of the flattest samples",
+        tuple(curves),
+        x="share of samples kept, flattest first",
+        y="accuracy under noise",
+        percent_y=True,
+        alt="Accuracy under noise of the samples of lowest curvature. Falling lines mean that "
+        "flat samples are the robust ones.",
+    )
 
 
-def _groups(curved: list[Curved]) -> list[Chart]:
+def _groups(curved: list[Curved]) -> Chart:
     curves = []
     for model, curvature in curved:
         for place, found in enumerate(curvature.robustness.values()):
@@ -400,20 +356,17 @@ def _groups(curved: list[Curved]) -> list[Chart]:
             ]
             shares, means = [share for share, _ in groups], [mean for _, mean in groups]
             curves.append(_curve(model, place, found, shares, means))
-    if not any(len(curve.x) > 1 for curve in curves):
-        return []
-    return [
-        Chart(
-            "curvature-groups",
-            "Curvature against robustness",
-            tuple(curves),
-            x="share of noisy copies classified correctly",
-            y="mean curvature",
-            log_y=True,
-            alt="Mean curvature of samples by how many of their noisy copies are classified "
-            "correctly. Good is low everywhere; lines fall where flat samples are the robust ones.",
-        )
-    ]
+    several = any(len(curve.x) > 1 for curve in curves)
+    return Chart(
+        "curvature-groups",
+        "Curvature against robustness",
+        tuple(curves) if several else (),
+        x="share of noisy copies classified correctly",
+        y="mean curvature",
+        log_y=True,
+        alt="Mean curvature of samples by how many of their noisy copies are classified "
+        "correctly. Good is low everywhere; lines fall where flat samples are the robust ones.",
+    )
 
 
 def _curve(
@@ -425,15 +378,8 @@ def _curve(
 ) -> Series:
     """A line of one model under one kind of noise."""
     style = f"{found.noise} noise {found.amount:g}"
-    return Series(
-        f"{model.name}, {style}",
-        xs,
-        ys,
-        color=model.color,
-        dash=DASHES[place % len(DASHES)],
-        group=model.title,
-        style=style,
-    )
+    name = f"{model.name}, {style}"
+    return model.line(xs, ys, style, DASHES[place % len(DASHES)], name=name)
 
 
 def _surfaces(models: ReportModels) -> list[Chart]:

@@ -1,7 +1,17 @@
 """Section 7: which statements of the papers hold on these models."""
 
-from largemargin.app.report.charts import Block, Cell, Note, Section, Table
-from largemargin.app.report.number_format import known, number, number_cell, percent, text_cell
+from largemargin.app.report.charts import (
+    Block,
+    Cell,
+    Note,
+    Section,
+    Table,
+    known,
+    number,
+    number_cell,
+    percent,
+    text_cell,
+)
 from largemargin.app.report.report_models import ReportModel, ReportModels
 from largemargin.measuring.geometry_result import Geometry
 

@@ -3,8 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from largemargin.app.report.charts import DASHES, Block, Chart, Dash, Note, Section, Series, Table
-from largemargin.app.report.number_format import (
+from largemargin.app.report.charts import (
+    DASHES,
+    Block,
+    Chart,
+    Dash,
+    Note,
+    Section,
+    Series,
+    Table,
     count_cell,
     number_cell,
     percent_cell,
@@ -51,7 +58,7 @@ def training_section(models: ReportModels) -> Section:
     blocks: list[Block] = [
         _losses(trained),
         _accuracies(trained),
-        *_terms(trained),
+        _terms(trained),
         _gradients(trained),
         _rates(trained),
         *_geometry(trained),
@@ -62,31 +69,23 @@ def training_section(models: ReportModels) -> Section:
 
 def _curve(model: ReportModel, read: Read, style: str = "", dash: Dash = "solid") -> list[Series]:
     """A number over the epochs; nothing where it was not recorded."""
-    rows = [(row["epoch"] + 1, read(row)) for row in model.epochs()]
-    if all(y is None for _, y in rows):
+    rows = model.epochs()
+    ys = [read(row) for row in rows]
+    if all(y is None for y in ys):
         return []
-    return [
-        Series(
-            ", ".join(filter(None, (model.title, style))),
-            [x for x, _ in rows],
-            [y for _, y in rows],
-            color=model.color,
-            dash=dash,
-            group=model.title,
-            style=style,
-        )
-    ]
+    return [model.line([row["epoch"] + 1 for row in rows], ys, style, dash)]
 
 
-def _validation(key: str) -> Read:
-    return lambda row: (row.get("validation") or {}).get(key)
+def _in(part: str, key: str) -> Read:
+    """A number of a part of a row, which may be missing."""
+    return lambda row: (row.get(part) or {}).get(key)
 
 
 def _losses(trained: list[ReportModel]) -> Chart:
     series: list[Series] = []
     for model in trained:
         series += _curve(model, lambda row: row.get("loss"), "training")
-        series += _curve(model, _validation("loss"), "validation cross entropy", "dot")
+        series += _curve(model, _in("validation", "loss"), "validation cross entropy", "dot")
     return Chart(
         "loss",
         "Loss",
@@ -99,7 +98,8 @@ def _losses(trained: list[ReportModel]) -> Chart:
 
 
 def _accuracies(trained: list[ReportModel]) -> Block:
-    series = [curve for model in trained for curve in _curve(model, _validation("accuracy"))]
+    read = _in("validation", "accuracy")
+    series = [curve for model in trained for curve in _curve(model, read)]
     if not series:
         words = "No images were held out for validation, so there is no accuracy over epochs."
         return Note(words, "largemargin train --data.validation 0.1")
@@ -114,37 +114,30 @@ def _accuracies(trained: list[ReportModel]) -> Block:
     )
 
 
-def _terms(trained: list[ReportModel]) -> list[Chart]:
+def _terms(trained: list[ReportModel]) -> Chart:
     """Of objectives of several terms."""
-    series = _by_term([(model, _term_values(model)) for model in trained])
-    if not series:
-        return []
-    return [_term_chart("terms", "Loss terms", "epoch", "loss", series)]
-
-
-def _term_values(model: ReportModel) -> Values:
-    rows = [(row["epoch"] + 1, row.get("terms") or {}) for row in model.epochs()]
-    values = _collected(rows)
-    return values if len(values) > 1 else {}
+    found = [
+        (model, _collected([(row["epoch"] + 1, row.get("terms") or {}) for row in model.epochs()]))
+        for model in trained
+    ]
+    series = _by_term([(model, values) for model, values in found if len(values) > 1])
+    return _term_chart("terms", "Loss terms", "epoch", "loss", series)
 
 
 def _gradients(trained: list[ReportModel]) -> Block:
-    rows = [
-        (model, [row for row in model.metrics if row.get("kind") == "gradients"])
-        for model in trained
-    ]
-    series = _by_term([(model, _gradient_norms(norms)) for model, norms in rows])
+    values, note = [], ""
+    for model in trained:
+        rows = [row for row in model.metrics if row.get("kind") == "gradients"]
+        stride = -(-len(rows) // GRADIENT_POINTS) or 1
+        if stride > 1:
+            note = f"every k-th row, so that at most {GRADIENT_POINTS} points are drawn"
+        norms = [(row["step"], row.get("norms", {})) for row in rows[::stride]]
+        values.append((model, _collected(norms)))
+    series = _by_term(values)
     if not series:
         words = "Gradient norms of the loss terms were not recorded."
         return Note(words, "largemargin train --gradients_every 50")
-    thinned = any(len(norms) > GRADIENT_POINTS for _, norms in rows)
-    note = f"every k-th row, so that at most {GRADIENT_POINTS} points are drawn" if thinned else ""
     return _term_chart("gradients", "Gradient norm of each term", "step", "norm", series, note)
-
-
-def _gradient_norms(rows: list[dict[str, Any]]) -> Values:
-    stride = -(-len(rows) // GRADIENT_POINTS) or 1
-    return _collected([(row["step"], row.get("norms", {})) for row in rows[::stride]])
 
 
 def _collected(rows: list[tuple[float, dict[str, float | None]]]) -> Values:
@@ -162,17 +155,11 @@ def _by_term(values: list[tuple[ReportModel, Values]]) -> list[Series]:
     """A line for each term of each model; a term has one kind of line in all models."""
     terms = list(dict.fromkeys(name for _, found in values for name in found))
     return [
-        Series(
-            f"{model.name}: {name}",
-            xs,
-            ys,
-            color=model.color,
-            dash=DASHES[terms.index(name) % len(DASHES)],
-            group=model.title,
-            style=name,
+        model.line(
+            xs, ys, term, DASHES[terms.index(term) % len(DASHES)], name=f"{model.name}: {term}"
         )
         for model, found in values
-        for name, (xs, ys) in found.items()
+        for term, (xs, ys) in found.items()
     ]
 
 
@@ -180,13 +167,14 @@ def _term_chart(
     key: str, title: str, x: str, y: str, series: list[Series], note: str = ""
 ) -> Chart:
     values = [value for curve in series for value in curve.y if value is not None]
+    positive = bool(values) and min(values) > 0
     return Chart(
         key,
         title,
         tuple(series),
         x=x,
         y=y,
-        log_y=bool(values) and min(values) > 0 and max(values) > 20 * min(values),
+        log_y=positive and max(values) > 20 * min(values),
         alt=f"{title} over training, one line for each term of each model.",
         note=note,
     )
@@ -206,14 +194,24 @@ def _rates(trained: list[ReportModel]) -> Chart:
 
 def _geometry(trained: list[ReportModel]) -> list[Block]:
     blocks: list[Block] = []
-    note = _measured_on(trained)
+    images = {
+        (found.get("samples"), found.get("split"))
+        for model in trained
+        for row in model.epochs()
+        if (found := row.get("geometry"))
+    }
+    note = ""
+    if len(images) == 1:
+        ((samples, split),) = images
+        split = "training" if split == "train" else split
+        note = f"{samples} {split} images, always the same"
     for key, (title, axis, good) in GEOMETRY.items():
         both = key == "mean_cosine_margin"
         series: list[Series] = []
         for model in trained:
-            series += _curve(model, _epoch_geometry(key), "mean" if both else "")
+            series += _curve(model, _in("geometry", key), "mean" if both else "")
         for model in trained if both else ():
-            series += _curve(model, _epoch_geometry("min_cosine_margin"), "smallest", "dot")
+            series += _curve(model, _in("geometry", "min_cosine_margin"), "smallest", "dot")
         if series:
             words = f"{title} after every epoch. {good}"
             chart = Chart(
@@ -224,24 +222,6 @@ def _geometry(trained: list[ReportModel]) -> list[Block]:
         words = "Geometry over epochs was not recorded; see Margins for that of the trained model."
         blocks.append(Note(words, "largemargin train --geometry_samples 500"))
     return blocks
-
-
-def _epoch_geometry(key: str) -> Read:
-    return lambda row: (row.get("geometry") or {}).get(key)
-
-
-def _measured_on(trained: list[ReportModel]) -> str:
-    """The images behind the curves, where they are the same for all models."""
-    data = {
-        (row["geometry"].get("samples"), row["geometry"].get("split"))
-        for model in trained
-        for row in model.epochs()
-        if row.get("geometry")
-    }
-    if len(data) != 1:
-        return ""
-    samples, split = data.pop()
-    return f"{samples} {'training' if split == 'train' else split} images, always the same"
 
 
 def _last_epoch(trained: list[ReportModel]) -> Table:

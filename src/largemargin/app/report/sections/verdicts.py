@@ -3,19 +3,32 @@
 import shlex
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 
-from largemargin.app.report.advice import advise
-from largemargin.app.report.charts import Block, Blocks, Cell, Note, Section, Table
-from largemargin.app.report.judgements import comparable, difference, judge, paired, ranked_classes
-from largemargin.app.report.number_format import (
+from largemargin.app.report.charts import (
+    Block,
+    Blocks,
+    Cell,
+    Note,
+    Section,
+    Table,
     degrees_cell,
+    finite,
     interval_cell,
     known,
+    minus,
     number,
     number_cell,
     percent_cell,
     points_cell,
     text_cell,
+)
+from largemargin.app.report.judgements import (
+    advise,
+    comparable,
+    difference,
+    judge,
+    paired,
 )
 from largemargin.app.report.report_models import ReportModel, ReportModels
 from largemargin.app.training.comparison_result import Comparison, verdict_text
@@ -71,7 +84,7 @@ def _glance(models: ReportModels) -> Table:
 
 def _column(values: list[float | None], show: Show, better: int) -> list[Cell]:
     """Cells of one quantity; the best of several is bold where ``better`` is 1 or -1."""
-    numbers = [better * value for value in values if value is not None and known(value)]
+    numbers = [better * value for value in finite(values)]
     best = max(numbers) if better and len(numbers) > 1 else None
     return [
         show(value, strong=value is not None and best is not None and better * value == best)
@@ -79,21 +92,14 @@ def _column(values: list[float | None], show: Show, better: int) -> list[Cell]:
     ]
 
 
-def _noisy(model: ReportModel) -> float | None:
-    if model.evaluation is None or not model.evaluation.perturbed:
-        return None
-    return statistics.fmean(result.accuracy for result in model.evaluation.perturbed.values())
+def _perturbed(model: ReportModel) -> float | None:
+    found = model.evaluation and model.evaluation.perturbed
+    return statistics.fmean(result.accuracy for result in found.values()) if found else None
 
 
 def _attacked(model: ReportModel) -> float | None:
-    if model.evaluation is None or not model.evaluation.attacked:
-        return None
-    return min(result.accuracy for result in model.evaluation.attacked)
-
-
-def _worst(model: ReportModel) -> float | None:
-    ranked = ranked_classes(model)
-    return ranked[0][0] if ranked else None
+    found = model.evaluation and model.evaluation.attacked
+    return min(result.accuracy for result in found) if found else None
 
 
 def _class_margin(model: ReportModel) -> float | None:
@@ -110,10 +116,10 @@ def _calibration(model: ReportModel) -> float | None:
 
 QUANTITIES: tuple[tuple[str, Read, Show, int], ...] = (
     ("accuracy", lambda m: m.accuracy, percent_cell, 1),
-    ("worst class", _worst, percent_cell, 1),
+    ("worst class", lambda m: min(finite(m.class_accuracy), default=None), percent_cell, 1),
     ("class margin", _class_margin, degrees_cell, 1),
     ("mean cosine margin", _mean_margin, number_cell, 1),
-    ("perturbed accuracy", _noisy, percent_cell, 1),
+    ("perturbed accuracy", _perturbed, percent_cell, 1),
     ("strongest attack", _attacked, percent_cell, 1),
     ("calibration error", _calibration, percent_cell, -1),
 )
@@ -128,10 +134,11 @@ def changes(models: ReportModels) -> list[Block]:
     others = [model for model in models if comparable(model, base) and known(model.accuracy)]
     if not others:
         return []
-    heads = (
-        *("model", "accuracy", "95 % interval", "verdict"),
-        *(name for name, *_ in QUANTITIES[1:]),
-    )
+    names = (name for name, *_ in QUANTITIES[1:])
+    heads = ("model", "accuracy", "95 % interval", "verdict", *names)
+    objectives = dict.fromkeys(model.config.objective.name for model in others if model.config)
+    objectives.pop("cross_entropy", None)  # is always among the methods
+    methods = shlex.quote(",".join(objectives)) if objectives else "NAME"
     return [
         Table(
             heads,
@@ -145,7 +152,7 @@ def changes(models: ReportModels) -> list[Block]:
             f"The interval is of the accuracy on {base.samples or 0:,} test images; other columns "
             f"have none. {_method(others, base)} Each model is one training run, and another seed "
             "changes all its numbers: only several seeds show whether a method is better.",
-            f"largemargin compare --methods {_methods(others)} --seeds 5",
+            f"largemargin compare --methods {methods} --seeds 5",
         ),
     ]
 
@@ -170,31 +177,20 @@ def _changed(model: ReportModel, base: ReportModel) -> tuple[Cell, ...]:
     low, high = difference(model, base)
     clear = known(low) and not low <= 0 <= high
     says = ("more accurate" if low > 0 else "less accurate") if clear else "no clear difference"
+    cells = []
+    for _, read, show, _ in QUANTITIES[1:]:
+        change = minus(read(model), read(base))
+        cell = points_cell(change) if show is percent_cell else show(change)
+        if change is not None and change > 0 and show is not percent_cell:
+            cell = replace(cell, text=f"+{cell.text}")
+        cells.append(cell)
     return (
         text_cell(model.title),
-        points_cell(_minus(model.accuracy, base.accuracy)),
+        points_cell(minus(model.accuracy, base.accuracy)),
         interval_cell(low, high),
         text_cell(says if known(low) else "not known", strong=clear),
-        *(_by(show, _minus(read(model), read(base))) for _, read, show, _ in QUANTITIES[1:]),
+        *cells,
     )
-
-
-def _minus(own: float | None, base: float | None) -> float | None:
-    return None if own is None or base is None else own - base
-
-
-def _by(show: Show, change: float | None) -> Cell:
-    if show is percent_cell:
-        return points_cell(change)
-    made: Cell = show(change)
-    return Cell(f"+{made.text}", made.value) if change is not None and change > 0 else made
-
-
-def _methods(others: list[ReportModel]) -> str:
-    """What to compare softmax with, which is always among them."""
-    names = dict.fromkeys(model.config.objective.name for model in others if model.config)
-    names.pop("cross_entropy", None)
-    return shlex.quote(",".join(names)) if names else "NAME"
 
 
 def _comparison(comparison: Comparison) -> Table:
@@ -241,13 +237,10 @@ def _groups(models: ReportModels) -> list[list[ReportModel]]:
 def _other_images(models: ReportModels) -> list[Note]:
     """A sentence where differences of the models may be differences of their images."""
     groups = _groups(models)
-    if len(groups) < 2:
-        return []
     names = "; ".join(", ".join(model.title for model in group) for group in groups)
-    return [
-        Note(
-            f"Not all models were tested on the same images ({names}): differences between these "
-            "groups may come from the images and not from the models. Only models of the "
-            "baseline's images are compared with it."
-        )
-    ]
+    words = (
+        f"Not all models were tested on the same images ({names}): differences between these "
+        "groups may come from the images and not from the models. Only models of the baseline's "
+        "images are compared with it."
+    )
+    return [Note(words)] if len(groups) > 1 else []
