@@ -1,7 +1,9 @@
 """Every pure function of the core in one place: ``import largemargin.functional as LF``.
 
 Losses return unreduced values. Their modules, in ``largemargin``, add weights, targets and the
-reduction.
+reduction. Unless a function says otherwise, features are (N, D), prototypes (C, D), labels (N,) or
+soft targets (N, C), a bias (C,) and the result (N,); where labels may be left out, the call is
+(logits, labels) with logits (N, C).
 """
 
 import sys

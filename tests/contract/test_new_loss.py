@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.losses.base.logit_loss import LogitLoss
+from largemargin.losses.base.loss import LogitLoss
 from largemargin.losses.base.setting_ranges import Limits, Range
 from largemargin.losses.base.terms import (
     at_target,

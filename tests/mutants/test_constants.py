@@ -9,8 +9,7 @@ import torch
 import largemargin as lm
 from largemargin.heads.head_spec import HeadSpec, HeadView
 from largemargin.losses.base.classwise import ClassWise
-from largemargin.losses.base.logit_loss import LogitLoss
-from largemargin.losses.base.loss import Loss
+from largemargin.losses.base.loss import LogitLoss, Loss
 from largemargin.ops.norms import _Normalize, _SafeNorm
 
 CONSTANTS = {

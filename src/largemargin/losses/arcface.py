@@ -134,10 +134,7 @@ def arcface(
     gradient: Gradient = "exact",
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
-    """ArcFace per sample; :class:`ArcFace` has equation, arguments and an example.
-
-    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
-    """
+    """ArcFace per sample; :class:`ArcFace` has equation, arguments and an example."""
     check_choice("mode", mode, MODES)
     check_choice("gradient", gradient, GRADIENTS)
     _check_radians(margin)

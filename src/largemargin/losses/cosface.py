@@ -104,10 +104,7 @@ def cosface(
     scale: Scale = 64.0,
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
-    """CosFace per sample; :class:`CosFace` has equation, arguments and an example.
-
-    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
-    """
+    """CosFace per sample; :class:`CosFace` has equation, arguments and an example."""
     s = resolve_scale(scale, prototypes, psi0_of_cosine_margin, margin)
     target, rest = target_and_rest(
         features, prototypes, labels, similarity="cosine", scale=s, **how

@@ -1,13 +1,12 @@
 """Softmax loss (LMD 3.3; LMS 2): cross entropy of an affine head."""
 
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.losses.base.logit_loss import LogitLoss
-from largemargin.losses.base.terms import over_targets, require, stats_of
-from largemargin.ops.class_stats import ComputeOptions
+from largemargin.losses.base.loss import LogitLoss
+from largemargin.losses.base.terms import LogitOptions, over_targets, require, stats_of
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -33,33 +32,16 @@ class CrossEntropy(LogitLoss):
     key: ClassVar[str] = "cross_entropy"
     term: ClassVar[str] = "softmax"
 
-    def per_sample(self, *inputs: Tensor, **logits: object) -> Tensor:
-        return cross_entropy(*inputs, **logits, **self.how)  # type: ignore[arg-type]
+    def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
+        return cross_entropy(*inputs, **logits, **self.how)
 
 
 def cross_entropy(
     features: Features,
     prototypes: Prototypes,
     labels: Labels | None = None,
-    *,
-    bias: Tensor | None = None,
-    similarity: str = "dot",
-    scale: float | Tensor = 1.0,
-    **how: Unpack[ComputeOptions],
+    **options: Unpack[LogitOptions],
 ) -> PerSample:
-    """Softmax loss per sample; :class:`CrossEntropy` has equation, arguments and an example.
-
-    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C), bias (C,); or
-    logits (N, C) and labels. Returns (N,).
-    """
-    stats, labels = stats_of(
-        features,
-        prototypes,
-        labels,
-        ("target", "rest"),
-        bias=bias,
-        similarity=similarity,
-        scale=scale,
-        how=how,
-    )
+    """Softmax loss per sample; :class:`CrossEntropy` has equation, arguments and an example."""
+    stats, labels = stats_of(features, prototypes, labels, ("target", "rest"), options)
     return over_targets(F.softplus(require(stats.rest) - require(stats.target)), labels)

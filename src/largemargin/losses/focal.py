@@ -8,11 +8,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import check_number
-from largemargin.losses.base.logit_loss import LogitLoss
-from largemargin.losses.base.loss import LossOptions
+from largemargin.losses.base.loss import LogitLoss, LossOptions
 from largemargin.losses.base.setting_ranges import Dimension, Range
-from largemargin.losses.base.terms import at_target, class_count, over_targets, require, stats_of
-from largemargin.ops.class_stats import ComputeOptions
+from largemargin.losses.base.terms import (
+    LogitOptions,
+    at_target,
+    class_count,
+    over_targets,
+    require,
+    stats_of,
+)
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -69,28 +74,12 @@ def focal(
     *,
     gamma: float = 2.0,
     alpha: Tensor | None = None,
-    bias: Tensor | None = None,
-    similarity: str = "dot",
-    scale: float | Tensor = 1.0,
-    **how: Unpack[ComputeOptions],
+    **options: Unpack[LogitOptions],
 ) -> PerSample:
-    """Focal loss per sample; :class:`Focal` has equation, arguments and an example.
-
-    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C), bias (C,); or
-    logits (N, C) and labels. Returns (N,).
-    """
+    """Focal loss per sample; :class:`Focal` has equation, arguments and an example."""
     check_number("gamma", gamma, at_least=0)
     num_classes = class_count(features, prototypes, labels)
-    stats, labels = stats_of(
-        features,
-        prototypes,
-        labels,
-        ("target", "rest"),
-        bias=bias,
-        similarity=similarity,
-        scale=scale,
-        how=how,
-    )
+    stats, labels = stats_of(features, prototypes, labels, ("target", "rest"), options)
     gap = require(stats.rest) - require(stats.target)
     # The factor is 1 long before the clamp. Without it the gradient at infinity would be NaN: that
     # of an ignored row too, which stands for class 0, where its bias is minus infinity.

@@ -110,10 +110,7 @@ def gm_softmax(
     check: bool = True,
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
-    """GM-Softmax per sample; :class:`GMSoftmax` has equation, arguments and an example.
-
-    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
-    """
+    """GM-Softmax per sample; :class:`GMSoftmax` has equation, arguments and an example."""
     if check:
         _check_theorem(alpha1, alpha2)
     s = resolve_scale(scale, prototypes, _aligned, alpha2, beta2)

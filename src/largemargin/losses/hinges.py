@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_inputs, check_logits
-from largemargin.losses.base.logit_loss import LogitLoss, LogitOptions
-from largemargin.losses.base.loss import LossOptions
+from largemargin.losses.base.loss import LogitLoss, LossOptions
 from largemargin.losses.base.setting_ranges import Dimension, Limits, Range
 from largemargin.losses.base.terms import (
+    LogitOptions,
     at_target,
     check_form,
     check_plain_margin,
@@ -76,11 +76,7 @@ def max_hinge(
     margin: float | Tensor = 1.0,
     **options: Unpack[LogitOptions],
 ) -> PerSample:
-    """Multi-class hinge per sample; :class:`MaxHinge` has equation, arguments and an example.
-
-    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C), bias (C,); or
-    logits (N, C) and labels. Returns (N,).
-    """
+    """Multi-class hinge per sample; :class:`MaxHinge` has equation, arguments and an example."""
     gap, labels = _gap(features, prototypes, labels, margin, options)
     return over_targets(F.relu(gap), labels)
 
@@ -109,11 +105,7 @@ def max_softplus(
     margin: float | Tensor = 1.0,
     **options: Unpack[LogitOptions],
 ) -> PerSample:
-    """Smooth hinge per sample; :class:`MaxSoftplus` has equation, arguments and an example.
-
-    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C), bias (C,); or
-    logits (N, C) and labels. Returns (N,).
-    """
+    """Smooth hinge per sample; :class:`MaxSoftplus` has equation, arguments and an example."""
     gap, labels = _gap(features, prototypes, labels, margin, options)
     return over_targets(F.softplus(gap), labels)
 
@@ -150,11 +142,7 @@ def dense_hinge(
     margin: float | Tensor = 1.0,
     **options: Unpack[LogitOptions],
 ) -> PerSample:
-    """Dense hinge per sample; :class:`DenseHinge` has equation, arguments and an example.
-
-    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C), bias (C,); or
-    logits (N, C) and labels. Returns (N,).
-    """
+    """Dense hinge per sample; :class:`DenseHinge` has equation, arguments and an example."""
     check_plain_margin("margin", margin)
     logits, labels = _logits(features, prototypes, labels, options, "dense_hinge")
     rivals = logits.shape[1] - 1
@@ -200,11 +188,7 @@ def soft_hinge(
     labels: Labels | None = None,
     **options: Unpack[LogitOptions],
 ) -> PerSample:
-    """One-against-rest loss per sample; :class:`SoftHinge` has equation, arguments and an example.
-
-    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C), bias (C,); or
-    logits (N, C) and labels. Returns (N,).
-    """
+    """One-against-rest loss per sample; :class:`SoftHinge` has equation, arguments and example."""
     logits, labels = _logits(features, prototypes, labels, options, "soft_hinge")
     if labels.dim() == 2:
         every = F.softplus(logits).sum(1, keepdim=True)
@@ -223,8 +207,7 @@ def _gap(
     """rival - target + margin, and the labels."""
     check_plain_margin("margin", margin)
     num_classes = class_count(features, prototypes, labels)
-    form = {name: options.pop(name, default) for name, default in _FORM.items()}
-    stats, labels = stats_of(features, prototypes, labels, ("target", "rival"), how=options, **form)
+    stats, labels = stats_of(features, prototypes, labels, ("target", "rival"), options)
     required = at_target(margin, labels, num_classes, "margin")
     return require(stats.rival) - require(stats.target) + required, labels
 
@@ -235,7 +218,7 @@ def _logits(
     """The (N, C) logits and the labels of either call form."""
     checked = options.get("checked", False)
     if not checked:
-        check_form(options.get("similarity", "dot"), options)
+        check_form(options)
     refuse_sharded(prototypes, name, _DENSE)
     if (impl := options.get("impl")) in ("chunked", "triton"):
         raise LargeMarginError(

@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, TypeAlias, Unpack
+from typing import Any, ClassVar, Literal, TypeAlias, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import check_choice, check_number
-from largemargin.losses.base.logit_loss import LogitLoss, LogitOptions
-from largemargin.losses.base.loss import LossOptions
+from largemargin.losses.base.loss import LogitLoss, LossOptions
 from largemargin.losses.base.setting_ranges import Dimension, Limits, Range
 from largemargin.losses.base.terms import (
+    LogitOptions,
     at_target,
     check_plain_margin,
     class_count,
@@ -19,7 +19,7 @@ from largemargin.losses.base.terms import (
     require,
     stats_of,
 )
-from largemargin.ops.class_stats import ComputeOptions
+from largemargin.ops.class_stats import Statistic
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 Divergence: TypeAlias = Literal["symmetric", "rivals_to_uniform", "uniform_to_rivals"]
@@ -68,8 +68,8 @@ class RivalDivergence(LogitLoss):
         check_choice("kind", kind, DIVERGENCES)
         self.kind: Divergence = kind
 
-    def per_sample(self, *inputs: Tensor, **logits: object) -> Tensor:
-        return rival_divergence(*inputs, kind=self.kind, **logits, **self.how)  # type: ignore[arg-type]
+    def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
+        return rival_divergence(*inputs, kind=self.kind, **logits, **self.how)
 
 
 def rival_divergence(
@@ -78,33 +78,17 @@ def rival_divergence(
     labels: Labels | None = None,
     *,
     kind: Divergence = "symmetric",
-    bias: Tensor | None = None,
-    similarity: str = "dot",
-    scale: float | Tensor = 1.0,
-    **how: Unpack[ComputeOptions],
+    **options: Unpack[LogitOptions],
 ) -> PerSample:
-    """Rival divergence per sample; :class:`RivalDivergence` has equation, arguments and an example.
-
-    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C), bias (C,); or
-    logits (N, C) and labels. Returns (N,).
-    """
+    """Rival divergence per sample; :class:`RivalDivergence` has equation, arguments and example."""
     check_choice("kind", kind, DIVERGENCES)
-    want = {
+    kinds: dict[Divergence, tuple[Statistic, ...]] = {
         "symmetric": ("spread", "mean"),
         "rivals_to_uniform": ("rest", "spread"),
         "uniform_to_rivals": ("rest", "mean"),
-    }[kind]
+    }
     num_classes = class_count(features, prototypes, labels)
-    stats, labels = stats_of(
-        features,
-        prototypes,
-        labels,
-        want,  # type: ignore[arg-type]
-        bias=bias,
-        similarity=similarity,
-        scale=scale,
-        how=how,
-    )
+    stats, labels = stats_of(features, prototypes, labels, kinds[kind], options)
     if kind == "symmetric":
         values = 0.5 * (require(stats.spread) - require(stats.mean))
     elif kind == "rivals_to_uniform":
@@ -157,12 +141,12 @@ class BiasedSoftmax(LogitLoss):
         check_number("strength", strength, at_least=0)
         self.strength = strength
 
-    def per_sample(self, *inputs: Tensor, **logits: object) -> Tensor:
+    def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
         return biased_softmax(
             *inputs,
             margin=self.margin,
             strength=self.strength,
-            **logits,  # type: ignore[arg-type]
+            **logits,
             **self.how,
         )
 
@@ -174,29 +158,14 @@ def biased_softmax(
     *,
     margin: float | Tensor = 1.0,
     strength: float = 0.0,
-    bias: Tensor | None = None,
-    similarity: str = "dot",
-    scale: float | Tensor = 1.0,
-    **how: Unpack[ComputeOptions],
+    **options: Unpack[LogitOptions],
 ) -> PerSample:
-    """Biased softmax per sample; :class:`BiasedSoftmax` has equation, arguments and an example.
-
-    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C), bias (C,); or
-    logits (N, C) and labels. Returns (N,).
-    """
+    """Biased softmax per sample; :class:`BiasedSoftmax` has equation, arguments and an example."""
     check_plain_margin("margin", margin)
     check_number("strength", strength, at_least=0)
     num_classes = class_count(features, prototypes, labels)
-    stats, labels = stats_of(
-        features,
-        prototypes,
-        labels,
-        ("target", "rest", "spread", "mean") if strength else ("target", "rest"),
-        bias=bias,
-        similarity=similarity,
-        scale=scale,
-        how=how,
-    )
+    want: tuple[Statistic, ...] = ("target", "rest", "spread", "mean")
+    stats, labels = stats_of(features, prototypes, labels, want if strength else want[:2], options)
     required = at_target(margin, labels, num_classes, "margin")
     values = F.softplus(require(stats.rest) - require(stats.target) + required)
     if strength:
@@ -243,8 +212,8 @@ class Kobayashi(LogitLoss):
         check_number("strength", strength, at_least=0)
         self.strength = strength
 
-    def per_sample(self, *inputs: Tensor, **logits: object) -> Tensor:
-        return kobayashi(*inputs, strength=self.strength, **logits, **self.how)  # type: ignore[arg-type]
+    def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
+        return kobayashi(*inputs, strength=self.strength, **logits, **self.how)
 
 
 def kobayashi(
@@ -255,9 +224,5 @@ def kobayashi(
     strength: float = 0.3,
     **options: Unpack[LogitOptions],
 ) -> PerSample:
-    """Kobayashi's loss per sample; :class:`Kobayashi` has equation, arguments and an example.
-
-    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C), bias (C,); or
-    logits (N, C) and labels. Returns (N,).
-    """
+    """Kobayashi's loss per sample; :class:`Kobayashi` has equation, arguments and an example."""
     return biased_softmax(features, prototypes, labels, margin=0.0, strength=strength, **options)

@@ -7,11 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import check_number
-from largemargin.losses.base.logit_loss import LogitLoss
-from largemargin.losses.base.loss import LossOptions
+from largemargin.losses.base.loss import LogitLoss, LossOptions
 from largemargin.losses.base.setting_ranges import SHARE, Dimension, Limits, Range
-from largemargin.losses.base.terms import class_count, over_targets, require, stats_of
-from largemargin.ops.class_stats import ComputeOptions
+from largemargin.losses.base.terms import LogitOptions, class_count, over_targets, require, stats_of
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -62,28 +60,12 @@ def label_smoothing(
     labels: Labels | None = None,
     *,
     smoothing: float = 0.1,
-    bias: Tensor | None = None,
-    similarity: str = "dot",
-    scale: float | Tensor = 1.0,
-    **how: Unpack[ComputeOptions],
+    **options: Unpack[LogitOptions],
 ) -> PerSample:
-    """Label smoothing per sample; :class:`LabelSmoothing` has equation, arguments and an example.
-
-    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C), bias (C,); or
-    logits (N, C) and labels. Returns (N,).
-    """
+    """Label smoothing per sample; :class:`LabelSmoothing` has equation, arguments and example."""
     check_number("smoothing", smoothing, at_least=0, at_most=1)
     num_classes = class_count(features, prototypes, labels)
-    stats, labels = stats_of(
-        features,
-        prototypes,
-        labels,
-        ("target", "rest", "mean"),
-        bias=bias,
-        similarity=similarity,
-        scale=scale,
-        how=how,
-    )
+    stats, labels = stats_of(features, prototypes, labels, ("target", "rest", "mean"), options)
     target = require(stats.target)
     cross_entropy = F.softplus(require(stats.rest) - target)
     to_rivals = smoothing * (num_classes - 1) / num_classes

@@ -63,10 +63,7 @@ def lm_softmax(
     scale: Scale = 64.0,
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
-    """LM-Softmax per sample; :class:`LMSoftmax` has equation, arguments and an example.
-
-    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
-    """
+    """LM-Softmax per sample; :class:`LMSoftmax` has equation, arguments and an example."""
     s = resolve_scale(scale, prototypes, psi0_without_margin)
     target, rest = target_and_rest(
         features, prototypes, labels, similarity="cosine", scale=s, **how

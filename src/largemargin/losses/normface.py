@@ -59,10 +59,7 @@ def normface(
     scale: Scale = 64.0,
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
-    """NormFace per sample; :class:`NormFace` has equation, arguments and an example.
-
-    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
-    """
+    """NormFace per sample; :class:`NormFace` has equation, arguments and an example."""
     s = resolve_scale(scale, prototypes, psi0_without_margin)
     target, rest = target_and_rest(
         features, prototypes, labels, similarity="cosine", scale=s, **how

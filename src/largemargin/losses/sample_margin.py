@@ -48,10 +48,7 @@ def sample_margin(
     normalize: bool = True,
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
-    """Negated margin per sample; :class:`SampleMargin` has equation, arguments and an example.
-
-    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
-    """
+    """Negated margin per sample; :class:`SampleMargin` has equation, arguments and an example."""
     stats = class_stats(
         features,
         prototypes,

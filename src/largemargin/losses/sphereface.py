@@ -117,10 +117,7 @@ def sphereface(
     annealing: float = 0.0,
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
-    """A-Softmax per sample; :class:`SphereFace` has equation, arguments and an example.
-
-    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
-    """
+    """A-Softmax per sample; :class:`SphereFace` has equation, arguments and an example."""
     margin = check_integer_margin(margin, "sphereface")
     check_setting("annealing", annealing, at_least=0)
     if scale is None:
@@ -216,10 +213,7 @@ def lsoftmax(
     annealing: float = 0.0,
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
-    """L-Softmax per sample; :class:`LSoftmax` has equation, arguments and an example.
-
-    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
-    """
+    """L-Softmax per sample; :class:`LSoftmax` has equation, arguments and an example."""
     margin = check_integer_margin(margin, "lsoftmax")
     refuse_sharded(prototypes, "lsoftmax", "it needs the length of each sample's class vector.")
     check_setting("annealing", annealing, at_least=0)

@@ -122,10 +122,7 @@ def unified_margin(
     scale: Scale = 64.0,
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
-    """Unified margin per sample; :class:`UnifiedMargin` has equation, arguments and an example.
-
-    Features (N, D), prototypes (C, D), labels (N,) or soft targets (N, C); returns (N,).
-    """
+    """Unified margin per sample; :class:`UnifiedMargin` has equation, arguments and an example."""
     check_setting("m1", m1, above=0)
     hint = "m2 is in radians; convert degrees with math.radians."
     check_margin("m2", m2, {"at_least": 0, "below": math.pi, "hint": hint})

@@ -16,6 +16,7 @@ from typing import (
     Self,
     TypeAlias,
     TypedDict,
+    Unpack,
 )
 
 import torch
@@ -551,6 +552,32 @@ class Loss(Summand, nn.Module):
 
     def __repr__(self) -> str:
         return constructor_repr(self, Loss)
+
+
+class LogitLoss(Loss):
+    """A loss that only sees logits: called with (logits, labels) or (features, prototypes, labels).
+
+    Args:
+        similarity, scale: how logits are made from features; None takes them from the prototype
+            module if it has them (a ``ClassHead``), otherwise dot products with scale 1.
+        options: those of every :class:`Loss`.
+    """
+
+    takes_logits: ClassVar[bool] = True
+    uses_bias: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        similarity: str | None = None,
+        scale: float | None = None,
+        **options: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(**options)
+        if similarity is not None:
+            check_choice("similarity", similarity, SIMILARITIES)
+        self.similarity = similarity
+        self.scale = scale
 
 
 class Weighted(Summand, nn.Module):

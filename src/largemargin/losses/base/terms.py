@@ -21,36 +21,31 @@ from largemargin.ops.similarity import SIMILARITIES
 from largemargin.tracing import values_are_checked
 
 
+class LogitOptions(ComputeOptions, total=False):
+    """How logits are made from features, beside the compute options."""
+
+    bias: Tensor | None
+    similarity: str
+    scale: float | Tensor
+
+
 def stats_of(
     features: Tensor,
     prototypes: Tensor,
     labels: Tensor | None,
     want: tuple[Statistic, ...],
-    *,
-    bias: Tensor | None,
-    similarity: str,
-    scale: float | Tensor,
-    how: Any,
+    options: LogitOptions,
 ) -> tuple[ClassStats, Tensor]:
     """Statistics and labels of a (features, prototypes, labels) or (logits, labels) call.
 
     For losses that are made of differences of statistics: those of logits are relative.
     """
     if labels is not None:
-        stats = class_stats(
-            features,
-            prototypes,
-            labels,
-            bias=bias,
-            similarity=similarity,
-            scale=scale,
-            want=want,
-            **how,
-        )
-        return stats, labels
-    if not how.get("checked"):
-        check_form(similarity, how)
-    if (impl := how.get("impl", "auto")) in ("chunked", "triton"):
+        return class_stats(features, prototypes, labels, want=want, **options), labels
+    checked = options.get("checked", False)
+    if not checked:
+        check_form(options)
+    if (impl := options.get("impl", "auto")) in ("chunked", "triton"):
         raise LargeMarginError(
             f'impl="{impl}" was asked for, but logits were given, so the (N, C) matrix exists '
             "already. Pass (features, prototypes, labels) to avoid it."
@@ -58,48 +53,32 @@ def stats_of(
     stats = stats_from_logits(
         features,
         prototypes,
-        scale,
+        options.get("scale", 1.0),
         want,
         relative=True,
-        validate=how.get("validate"),
-        check_finite=how.get("check_finite", False),
-        checked=how.get("checked", False),
+        validate=options.get("validate"),
+        check_finite=options.get("check_finite", False),
+        checked=checked,
     )
     return stats, prototypes
 
 
 def target_and_rest(
-    features: Tensor,
-    prototypes: Tensor,
-    labels: Tensor,
-    *,
-    similarity: str,
-    scale: float | Tensor = 1.0,
-    bias: Tensor | None = None,
-    **how: Unpack[ComputeOptions],
+    features: Tensor, prototypes: Tensor, labels: Tensor, **options: Unpack[LogitOptions]
 ) -> tuple[Tensor, Tensor]:
     """The two statistics that most margin losses are functions of."""
-    stats = class_stats(
-        features,
-        prototypes,
-        labels,
-        bias=bias,
-        similarity=similarity,
-        scale=scale,
-        want=("target", "rest"),
-        **how,
-    )
+    stats = class_stats(features, prototypes, labels, want=("target", "rest"), **options)
     assert stats.target is not None
     assert stats.rest is not None
     return stats.target, stats.rest
 
 
-def check_form(similarity: str, how: Any) -> None:
+def check_form(options: LogitOptions) -> None:
     """Names that the operator checks, for calls that do not reach it."""
-    check_choice("similarity", similarity, SIMILARITIES)
-    check_choice("impl", how.get("impl", "auto"), IMPLS)
-    if how.get("precision") is not None:
-        check_choice("precision", how["precision"], PRECISIONS)
+    check_choice("similarity", options.get("similarity", "dot"), SIMILARITIES)
+    check_choice("impl", options.get("impl", "auto"), IMPLS)
+    if options.get("precision") is not None:
+        check_choice("precision", options["precision"], PRECISIONS)
 
 
 def class_count(features: Tensor, prototypes: Tensor, labels: Tensor | None) -> int:
