@@ -54,8 +54,8 @@ INTEGRATIONS = (
     *("timm", "metric_learning", "torchmetrics"),
 )
 
-DERIVED = ("largemargin", "largemargin.functional")
-"""Modules whose names follow from the losses; they need no more than torch."""
+DERIVED = ("largemargin", "largemargin.functional", "largemargin.geometry", "largemargin.measuring")
+"""Modules whose ``__all__`` follows from what they import; they need no more than torch."""
 
 PLAIN = (
     griffe.Kind.FUNCTION,

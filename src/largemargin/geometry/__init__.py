@@ -1,134 +1,65 @@
 """Measures as pure functions: margins, dispersion, packings, curvature, and bounds."""
 
-from largemargin.geometry.bounds import (
-    BallBound,
-    CushionComplexity,
-    JsdLowerBound,
-    LinearMarginBound,
-    LMSoftmaxInequality,
-    NoiseCushions,
-    PacBayesQuantities,
-    SimplexOptimum,
-    SpectralComplexity,
-    ball_bound,
-    cushion_complexity,
-    gm_softmax_bound,
-    jensen_shannon,
-    jsd_lower_bound,
-    kl_divergence,
-    linear_margin_bound,
-    lm_softmax_inequality,
-    noise_cushions,
-    pac_bayes_quantities,
-    ramp_loss,
-    simplex_optimum,
-    spectral_complexity,
-    total_variation,
-)
-from largemargin.geometry.curvature import (
-    CurvatureBounds,
-    ExactCurvature,
-    LowCurvatureAccuracy,
-    RobustnessGroups,
-    curvature,
-    curvature_bounds,
-    curvature_by_robustness,
-    curvature_limit,
-    exact_curvature,
-    hessian_trace,
-    input_hessian,
-    low_curvature_accuracy,
-    low_curvature_mask,
-)
-from largemargin.geometry.dispersion import (
-    BoundaryMargins,
-    IdealFeatureRatio,
-    RescaledNetwork,
-    VarianceSplit,
-    boundary_margins,
-    class_dispersion,
-    ideal_feature_ratio,
-    largest_dispersion,
-    rescale_network,
-    variance_split,
-)
-from largemargin.geometry.input_gradients import InputGradient, input_gradient
-from largemargin.geometry.margins import (
-    MarginRatio,
-    MarginSummary,
-    angle_matrix,
-    class_margin,
-    class_minimum,
-    implicit_bias,
-    magnitude_ratio,
-    margin_ratio,
-    min_distance,
-    riesz_energy,
-    riesz_root,
-    sample_margins,
-    summarize_margins,
-)
+from largemargin.geometry.bounds import BallBound as BallBound
+from largemargin.geometry.bounds import CushionComplexity as CushionComplexity
+from largemargin.geometry.bounds import JsdLowerBound as JsdLowerBound
+from largemargin.geometry.bounds import LinearMarginBound as LinearMarginBound
+from largemargin.geometry.bounds import LMSoftmaxInequality as LMSoftmaxInequality
+from largemargin.geometry.bounds import NoiseCushions as NoiseCushions
+from largemargin.geometry.bounds import PacBayesQuantities as PacBayesQuantities
+from largemargin.geometry.bounds import SimplexOptimum as SimplexOptimum
+from largemargin.geometry.bounds import SpectralComplexity as SpectralComplexity
+from largemargin.geometry.bounds import ball_bound as ball_bound
+from largemargin.geometry.bounds import cushion_complexity as cushion_complexity
+from largemargin.geometry.bounds import gm_softmax_bound as gm_softmax_bound
+from largemargin.geometry.bounds import jensen_shannon as jensen_shannon
+from largemargin.geometry.bounds import jsd_lower_bound as jsd_lower_bound
+from largemargin.geometry.bounds import kl_divergence as kl_divergence
+from largemargin.geometry.bounds import linear_margin_bound as linear_margin_bound
+from largemargin.geometry.bounds import lm_softmax_inequality as lm_softmax_inequality
+from largemargin.geometry.bounds import noise_cushions as noise_cushions
+from largemargin.geometry.bounds import pac_bayes_quantities as pac_bayes_quantities
+from largemargin.geometry.bounds import ramp_loss as ramp_loss
+from largemargin.geometry.bounds import simplex_optimum as simplex_optimum
+from largemargin.geometry.bounds import spectral_complexity as spectral_complexity
+from largemargin.geometry.bounds import total_variation as total_variation
+from largemargin.geometry.curvature import CurvatureBounds as CurvatureBounds
+from largemargin.geometry.curvature import ExactCurvature as ExactCurvature
+from largemargin.geometry.curvature import LowCurvatureAccuracy as LowCurvatureAccuracy
+from largemargin.geometry.curvature import RobustnessGroups as RobustnessGroups
+from largemargin.geometry.curvature import curvature as curvature
+from largemargin.geometry.curvature import curvature_bounds as curvature_bounds
+from largemargin.geometry.curvature import curvature_by_robustness as curvature_by_robustness
+from largemargin.geometry.curvature import curvature_limit as curvature_limit
+from largemargin.geometry.curvature import exact_curvature as exact_curvature
+from largemargin.geometry.curvature import hessian_trace as hessian_trace
+from largemargin.geometry.curvature import input_hessian as input_hessian
+from largemargin.geometry.curvature import low_curvature_accuracy as low_curvature_accuracy
+from largemargin.geometry.curvature import low_curvature_mask as low_curvature_mask
+from largemargin.geometry.dispersion import BoundaryMargins as BoundaryMargins
+from largemargin.geometry.dispersion import IdealFeatureRatio as IdealFeatureRatio
+from largemargin.geometry.dispersion import RescaledNetwork as RescaledNetwork
+from largemargin.geometry.dispersion import VarianceSplit as VarianceSplit
+from largemargin.geometry.dispersion import boundary_margins as boundary_margins
+from largemargin.geometry.dispersion import class_dispersion as class_dispersion
+from largemargin.geometry.dispersion import ideal_feature_ratio as ideal_feature_ratio
+from largemargin.geometry.dispersion import largest_dispersion as largest_dispersion
+from largemargin.geometry.dispersion import rescale_network as rescale_network
+from largemargin.geometry.dispersion import variance_split as variance_split
+from largemargin.geometry.input_gradients import InputGradient as InputGradient
+from largemargin.geometry.input_gradients import input_gradient as input_gradient
+from largemargin.geometry.margins import MarginRatio as MarginRatio
+from largemargin.geometry.margins import MarginSummary as MarginSummary
+from largemargin.geometry.margins import angle_matrix as angle_matrix
+from largemargin.geometry.margins import class_margin as class_margin
+from largemargin.geometry.margins import class_minimum as class_minimum
+from largemargin.geometry.margins import implicit_bias as implicit_bias
+from largemargin.geometry.margins import magnitude_ratio as magnitude_ratio
+from largemargin.geometry.margins import margin_ratio as margin_ratio
+from largemargin.geometry.margins import min_distance as min_distance
+from largemargin.geometry.margins import riesz_energy as riesz_energy
+from largemargin.geometry.margins import riesz_root as riesz_root
+from largemargin.geometry.margins import sample_margins as sample_margins
+from largemargin.geometry.margins import summarize_margins as summarize_margins
 
-__all__ = [
-    "angle_matrix",
-    "class_margin",
-    "magnitude_ratio",
-    "sample_margins",
-    "class_minimum",
-    "summarize_margins",
-    "MarginSummary",
-    "implicit_bias",
-    "margin_ratio",
-    "MarginRatio",
-    "class_dispersion",
-    "largest_dispersion",
-    "boundary_margins",
-    "BoundaryMargins",
-    "ideal_feature_ratio",
-    "IdealFeatureRatio",
-    "variance_split",
-    "VarianceSplit",
-    "rescale_network",
-    "RescaledNetwork",
-    "min_distance",
-    "riesz_energy",
-    "riesz_root",
-    "input_gradient",
-    "InputGradient",
-    "curvature",
-    "curvature_limit",
-    "hessian_trace",
-    "input_hessian",
-    "exact_curvature",
-    "ExactCurvature",
-    "curvature_bounds",
-    "CurvatureBounds",
-    "low_curvature_mask",
-    "low_curvature_accuracy",
-    "LowCurvatureAccuracy",
-    "curvature_by_robustness",
-    "RobustnessGroups",
-    "ramp_loss",
-    "linear_margin_bound",
-    "LinearMarginBound",
-    "ball_bound",
-    "BallBound",
-    "kl_divergence",
-    "total_variation",
-    "jensen_shannon",
-    "jsd_lower_bound",
-    "JsdLowerBound",
-    "simplex_optimum",
-    "SimplexOptimum",
-    "gm_softmax_bound",
-    "lm_softmax_inequality",
-    "LMSoftmaxInequality",
-    "spectral_complexity",
-    "SpectralComplexity",
-    "noise_cushions",
-    "NoiseCushions",
-    "cushion_complexity",
-    "CushionComplexity",
-    "pac_bayes_quantities",
-    "PacBayesQuantities",
-]
+__all__ = [name for name, each in vars().items() if hasattr(each, "__qualname__")]

@@ -1,102 +1,56 @@
 """Measuring whole models: one call, one result."""
 
-from largemargin.measuring.accuracy import (
-    Accuracy,
-    Correct,
-    accuracy_of,
-    paired_counts,
-    paired_interval,
-    wilson,
-)
-from largemargin.measuring.calibrate import (
-    Temperature,
-    TemperatureScaled,
-    Threshold,
-    calibrate_temperature,
-    calibrate_threshold,
-)
-from largemargin.measuring.compare_geometry import GeometryComparison, compare_geometry
-from largemargin.measuring.embed import Embeddings, embed, embed_arrays
-from largemargin.measuring.evaluate import Evaluation, EvaluationConfig, Origin, Search, evaluate
-from largemargin.measuring.generalization import Bound, BoundSettings
-from largemargin.measuring.geometry_result import Geometry
-from largemargin.measuring.input_curvature import Curvature, CurvatureSettings, measure_curvature
-from largemargin.measuring.input_margins import LinearizedMargins, measure_input_margins
-from largemargin.measuring.layer_geometry import LayerGeometry
-from largemargin.measuring.loss_surface import LossSurface, measure_surface
-from largemargin.measuring.measure import measure, measure_arrays
-from largemargin.measuring.ood import OODScores, detect_ood
-from largemargin.measuring.predictions import Prediction, Predictions
-from largemargin.measuring.rescale_model import rescale_model
-from largemargin.measuring.retrieval import (
-    CrossCamera,
-    HeadInputs,
-    Retrieval,
-    cross_camera,
-    head_inputs_of,
-    retrieval_of,
-)
-from largemargin.measuring.robust_accuracy import (
-    AttackedAccuracy,
-    PerturbedAccuracy,
-    attack_curve,
-    attacked_accuracy,
-    perturbation_suite,
-    perturbed_accuracy,
-)
-from largemargin.measuring.sphere import Sphere
+from largemargin.measuring.accuracy import Accuracy as Accuracy
+from largemargin.measuring.accuracy import Correct as Correct
+from largemargin.measuring.accuracy import accuracy_of as accuracy_of
+from largemargin.measuring.accuracy import paired_counts as paired_counts
+from largemargin.measuring.accuracy import paired_interval as paired_interval
+from largemargin.measuring.accuracy import wilson as wilson
+from largemargin.measuring.calibrate import Temperature as Temperature
+from largemargin.measuring.calibrate import TemperatureScaled as TemperatureScaled
+from largemargin.measuring.calibrate import Threshold as Threshold
+from largemargin.measuring.calibrate import calibrate_temperature as calibrate_temperature
+from largemargin.measuring.calibrate import calibrate_threshold as calibrate_threshold
+from largemargin.measuring.embed import Embeddings as Embeddings
+from largemargin.measuring.embed import embed as embed
+from largemargin.measuring.embed import embed_arrays as embed_arrays
+from largemargin.measuring.evaluate import Evaluation as Evaluation
+from largemargin.measuring.evaluate import EvaluationConfig as EvaluationConfig
+from largemargin.measuring.evaluate import Origin as Origin
+from largemargin.measuring.evaluate import Search as Search
+from largemargin.measuring.evaluate import evaluate as evaluate
+from largemargin.measuring.generalization import Bound as Bound
+from largemargin.measuring.generalization import BoundSettings as BoundSettings
+from largemargin.measuring.geometry_result import Geometry as Geometry
+from largemargin.measuring.geometry_result import GeometryComparison as GeometryComparison
+from largemargin.measuring.geometry_result import compare_geometry as compare_geometry
+from largemargin.measuring.input_curvature import Curvature as Curvature
+from largemargin.measuring.input_curvature import CurvatureSettings as CurvatureSettings
+from largemargin.measuring.input_curvature import LossSurface as LossSurface
+from largemargin.measuring.input_curvature import measure_curvature as measure_curvature
+from largemargin.measuring.input_curvature import measure_surface as measure_surface
+from largemargin.measuring.input_margins import LinearizedMargins as LinearizedMargins
+from largemargin.measuring.input_margins import measure_input_margins as measure_input_margins
+from largemargin.measuring.layer_geometry import LayerGeometry as LayerGeometry
+from largemargin.measuring.measure import measure as measure
+from largemargin.measuring.measure import measure_arrays as measure_arrays
+from largemargin.measuring.ood import OODScores as OODScores
+from largemargin.measuring.ood import detect_ood as detect_ood
+from largemargin.measuring.predictions import Prediction as Prediction
+from largemargin.measuring.predictions import Predictions as Predictions
+from largemargin.measuring.rescale_model import rescale_model as rescale_model
+from largemargin.measuring.retrieval import CrossCamera as CrossCamera
+from largemargin.measuring.retrieval import HeadInputs as HeadInputs
+from largemargin.measuring.retrieval import Retrieval as Retrieval
+from largemargin.measuring.retrieval import cross_camera as cross_camera
+from largemargin.measuring.retrieval import head_inputs_of as head_inputs_of
+from largemargin.measuring.retrieval import retrieval_of as retrieval_of
+from largemargin.measuring.robust_accuracy import AttackedAccuracy as AttackedAccuracy
+from largemargin.measuring.robust_accuracy import PerturbedAccuracy as PerturbedAccuracy
+from largemargin.measuring.robust_accuracy import attack_curve as attack_curve
+from largemargin.measuring.robust_accuracy import attacked_accuracy as attacked_accuracy
+from largemargin.measuring.robust_accuracy import perturbation_suite as perturbation_suite
+from largemargin.measuring.robust_accuracy import perturbed_accuracy as perturbed_accuracy
+from largemargin.measuring.sphere import Sphere as Sphere
 
-__all__ = [
-    "Accuracy",
-    "AttackedAccuracy",
-    "Bound",
-    "BoundSettings",
-    "GeometryComparison",
-    "Correct",
-    "CrossCamera",
-    "Curvature",
-    "CurvatureSettings",
-    "Embeddings",
-    "HeadInputs",
-    "Evaluation",
-    "EvaluationConfig",
-    "Geometry",
-    "LayerGeometry",
-    "LinearizedMargins",
-    "LossSurface",
-    "Origin",
-    "PerturbedAccuracy",
-    "Prediction",
-    "Predictions",
-    "Retrieval",
-    "Search",
-    "Sphere",
-    "OODScores",
-    "Temperature",
-    "TemperatureScaled",
-    "Threshold",
-    "accuracy_of",
-    "attack_curve",
-    "attacked_accuracy",
-    "calibrate_temperature",
-    "calibrate_threshold",
-    "compare_geometry",
-    "cross_camera",
-    "paired_counts",
-    "detect_ood",
-    "embed",
-    "embed_arrays",
-    "head_inputs_of",
-    "evaluate",
-    "measure",
-    "measure_arrays",
-    "measure_curvature",
-    "measure_input_margins",
-    "measure_surface",
-    "paired_interval",
-    "perturbation_suite",
-    "perturbed_accuracy",
-    "rescale_model",
-    "retrieval_of",
-    "wilson",
-]
+__all__ = [name for name, each in vars().items() if hasattr(each, "__qualname__")]
