@@ -229,7 +229,7 @@ def test_counters_come_back_with_a_checkpoint(tmp_path: Path) -> None:
     assert (again.epoch, again.done) == (1, STEPS + 4)
     assert (again.best, again.waited, again.seconds) == (first.best, 2, 12.5)
     assert again.mid_epoch is not None
-    assert again.mid_epoch.steps == 4
+    assert again.mid_epoch["steps"] == 4
 
 
 def test_checkpoints_come_after_so_many_epochs_and_at_the_end(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ so a run killed at any moment finds both as they belong together.
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from largemargin.export.tensor_files import read_tensors, write_tensors
 FOLDER, MODEL, REST, STATE = "checkpoints", "model", "rest.safetensors", "state.json"
 KINDS = ("epoch", "step", "best")
 NAME = re.compile(rf"({'|'.join(KINDS)})-\d+")
-MID_EPOCH = "paused."
+MID_EPOCH, AVERAGE = "paused.", "average."
 
 
 class Checkpoints:
@@ -68,12 +69,9 @@ class Checkpoints:
         Args:
             name: of its folder.
             state: counters and results, ready for JSON.
-            model: with its weights.
-            criterion: with its state.
-            optimizer: with its state.
+            model, criterion, optimizer: with their states.
             average: averaged weights, or None.
-            config: of the run.
-            classes: names of the classes.
+            config, classes: of the run.
             mid_epoch: what else a run needs in the middle of an epoch: generators, buffers.
             best: name of the checkpoint :meth:`write_best` wrote that goes with it; default the
                 one that is pointed at already.
@@ -81,7 +79,8 @@ class Checkpoints:
 
         def fill(draft: Path) -> None:
             save(draft / MODEL, model, criterion, config=config, class_names=classes)
-            write_tensors(draft / REST, _rest(optimizer, average) | _prefixed(mid_epoch or {}))
+            tensors = {f"{MID_EPOCH}{name}": each for name, each in (mid_epoch or {}).items()}
+            write_tensors(draft / REST, _rest(optimizer, average) | tensors)
 
         best = best or self._named("best")
         self._write(name, {**state, "best_checkpoint": best}, fill)
@@ -98,11 +97,8 @@ class Checkpoints:
         classes: Sequence[str],
     ) -> None:
         """Write a model that predicts; :meth:`write_last` makes it the best one."""
-
-        def fill(draft: Path) -> None:
-            save(draft / MODEL, model, config=config, class_names=classes)
-
-        self._write(name, state, fill)
+        fill = partial(save, model=model, config=config, class_names=classes)
+        self._write(name, state, lambda draft: fill(draft / MODEL))
 
     def _write(self, name: str, state: dict[str, Any], fill: Callable[[Path], None]) -> None:
         self.folder.mkdir(exist_ok=True)
@@ -124,14 +120,10 @@ class Checkpoints:
         if best is not None and self._named("best") != best:
             self._point("best", best)
         remove_drafts(self.folder)
-        self._forget({last, best or self._named("best")})
-
-    def _forget(self, kept: set[str | None]) -> None:
-        """Delete the checkpoints that nothing points at any more."""
-        for kind in KINDS:
-            for path in self.folder.glob(f"{kind}-*"):
-                if path.name not in kept:
-                    shutil.rmtree(path, ignore_errors=True)
+        kept = {last, best or self._named("best")}
+        for path in (each for kind in KINDS for each in self.folder.glob(f"{kind}-*")):
+            if path.name not in kept:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _named(self, which: str) -> str | None:
         pointer = self.folder / f"{which}.json"
@@ -187,52 +179,42 @@ class Checkpoints:
         rest = read_tensors(folder / REST)
         _restore_optimizer(optimizer, rest)
         if average is not None:
-            average.model.load_state_dict(_averaged(rest), strict=False)
-        mark = MID_EPOCH
-        tensors = {name[len(mark) :]: each for name, each in rest.items() if name.startswith(mark)}
-        return {**state, "tensors": tensors}
+            average.model.load_state_dict(marked(rest, AVERAGE), strict=False)
+        return {**state, "tensors": marked(rest, MID_EPOCH)}
 
 
 def model_weights(folder: Path, model: nn.Module) -> nn.Module:
     """``model`` with the weights of a checkpoint, averaged ones where there are, to predict."""
     load(folder / MODEL, model, criterion="none")
     if (folder / REST).is_file():
-        kept = _averaged(read_tensors(folder / REST))
+        kept = marked(read_tensors(folder / REST), AVERAGE)
         if kept:
             model.load_state_dict(kept, strict=False)
     return model.eval()
 
 
-def _averaged(rest: dict[str, Tensor]) -> dict[str, Tensor]:
-    mark = "average."
-    return {name[len(mark) :]: tensor for name, tensor in rest.items() if name.startswith(mark)}
-
-
-def _prefixed(mid_epoch: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{MID_EPOCH}{name}": each for name, each in mid_epoch.items()}
+def marked(tensors: dict[str, Tensor], mark: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with this mark, named without it."""
+    return {name[len(mark) :]: each for name, each in tensors.items() if name.startswith(mark)}
 
 
 def _rest(optimizer: torch.optim.Optimizer, average: AveragedModel | None) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for index, values in optimizer.state_dict()["state"].items():
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                tensors[f"optimizer.{index}.{name}"] = value
-            elif value is not None:
-                tensors[f"optimizer.{index}.{name}"] = torch.tensor(value)
-    if average is not None:
-        for name, value in average.model.state_dict().items():
-            if isinstance(value, Tensor):
-                tensors[f"average.{name}"] = value
-    return tensors
+    tensors = {
+        f"optimizer.{index}.{name}": torch.as_tensor(value)
+        for index, values in optimizer.state_dict()["state"].items()
+        for name, value in values.items()
+        if value is not None
+    }
+    averaged = {} if average is None else average.model.state_dict()
+    kept = {name: value for name, value in averaged.items() if isinstance(value, Tensor)}
+    return tensors | {f"{AVERAGE}{name}": value for name, value in kept.items()}
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, rest: dict[str, Tensor]) -> None:
     state: dict[int, dict[str, Any]] = {}
-    for name, tensor in rest.items():
-        if name.startswith("optimizer."):
-            _, index, key = name.split(".", 2)
-            state.setdefault(int(index), {})[key] = tensor
+    for name, tensor in marked(rest, "optimizer.").items():
+        index, key = name.split(".", 1)
+        state.setdefault(int(index), {})[key] = tensor
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
     for parameter, values in optimizer.state.items():

@@ -1,6 +1,7 @@
 """Settings as YAML files and plain dictionaries, and back."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -133,21 +134,14 @@ def _scalar(value: Any, kind: Any, place: str) -> Any:
     if kind is Any:
         return value
     if kind is float and isinstance(value, str):
-        value = _number_in(value)
+        with suppress(ValueError):  # YAML 1.1 reads 1e-4 as a string: there is no point in it
+            value = float(value)
     accepted = (int, float) if kind is float else kind
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         raise LargeMarginError(
             f"{place} must be a {kind.__name__}, but {value!r} ({type(value).__name__}) was given."
         )
     return float(value) if kind is float else value
-
-
-def _number_in(text: str) -> float | str:
-    # YAML 1.1 reads 1e-4 as a string, because there is no point in it.
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def read_config(path: str | Path) -> RunConfig:

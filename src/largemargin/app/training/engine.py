@@ -54,8 +54,7 @@ from largemargin.app.training.runs import (
 )
 from largemargin.app.training.trainer import Trainer
 from largemargin.errors import LargeMarginError, MarginWarning, check_number
-from largemargin.measuring.geometry_result import Geometry
-from largemargin.measuring.robust.epsilon_ball import LEVELS
+from largemargin.measuring.robust.attacks import LEVELS
 
 ONE_REQUEST_S = 1.0
 """Signals within this time are one request to stop."""
@@ -158,17 +157,17 @@ class Session:
         self.training = False
         trainer, folder = self.trainer, self.folder
         trainer.progress.close()
-        best = Checkpoints(folder).find("best")
-        assert best is not None
-        model_weights(best, trainer.evaluated())
+        weights, best = Checkpoints(folder).find("best"), trainer.best
+        assert weights is not None
+        model_weights(weights, trainer.evaluated())
         failure = trainer.scores.failure(trainer.evaluated())
         test = trainer.scores.test(trainer.evaluated())
         result: dict[str, Any] = {
             "status": "finished" if failure is None else "diverged",
             "epochs": trainer.epoch,
             "steps": trainer.done,
-            "best_epoch": None if trainer.best is None else trainer.best["epoch"],
-            "validation": None if trainer.best is None else _scores(trainer.best),
+            "best_epoch": best and best["epoch"],
+            "validation": best and {k: best[k] for k in best if k not in ("score", "epoch")},
             "test": None if test is None else in_short(test),
             "notes": [
                 *_notes(self.config, trainer),
@@ -200,7 +199,12 @@ class Session:
             return
         if geometry is not None:
             geometry.save(self.folder / GEOMETRY)
-            result["geometry"] = _summary(geometry)
+            cosine = geometry.margins["cosine"].overall
+            result["geometry"] = {
+                "class_margin_degrees": geometry.prototypes.class_margin,
+                "mean_cosine_margin": cosine.mean,
+                "min_cosine_margin": cosine.minimum,
+            }
 
 
 def begin(
@@ -278,7 +282,9 @@ def _prepared_folder(
         Run.open(folder)
         stack.enter_context(locked(folder))
         remove_drafts(folder)
-        _set_aside(folder / EVALUATION)
+        evaluation = folder / EVALUATION
+        if evaluation.is_file():  # of a model from the middle of the run: no result of its end
+            evaluation.replace(evaluation.with_name(f"{evaluation.stem}-before-resume.json"))
         return folder
     if folder is None:
         folder = new_folder(config)
@@ -291,12 +297,6 @@ def _prepared_folder(
     stack.enter_context(locked(folder))
     _refuse_used(folder)  # by a run that began in between
     return folder
-
-
-def _set_aside(evaluation: Path) -> None:
-    """It is of a model from the middle of the run, and the report would take it for the last."""
-    if evaluation.is_file():
-        evaluation.replace(evaluation.with_name(f"{evaluation.stem}-before-resume.json"))
 
 
 def _refuse_used(folder: Path) -> None:
@@ -327,19 +327,6 @@ def _write_facts(folder: Path, data: Data, processes: Processes) -> None:
         },
     )
     write_json(folder / ENVIRONMENT, environment(processes.device, processes=processes.world))
-
-
-def _scores(best: dict[str, Any]) -> dict[str, float]:
-    return {name: best[name] for name in ("accuracy", "balanced_accuracy", "loss", "ece")}
-
-
-def _summary(geometry: Geometry) -> dict[str, float]:
-    cosine = geometry.margins["cosine"].overall
-    return {
-        "class_margin_degrees": geometry.prototypes.class_margin,
-        "mean_cosine_margin": cosine.mean,
-        "min_cosine_margin": cosine.minimum,
-    }
 
 
 def own_stream(device: torch.device) -> AbstractContextManager[None]:
@@ -426,18 +413,14 @@ def _explanation(error: Exception, processes: int, timeout: float) -> str | None
             f"deterministic is true, but a part of this model cannot be computed so here: {text} "
             "Use another network, or deterministic: false"
         )
-    if processes > 1 and _is_about_processes(error, text):
+    named = type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError")
+    marks = ("gloo", "nccl", "timed out", "timeout", "connection", "socket", "peer")
+    if processes > 1 and (named or any(mark in text.lower() for mark in marks)):
         return (
             f"another of the {processes} processes ended, or did not answer for {timeout:g} s "
             f"(timeout): {text}"
         )
     return None
-
-
-def _is_about_processes(error: Exception, text: str) -> bool:
-    named = type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError")
-    marks = ("gloo", "nccl", "timed out", "timeout", "connection", "socket", "peer")
-    return named or any(mark in text.lower() for mark in marks)
 
 
 def check_config(config: RunConfig) -> None:

@@ -25,11 +25,11 @@ class Totals:
 
     def row(self) -> dict[str, Any]:
         """Means over the finite steps, as a row of the metrics."""
-        n = self.steps
+        n = self.steps or math.nan
         row: dict[str, Any] = {
-            "loss": self.loss / n if n else math.nan,
-            "terms": {name: value / n if n else math.nan for name, value in self.terms.items()},
-            "gradient_norm": self.gradient_norm / n if n else math.nan,
+            "loss": self.loss / n,
+            "terms": {name: value / n for name, value in self.terms.items()},
+            "gradient_norm": self.gradient_norm / n,
             "images": self.images,
         }
         if self.bad:
@@ -60,22 +60,9 @@ class EpochTotals:
         """Count a step; ``finite`` says whether it was carried out."""
         if not self.names:
             self._begin(list(terms))
-        if self.on_host:
-            self._add_here(total, terms, norm, bool(finite))
+        if not self.on_host:
+            self._add(self._sums, self._bad, [total, norm, *terms.values()], finite)
             return
-        self._add(self._sums, self._bad, [total, norm, *terms.values()], finite)
-
-    def _begin(self, names: list[str]) -> None:
-        self.names = names
-        self.totals.terms = dict.fromkeys(names, 0.0)
-        # finite steps, bad ones in a row now, loss, norm, terms
-        self._sums = torch.zeros(4 + len(names), dtype=torch.float64, device=self.device)
-        # most in a row, bad, the last bad one, bad by term
-        self._bad = torch.zeros(3 + len(names), dtype=torch.float64, device=self.device)
-
-    def _add_here(
-        self, total: Tensor, terms: dict[str, Tensor], norm: Tensor, finite: bool
-    ) -> None:
         totals = self.totals
         if not finite:
             totals.last_bad = totals.steps + totals.bad
@@ -92,6 +79,14 @@ class EpochTotals:
         totals.gradient_norm += norm.item()
         for name, term in terms.items():
             totals.terms[name] += term.item()
+
+    def _begin(self, names: list[str]) -> None:
+        self.names = names
+        self.totals.terms = dict.fromkeys(names, 0.0)
+        # finite steps, bad ones in a row now, loss, norm, terms
+        self._sums = torch.zeros(4 + len(names), dtype=torch.float64, device=self.device)
+        # most in a row, bad, the last bad one, bad by term
+        self._bad = torch.zeros(3 + len(names), dtype=torch.float64, device=self.device)
 
     def read(self) -> Totals:
         """The sums since :meth:`clear`; waits for the device."""
@@ -143,16 +138,10 @@ class EpochTotals:
         if self.on_host or not names:
             return
         totals = self.totals
-        counts = [totals.bad_terms.get(name, 0) for name in names]
-        sums = [
-            totals.steps,
-            self._in_a_row,
-            totals.loss,
-            totals.gradient_norm,
-            *totals.terms.values(),
-        ]
-        self._sums.copy_(torch.tensor(sums, dtype=torch.float64))
+        norm, counts = totals.gradient_norm, [totals.bad_terms.get(name, 0) for name in names]
+        sums = [totals.steps, self._in_a_row, totals.loss, norm, *totals.terms.values()]
         bad = [totals.bad_in_a_row, totals.bad, totals.last_bad, *counts]
+        self._sums.copy_(torch.tensor(sums, dtype=torch.float64))
         self._bad.copy_(torch.tensor(bad, dtype=torch.float64))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from largemargin.app.training.epoch_totals import Totals
 from largemargin.app.training.files import write_text
+from largemargin.app.training.processes import flat
 from largemargin.dropin.criterion import Criterion
 
 METRICS = "metrics.jsonl"
@@ -41,7 +42,12 @@ class Journal:
             file.flush()
             os.fsync(file.fileno())
         if self.track is not None:
-            self.track(_flat(row), row["step"])
+            numbers = {
+                name: float(value)
+                for name, value in flat(row, "/").items()
+                if isinstance(value, int | float) and not isinstance(value, bool)
+            }
+            self.track(numbers, row["step"])
 
     def gradients(self, epoch: int, step: int, criterion: Criterion) -> None:
         """Norms of the terms' gradients on the features, and how far they agree (cosines)."""
@@ -106,16 +112,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def _flat(row: dict[str, Any], before: str = "") -> dict[str, float]:
-    flat: dict[str, float] = {}
-    for name, value in row.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{before}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            flat[before + name] = float(value)
-    return flat
 
 
 class Progress:

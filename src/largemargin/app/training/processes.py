@@ -11,8 +11,9 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -127,7 +128,11 @@ class Processes:
         if self.accelerator is None or not self.accelerator.log_with:
             return None
         self.accelerator.project_configuration.logging_dir = str(folder)
-        self.accelerator.init_trackers(name, config=_flat(settings))
+        plain = {
+            path: value if isinstance(value, int | float | str | bool) else str(value)
+            for path, value in flat(settings, ".").items()
+        }
+        self.accelerator.init_trackers(name, config=plain)
         return lambda values, step: self.accelerator.log(values, step=step)
 
     def end(self) -> None:
@@ -206,15 +211,16 @@ def _accelerator(config: RunConfig) -> Any:
         ) from error
 
 
-def _flat(settings: dict[str, Any], before: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
+def flat(values: dict[str, Any], separator: str) -> dict[str, Any]:
+    """Values in groups by their whole names, for trackers."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{before}{name}.")
+            inside = flat(value, separator)
+            found |= {f"{name}{separator}{each}": inside[each] for each in inside}
         else:
-            plain = isinstance(value, int | float | str | bool)
-            flat[before + name] = value if plain else str(value)
-    return flat
+            found[name] = value
+    return found
 
 
 PACKAGES = ("torchvision", "numpy", "accelerate", "safetensors", "scikit-learn", "timm")
@@ -222,9 +228,7 @@ PACKAGES = ("torchvision", "numpy", "accelerate", "safetensors", "scikit-learn",
 
 def pick_device(name: str) -> torch.device:
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -240,11 +244,15 @@ def pick_device(name: str) -> torch.device:
 
 def environment(device: torch.device, *, processes: int = 1) -> dict[str, Any]:
     """Provenance as plain values. Nothing in it names a user or a path outside the command."""
+    versions = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     return {
         "largemargin": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
-        "packages": _versions(),
+        "packages": versions,
         "device": device_name(device),
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "threads": torch.get_num_threads(),
@@ -267,18 +275,6 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} ({platform.machine()}, {os.cpu_count()} cores)"
-
-
-def _versions() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def commit() -> str | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -31,6 +32,13 @@ from largemargin.measuring.scores import rows_at_once
 
 TOLD = "the run diverged"
 
+PER_CLASS = 4
+"""Of more classes than samples / 4 only some are looked at: one sample alone has no dispersion."""
+
+PAIRED = 2**32
+"""Class vectors are compared with each other while C * C * D is not larger: 1,000 classes in 4,000
+dimensions, a fraction of a second."""
+
 
 class Diverged(LargeMarginError):
     """Raised where too many steps in a row were not finite; see ``max_bad_steps``."""
@@ -45,12 +53,16 @@ class Scores:
         self.processes = processes
         self.device = processes.device
         self._validation: Batches | None = None
+        self._few: Batches | None = None
 
     def validation(self, model: nn.Module) -> dict[str, float] | None:
-        if not self.data.validation:
+        samples, world = self.data.validation, self.processes.world
+        if not samples:
             return None
         if self._validation is None:
-            self._validation = self._batches(self.data.validation)
+            if world > 1:  # each process takes its share
+                samples = samples.subset(range(self.processes.rank, len(samples), world))
+            self._validation = self._batches(samples, self.config.data.workers)
         return in_short(self._accuracy(model, self._validation))
 
     def test(self, model: nn.Module) -> Accuracy | None:
@@ -62,33 +74,54 @@ class Scores:
         """Why the model is no result, where it diverged; the same on every process."""
         samples = self.data.test or self.data.validation or self.data.train
         few = samples.subset(range(min(EVALUATION_BATCH, len(samples))))
-        batches = Batches(few, EVALUATION_BATCH, device=self.device, shuffle=False)
         with autocast(self.config.precision, self.device):
-            return why_diverged(model, batches, self.config)
+            return why_diverged(model, self._batches(few), self.config)
 
     def geometry(self, model: nn.Module) -> Geometry | None:
         """On the test images, or else the validation images; on the first process only."""
         samples = self.data.test or self.data.validation
         if not samples or self.processes.rank > 0:
             return None
-        batches = Batches(samples, EVALUATION_BATCH, device=self.device, shuffle=False)
         words = samples_text(self.data, "test" if self.data.test else "validation", samples)
         with autocast(self.config.precision, self.device):
             return measure(
                 model,
-                batches,
+                self._batches(samples),
                 pairwise=True,
                 sync=False,
                 data_name=words,
                 class_names=self.data.classes,
             )
 
-    def _batches(self, samples: Samples) -> Batches:
-        """All images in their order; of several processes each takes its share."""
-        rank, world = self.processes.rank, self.processes.world
-        if world > 1:
-            samples = samples.subset(range(rank, len(samples), world))
-        workers = self.config.data.workers
+    def epoch_geometry(self, model: Any) -> dict[str, Any] | None:
+        """After every epoch a handful of numbers for its row of metrics.jsonl.
+
+        On a few validation images, or without them on training images as they are, without
+        augmentation; the same ones in every epoch and in every run on the same data. One forward
+        pass, then a few small products on the CPU: the cost does not grow with the data. Nothing
+        random is drawn and the model is left as it was, so training goes on as if nobody had
+        looked. None on other processes than the first, and where no samples are asked for.
+        """
+        if self.config.geometry_samples == 0 or self.processes.rank > 0:
+            return None
+        if self._few is None:
+            samples: Samples = self.data.validation or self.data.train
+            chosen = spread(samples.labels, self.config.geometry_samples)
+            self._few = self._batches(samples.subset(chosen), self.config.data.workers)
+        rows, labels = [], []
+        with evaluating(model), autocast(self.config.precision, self.device):
+            for images, label in self._few:
+                rows.append(model.features(images).flatten(1).float())
+                labels.append(label)
+        features, classes = torch.cat(rows).cpu(), torch.cat(labels).cpu()
+        view = head_view(model.head)
+        bias = None if view.bias is None else view.bias.cpu().float()
+        view = replace(view, weight=view.weight.cpu().float(), bias=bias)
+        split = "validation" if self.data.validation else "train"
+        return {"split": split, "samples": len(classes), **summary(features, classes, view)}
+
+    def _batches(self, samples: Samples, workers: int = 0) -> Batches:
+        """All images in their order."""
         return Batches(
             samples, EVALUATION_BATCH, device=self.device, shuffle=False, workers=workers
         )
@@ -154,71 +187,12 @@ def left_out(rows: Sequence[Mapping[str, Any]], config: RunConfig) -> list[str]:
         rows: of the epochs, as ``Run.metrics("epoch")`` gives them.
         config: of the run.
     """
-    count = 0
-    for row in reversed(rows):
-        if not row.get("bad_steps") or row["loss"] is not None:
-            break
-        count += 1
+    skipped = takewhile(lambda row: row.get("bad_steps") and row["loss"] is None, reversed(rows))
+    count = len(list(skipped))
     if count == 0:
         return []
     which = "the last epoch" if count == 1 else f"the last {count} epochs"
     return [f"all steps of {which} were skipped, because none was finite. {advice(config)}"]
-
-
-PER_CLASS = 4
-"""Of more classes than samples / 4 only some are looked at: one sample alone has no dispersion."""
-
-PAIRED = 2**32
-"""Class vectors are compared with each other while C * C * D is not larger: 1,000 classes in 4,000
-dimensions, a fraction of a second."""
-
-
-class EpochGeometry:
-    """``measured(model)`` after every epoch: a handful of numbers for its row of metrics.jsonl.
-
-    On validation images, or without them on training images as they are, without augmentation; the
-    same ones in every epoch and in every run on the same data. One forward pass, then a few small
-    products on the CPU: the cost does not grow with the data. Nothing random is drawn and the model
-    is left as it was, so training goes on as if nobody had looked.
-    """
-
-    def __init__(self, config: RunConfig, data: Data, processes: Processes) -> None:
-        self.config = config
-        self.data = data
-        self.processes = processes
-        self.split = "validation" if data.validation else "train"
-        self._batches: Batches | None = None
-
-    def measured(self, model: Any) -> dict[str, Any] | None:
-        """On the first process; None on others, and where no samples are asked for."""
-        if self.config.geometry_samples == 0 or self.processes.rank > 0:
-            return None
-        features, labels = self._features(model)
-        view = head_view(model.head)
-        view = replace(
-            view,
-            weight=view.weight.cpu().float(),
-            bias=None if view.bias is None else view.bias.cpu().float(),
-        )
-        return {"split": self.split, "samples": len(labels), **summary(features, labels, view)}
-
-    def _features(self, model: Any) -> tuple[Tensor, Tensor]:
-        if self._batches is None:
-            samples: Samples = self.data.validation or self.data.train
-            chosen = spread(samples.labels, self.config.geometry_samples)
-            self._batches = Batches(
-                samples.subset(chosen),
-                EVALUATION_BATCH,
-                device=self.processes.device,
-                shuffle=False,
-                workers=self.config.data.workers,
-            )
-        rows, labels = [], []
-        with evaluating(model), autocast(self.config.precision, self.processes.device):
-            for images, label in self._batches:
-                rows.append(model.features(images).flatten(1).float())
-                labels.append(label)
-        return torch.cat(rows).cpu(), torch.cat(labels).cpu()
 
 
 def spread(labels: Tensor, count: int) -> Tensor:
@@ -260,23 +234,15 @@ def summary(features: Tensor, labels: Tensor, head: HeadView) -> dict[str, float
         margins.append(sample_margins(rows, weight, own, similarity="cosine"))
         biases.append(implicit_bias(head(rows), own))
     cosine = torch.cat(margins)
+    # All pairs at once: so few rows need no search class by class.
+    same, apart = labels[:, None] == labels, torch.cdist(features.double(), features.double())
     paired = classes * classes * dim <= PAIRED
     values = (
         float(class_margin(weight, degrees=True)) if paired else None,
         float(cosine.mean()),
         float(cosine.min()),
-        _dispersion(features, labels),
+        None if int(same.sum()) == len(labels) else float(apart[same].max()),
         float(magnitude_ratio(weight)),
         float(torch.cat(biases).mean()),
     )
     return dict(zip(names, values, strict=True))
-
-
-def _dispersion(features: Tensor, labels: Tensor) -> float | None:
-    """Largest diameter of a class; None where every sample stands alone."""
-    same = labels[:, None] == labels
-    if int(same.sum()) == len(labels):
-        return None
-    # All pairs at once: so few rows need no search class by class.
-    apart = torch.cdist(features.double(), features.double())
-    return float(apart[same].max())

@@ -27,10 +27,9 @@ Losses = tuple[Tensor, dict[str, Tensor]]
 
 def noisy_images(images: Tensor, noise: NoiseConfig) -> Tensor:
     """Images with the configured noise, drawn from torch's generator of their device."""
-    if noise.kind == "gaussian":
-        changed = images + noise.level * torch.randn_like(images)
-    else:
-        changed = images + noise.level * (2 * torch.rand_like(images) - 1)
+    gaussian = noise.kind == "gaussian"
+    drawn = torch.randn_like(images) if gaussian else 2 * torch.rand_like(images) - 1
+    changed = images + noise.level * drawn
     return changed.clamp(0, 1) if noise.clip else changed
 
 
@@ -105,7 +104,10 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
         loss, terms = losses(images, noisy, labels)
         self.backward(loss)
-        norm = self._gradient_norm()
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
+        gradients = [each.grad for each in self.parameters if each.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
         loss = loss.detach()
         finite = torch.isfinite(norm)
         if self.alone:
@@ -115,12 +117,6 @@ class Step:
         self.totals.add(loss, terms, norm, finite)
         if self.average is not None:
             self.average.update()
-
-    def _gradient_norm(self) -> Tensor:
-        if self.scaler is not None:
-            self.scaler.unscale_(self.optimizer)
-        gradients = [each.grad for each in self.parameters if each.grad is not None]
-        return nn.utils.get_total_norm(gradients)
 
     def _update(self, norm: Tensor, finite: Tensor) -> None:
         """Clip and change the parameters, unless the step is not finite."""

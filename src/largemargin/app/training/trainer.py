@@ -1,7 +1,6 @@
 """``Trainer``: one run from its configuration to its result, a step at a time.
 
-Below it: the batches of a run, what is wrong with bad steps, and the state of a run that was asked
-to stop in the middle of an epoch.
+Below it: the batches of a run, and what is wrong with bad steps.
 """
 
 import math
@@ -9,7 +8,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,14 +18,14 @@ from largemargin.app.config import RunConfig
 from largemargin.app.data.load import Data
 from largemargin.app.data.samples import Batches
 from largemargin.app.models.build import build_model
-from largemargin.app.training.checkpoints import Checkpoints
+from largemargin.app.training.checkpoints import Checkpoints, marked
 from largemargin.app.training.config_file import to_dict
 from largemargin.app.training.epoch_totals import EpochTotals
 from largemargin.app.training.journal import Journal, Progress
 from largemargin.app.training.objective import needs_of, objective_of
 from largemargin.app.training.processes import Processes, autocast
 from largemargin.app.training.run_rng import RunRng, seed_all
-from largemargin.app.training.run_scores import Diverged, EpochGeometry, Scores
+from largemargin.app.training.run_scores import Diverged, Scores
 from largemargin.app.training.step import (
     AveragedModel,
     BufferSnapshot,
@@ -42,6 +40,9 @@ from largemargin.errors import LargeMarginError, MarginWarning
 
 READ_EVERY = 50
 """Steps between readings of what the device has added up."""
+
+SNAPSHOT = "kept."
+"""How tensors of the snapshot are named in a checkpoint in the middle of an epoch."""
 
 NAMED = 64
 """Samples of a bad step that are named in the journal."""
@@ -132,10 +133,9 @@ class Trainer:
         self.graph = GraphStep(self.step, self.batches) if self.graphs else None
         self.snapshot = BufferSnapshot(self.bare, self.criterion, average=self.average)
         self.scores = Scores(config, data, self.processes)
-        self.geometry = EpochGeometry(config, data, self.processes)
         self.checkpoints = Checkpoints(self.journal.folder)
         self.epoch, self.done = 0, 0
-        self.mid_epoch: MidEpoch | None = None
+        self.mid_epoch: dict[str, Any] | None = None
         self.in_epoch, self.epoch_started, self.epoch_seconds = 0, 0.0, 0.0
         self.best: dict[str, Any] | None = None
         self.best_model = deepcopy(self.bare) if self.data.validation else self.bare
@@ -194,7 +194,8 @@ class Trainer:
         self.seconds = state["seconds"]
         if self.processes.scaler is not None and state.get("scaler"):
             self.processes.scaler.load_state_dict(state["scaler"])
-        self.mid_epoch = mid_epoch_of(state, self.processes)
+        paused = state.get("paused")
+        self.mid_epoch = paused and {**paused, "tensors": state["tensors"]}
         self.snapshot.keep()
         self.journal.cut(self.done)
         return True
@@ -217,8 +218,8 @@ class Trainer:
         self.totals.clear()
         first = 0
         if self.mid_epoch is not None:
-            first, started = self.mid_epoch.steps, started - self.mid_epoch.seconds
-            self.mid_epoch.restore(self.rng, self.totals, self.snapshot, self.journal)
+            first, started = self.mid_epoch["steps"], started - self.mid_epoch["seconds"]
+            self._restore(self.mid_epoch)
             self.mid_epoch = None
         self.epoch_started = started
         work = partial(self._graph_steps, self.graph) if self.graph else self._plain_steps
@@ -232,6 +233,16 @@ class Trainer:
             yield
         self.seconds += time.perf_counter() - started
         self.epoch_seconds = time.perf_counter() - started
+
+    def _restore(self, mid_epoch: dict[str, Any]) -> None:
+        """Go on with what :meth:`pause` wrote: totals, buffers, the next random numbers."""
+        tensors = mid_epoch["tensors"]
+        self.totals.restore(mid_epoch["sums"])
+        self.snapshot.load(marked(tensors, SNAPSHOT))
+        self.journal.bad_steps = mid_epoch["reported"]
+        # Other processes have other parts of the batches, so their numbers would fit nobody.
+        if mid_epoch["processes"] == self._world:
+            self.rng.restore(marked(tensors, f"{self.processes.rank}."))
 
     def _plain_steps(self, first: int) -> Iterator[int]:
         for batch in self.batches.epoch(self.epoch, first):
@@ -292,14 +303,15 @@ class Trainer:
             )
 
     def _end_epoch(self) -> None:
+        self.processes.share_buffers(self.bare, self.evaluated())
         row = {
             "kind": "epoch",
             "epoch": self.epoch,
             "step": self.done,
             "lr": self.rate.at(self.done - 1),
             **self.totals.read().row(),
-            "validation": self._validate(),
-            "geometry": self.geometry.measured(self.evaluated()),
+            "validation": self.scores.validation(self.evaluated()),
+            "geometry": self.scores.epoch_geometry(self.evaluated()),
             "seconds": self.epoch_seconds,
             "images_per_s": self.totals.read().images / max(1e-9, self.epoch_seconds),
         }
@@ -316,10 +328,6 @@ class Trainer:
     def evaluated(self) -> nn.Module:
         """The model that counts: the averaged one where there is one."""
         return self.bare if self.average is None else self.average.model
-
-    def _validate(self) -> dict[str, float] | None:
-        self.processes.share_buffers(self.bare, self.evaluated())
-        return self.scores.validation(self.evaluated())
 
     def images_per_s(self) -> float:
         """Over the whole training, without evaluation."""
@@ -352,7 +360,8 @@ class Trainer:
             "reported": self.journal.bad_steps,
             "processes": self._world,
         }
-        tensors = mid_epoch_tensors(self.snapshot, self.rng, self.processes)
+        kept = {f"{SNAPSHOT}{name}": each for name, each in self.snapshot.states().items()}
+        tensors = kept | self.processes.of_all(self.rng.states())
         if self.processes.rank == 0:
             self._write_checkpoint(f"step-{self.done:08d}", mid_epoch, tensors)
         self.processes.wait()
@@ -463,62 +472,3 @@ def warn_no_gradient(criterion: Criterion) -> None:
             MarginWarning,
             stacklevel=2,
         )
-
-
-SNAPSHOT = "kept."
-"""How tensors of the snapshot are named in a checkpoint."""
-
-
-@dataclass(frozen=True)
-class MidEpoch:
-    """What the next step needs of those before it, beside weights: totals and random numbers."""
-
-    steps: int
-    """Done in the epoch."""
-    seconds: float
-    totals: dict[str, Any]
-    reported: int
-    """Bad steps that the journal knows of."""
-    buffers: dict[str, Tensor]
-    """To go back to after a bad step."""
-    generators: dict[str, Tensor]
-    """States of this process's generators; empty where another number of processes wrote them."""
-
-    def restore(
-        self, rng: RunRng, totals: EpochTotals, snapshot: BufferSnapshot, journal: Journal
-    ) -> None:
-        """Go on with these totals, and with the random numbers that would have come next."""
-        totals.restore(self.totals)
-        snapshot.load(self.buffers)
-        journal.bad_steps = self.reported
-        if self.generators:
-            rng.restore(self.generators)
-
-
-def mid_epoch_tensors(
-    snapshot: BufferSnapshot, rng: RunRng, processes: Processes
-) -> dict[str, Tensor]:
-    """Tensors of a checkpoint in the middle of an epoch: buffers, generators of all processes."""
-    kept = {f"{SNAPSHOT}{name}": each for name, each in snapshot.states().items()}
-    return {**kept, **processes.of_all(rng.states())}
-
-
-def mid_epoch_of(state: dict[str, Any], processes: Processes) -> MidEpoch | None:
-    """Where in an epoch a checkpoint was written; None at its end."""
-    written = state.get("paused")
-    if written is None:
-        return None
-    # Other processes have other parts of the batches, so their numbers would fit nobody.
-    same = written["processes"] == processes.world
-    return MidEpoch(
-        steps=written["steps"],
-        seconds=written["seconds"],
-        totals=written["sums"],
-        reported=written["reported"],
-        buffers=_named(state["tensors"], SNAPSHOT),
-        generators=_named(state["tensors"], f"{processes.rank}.") if same else {},
-    )
-
-
-def _named(tensors: dict[str, Tensor], mark: str) -> dict[str, Tensor]:
-    return {name[len(mark) :]: each for name, each in tensors.items() if name.startswith(mark)}

@@ -131,7 +131,7 @@ def tune(
     if not any(trial.user_attrs.get("given") for trial in tried):
         opened.enqueue_trial(now, user_attrs={"given": True})
     search = _Search(optuna, config, place, searched, loaded, progress, train)
-    while len(_finished(opened)) < trials:
+    while sum(_state(trial) in COUNTED for trial in opened.trials) < trials:
         opened.optimize(search, n_trials=1)
         found = _write(place, config, opened)
         last = found.trials[-1]
@@ -175,26 +175,17 @@ def without_test(data: Data) -> Data:
     return replace(data, test=None, query=None, gallery=None)
 
 
+@dataclass
 class _Search:
     """The function optuna calls with every trial."""
 
-    def __init__(
-        self,
-        optuna: Any,
-        config: RunConfig,
-        folder: Path,
-        space: dict[str, Dimension],
-        data: Data,
-        progress: bool,
-        train: Callable[..., Any],
-    ) -> None:
-        self.optuna = optuna
-        self.config = config
-        self.folder = folder
-        self.space = space
-        self.data = data
-        self.progress = progress
-        self.train = train
+    optuna: Any
+    config: RunConfig
+    folder: Path
+    space: dict[str, Dimension]
+    data: Data
+    progress: bool
+    train: Callable[..., Any]
 
     def __call__(self, trial: Any) -> float:
         values = {path: rounded(_suggest(trial, path, each)) for path, each in self.space.items()}
@@ -218,21 +209,17 @@ class _Search:
                 config, folder=folder, data=self.data, progress=self.progress, on_epoch=after_epoch
             )
             value = float(run.result["validation"][self.config.select])
-            if run.failure is not None or value != value:
-                self._diverged(trial)
-            return value
+            if run.failure is None and value == value:
+                return value
         except Interrupted:
             trial.set_user_attr("interrupted", True)
             raise
         except Diverged:
-            self._diverged(trial)
+            pass
         finally:
             trial.set_user_attr("seconds", time.perf_counter() - started)
             # A study of a hundred trials need not fill the disk: best.yaml trains it again.
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-        raise AssertionError("a diverged trial is pruned")
-
-    def _diverged(self, trial: Any) -> None:
         trial.set_user_attr("diverged", True)
         raise self.optuna.TrialPruned
 
@@ -252,10 +239,12 @@ def _open_study(
     space: dict[str, Dimension],
     pruner: Pruner,
 ) -> Any:
+    from optuna.storages.journal import JournalFileBackend
+
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     opened = optuna.create_study(
         study_name=name,
-        storage=storage or _journal(optuna, folder / STUDY),
+        storage=storage or optuna.storages.JournalStorage(JournalFileBackend(str(folder / STUDY))),
         direction="minimize" if config.select == "loss" else "maximize",
         pruner=_pruner(optuna, pruner, config.epochs),
         load_if_exists=True,
@@ -273,12 +262,6 @@ def _open_study(
             "choose another folder or another --study name."
         )
     return opened
-
-
-def _journal(optuna: Any, path: Path) -> Any:
-    from optuna.storages.journal import JournalFileBackend
-
-    return optuna.storages.JournalStorage(JournalFileBackend(str(path)))
 
 
 def _pruner(optuna: Any, name: Pruner, epochs: int) -> Any:
@@ -311,17 +294,15 @@ def _state(trial: Any) -> str:
     return {"fail": "interrupted"}.get(name, name)
 
 
-def _finished(opened: Any) -> list[Any]:
-    return [trial for trial in opened.trials if _state(trial) in COUNTED]
-
-
 def _write(folder: Path, config: RunConfig, opened: Any) -> Tuning:
     """``trials.csv`` and ``best.yaml`` of the study as it is now."""
     rows = tuple(
         Trial(
             number=trial.number,
             state=_state(trial),
-            value=trial.value if trial.value is not None else _last(trial.intermediate_values),
+            value=trial.intermediate_values.get(trial.last_step)
+            if trial.value is None
+            else trial.value,
             epochs=trial.user_attrs.get("epochs", 0),
             seconds=trial.user_attrs.get("seconds", 0.0),
             settings={path: rounded(value) for path, value in trial.params.items()},
@@ -342,10 +323,6 @@ def _write(folder: Path, config: RunConfig, opened: Any) -> Tuning:
     return tuning
 
 
-def _last(values: dict[int, float]) -> float | None:
-    return values[max(values)] if values else None
-
-
 def write_csv(path: Path, tuning: Tuning) -> None:
     names = list(dict.fromkeys(name for trial in tuning.trials for name in trial.settings))
     text = io.StringIO()
@@ -353,17 +330,14 @@ def write_csv(path: Path, tuning: Tuning) -> None:
     heads = ["trial", "state", f"validation_{tuning.select}", "epochs", "seconds"]
     writer.writerow([*heads, *map(harmless, names)])
     for trial in tuning.trials:
-        settings = [_cell(trial.settings.get(name)) for name in names]
-        value = "" if trial.value is None else trial.value
+        settings = [trial.settings.get(name) for name in names]
+        plain = [
+            each if each is None or isinstance(each, int | float) else harmless(str(each))
+            for each in settings
+        ]
         seconds = f"{trial.seconds:.2f}"
-        writer.writerow([trial.number, trial.state, value, trial.epochs, seconds, *settings])
+        writer.writerow([trial.number, trial.state, trial.value, trial.epochs, seconds, *plain])
     write_text(path, text.getvalue())
-
-
-def _cell(value: Any) -> Any:
-    if value is None or isinstance(value, int | float):
-        return "" if value is None else value
-    return harmless(str(value))
 
 
 def summary(tuning: Tuning) -> str:
