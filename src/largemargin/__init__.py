@@ -82,11 +82,11 @@ if TYPE_CHECKING:
     from largemargin.integrations.scikit_learn import LargeMarginClassifier as LargeMarginClassifier
     from largemargin.losses.base import schedules as schedules
     from largemargin.measuring import robust as robust
-    from largemargin.measuring.compare_geometry import compare_geometry as compare_geometry
     from largemargin.measuring.embed import embed as embed
     from largemargin.measuring.evaluate import Evaluation as Evaluation
     from largemargin.measuring.evaluate import evaluate as evaluate
     from largemargin.measuring.geometry_result import Geometry as Geometry
+    from largemargin.measuring.geometry_result import compare_geometry as compare_geometry
     from largemargin.measuring.measure import measure as measure
     from largemargin.measuring.measure import measure_arrays as measure_arrays
 _MODULES = {
@@ -104,7 +104,7 @@ _HOMES = {
     "Preset": "app.training.presets",
     "Run": "app.training.runs",
     "RunConfig": "app.config",
-    "compare_geometry": "measuring.compare_geometry",
+    "compare_geometry": "measuring.geometry_result",
     "embed": "measuring.embed",
     "evaluate": "measuring.evaluate",
     "measure": "measuring.measure",

@@ -29,7 +29,7 @@ from largemargin.measuring import (
     calibrate_threshold,
     measure,
 )
-from largemargin.measuring.compare_geometry import GeometryComparison
+from largemargin.measuring.geometry_result import GeometryComparison
 
 QUICK = ["--draws", "2", "--gaussian", "[0.1]", "--uniform", "[]", "--attacks", "[fgsm]"]
 

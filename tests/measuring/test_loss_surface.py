@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from largemargin.errors import LargeMarginError
-from largemargin.measuring.loss_surface import LossSurface, measure_surface
+from largemargin.measuring.input_curvature import LossSurface, measure_surface
 
 
 def network():

@@ -2,11 +2,13 @@
 
 :func:`source_batches` gives every sample of all processes once, with its position in the data.
 :func:`loader_batches` gives what a loader yields, repeated samples included.
+:func:`fail_together` gathers what the processes of a distributed run found; an error of one is an
+error of all.
 """
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
@@ -34,6 +36,33 @@ RANGE = 1e-3
 """How far images may lie outside [0, 1]: resizing overshoots a little."""
 
 T = TypeVar("T")
+
+
+def fail_together(shared: bool, work: Callable[[], T]) -> list[T]:
+    """What ``work`` returns on every process, in rank order; on this one alone unless ``shared``.
+
+    Where it fails on one process it raises on all: they would wait for each other forever.
+    """
+    if not shared:
+        return [work()]
+    try:
+        mine = work()
+    except Exception as error:
+        gather(None, error)
+        raise
+    return gather(mine)
+
+
+def gather(mine: Any, failure: Exception | None = None) -> list[Any]:
+    """What every process holds, in rank order; raises where another one has failed."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, (None if failure is None else str(failure), mine))
+    if failure is not None:
+        return []
+    for rank, (problem, _) in enumerate(everyone):
+        if problem is not None:
+            raise LargeMarginError(f"process {rank} could not measure its part: {problem}")
+    return [each for _, each in everyone]
 
 
 class ImageBatch(NamedTuple):
@@ -275,24 +304,27 @@ def _length(inputs: Any) -> int:
     return len(inputs) if isinstance(inputs, Sized) else 1
 
 
+def change_tensors(inputs: Any, change: Callable[[Tensor], Any]) -> Any:
+    """Inputs of a model with all their tensors changed."""
+    if isinstance(inputs, Mapping):
+        return {name: change_tensors(each, change) for name, each in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(change_tensors(each, change) for each in inputs)
+    return change(inputs) if isinstance(inputs, Tensor) else inputs
+
+
 def to_device(inputs: Any, device: torch.device) -> Any:
     """Inputs of a model with all their tensors on a device."""
-    if isinstance(inputs, Mapping):
-        return {name: to_device(each, device) for name, each in inputs.items()}
-    if isinstance(inputs, tuple):
-        return tuple(to_device(each, device) for each in inputs)
-    return inputs.to(device, non_blocking=True) if isinstance(inputs, Tensor) else inputs
+    return change_tensors(inputs, lambda each: each.to(device, non_blocking=True))
 
 
 def take_rows(inputs: Any, rows: Tensor, count: int) -> Any:
     """Those rows of a batch of inputs."""
-    if isinstance(inputs, dict):
-        return {name: take_rows(each, rows, count) for name, each in inputs.items()}
-    if isinstance(inputs, tuple):
-        return tuple(take_rows(each, rows, count) for each in inputs)
-    if isinstance(inputs, Tensor) and inputs.dim() > 0 and inputs.shape[0] == count:
-        return inputs if len(rows) == count else inputs[rows]
-    return inputs
+    if len(rows) == count:
+        return inputs
+    return change_tensors(
+        inputs, lambda each: each[rows] if each.dim() > 0 and len(each) == count else each
+    )
 
 
 def call(model: nn.Module, inputs: Any) -> Any:

@@ -26,6 +26,7 @@ from largemargin.geometry.pairs import blocks
 from largemargin.measuring.batches import (
     IGNORED,
     SKIP,
+    change_tensors,
     device_of,
     loader_batches,
     need_labels,
@@ -125,6 +126,15 @@ class Embeddings(Record):
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
+@dataclass(frozen=True)
+class SampleSubset:
+    """Samples of a subset in the order of their indices; inputs as the model takes them."""
+
+    inputs: list[Any]
+    labels: Tensor
+    index: Tensor
+
+
 @dataclass
 class SampleReading:
     """(N, D) rows by layer and condition, (N, C) logits by condition."""
@@ -134,19 +144,6 @@ class SampleReading:
     rows: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     logits: dict[str, Tensor] = field(default_factory=dict)
     pooling: dict[str, str] = field(default_factory=dict)
-
-    def chosen(self, keep: Tensor) -> "SampleReading":
-        """The same of some samples."""
-        return SampleReading(
-            self.labels[keep],
-            self.index[keep],
-            {
-                name: {condition: each[keep] for condition, each in conditions.items()}
-                for name, conditions in self.rows.items()
-            },
-            {condition: each[keep] for condition, each in self.logits.items()},
-            self.pooling,
-        )
 
 
 def embed(
@@ -211,7 +208,7 @@ def embed(
         changes[NOISY] = noise_change(InputSpace(probe, normalization), noise, seed)
     drawn = draw_samples(loader, quotas, num_classes=num_classes, progress=progress)
     with probe.evaluating():
-        seen = SampleReader(probe, reader, names, where, batch_size).read(drawn, changes)
+        seen = SampleReader(probe, reader, names, where).read(drawn, changes, batch_size)
     notes = [*quotas.notes(), *([] if reader is None else reader.notes())]
     order = order_note(loader)
     notes += [] if order is None else [order]
@@ -244,39 +241,42 @@ def embed_arrays(
     """
     _check(method, seed, perplexity)
     labels = torch.as_tensor(labels)
-    seen = _given_reading(labels, (features, noisy), (logits, noisy_logits))
     used = labels[labels.long() != IGNORED] if labels.dim() == 1 else labels
     num_classes = int(used.max()) + 1 if used.numel() else 1
     check_labels(used, len(used), num_classes, soft=False, skip=SKIP, validate=True)
-    seen.labels = labels.long()
     present = torch.unique(used).tolist() if classes is None else classes
     quotas = ClassQuotas(max_samples, num_classes, present, seed)
-    quotas.offer(labels, seen.index, None)
-    seen = seen.chosen(quotas.drawn().index)
-    seen.pooling = dict.fromkeys(seen.rows, "as given")
+    quotas.offer(labels, torch.arange(len(labels)), None)
+    drawn = quotas.drawn()
+    seen = _given_reading(len(labels), drawn, (features, noisy), (logits, noisy_logits))
     words = None if noisy is None else "as given"
     return _build_embeddings(seen, words, [], method=method, seed=seed, perplexity=perplexity)
 
 
 def _given_reading(
-    labels: Tensor,
+    count: int,
+    drawn: SampleSubset,
     features: tuple[Arrays | None, Arrays | None],
     logits: tuple[Tensor | None, Tensor | None],
 ) -> SampleReading:
-    """What was saved of samples, clean and under noise."""
-    seen = SampleReading(labels, torch.arange(len(labels)))
-    for condition, layers in zip((CLEAN, NOISY), features, strict=True):
-        for name, rows in ({} if layers is None else _by_layer(layers)).items():
-            seen.rows.setdefault(name, {})[condition] = _rows(name, rows, len(labels))
-    conditions = sum(each is not None for each in features)
-    uneven = [name for name, each in seen.rows.items() if len(each) != conditions]
+    """What was saved of those of ``count`` samples that were drawn, clean and under noise."""
+    seen = SampleReading(drawn.labels, drawn.index)
+    given = {
+        name: each for name, each in zip((CLEAN, NOISY), features, strict=True) if each is not None
+    }
+    for condition, layers in given.items():
+        by_layer = layers if isinstance(layers, Mapping) else {PENULTIMATE: layers}
+        for name, rows in by_layer.items():
+            seen.rows.setdefault(name, {})[condition] = _rows(name, rows, count)[drawn.index]
+    seen.pooling = dict.fromkeys(seen.rows, "as given")
+    uneven = [name for name, each in seen.rows.items() if len(each) != len(given)]
     if uneven:
         raise LargeMarginError(
             f"features and noisy must hold the same layers, but {uneven} are in one of them only."
         )
-    for condition, given in zip((CLEAN, NOISY), logits, strict=True):
-        if given is not None:
-            seen.logits[condition] = _rows("logits", given, len(labels))
+    for condition, scores in zip((CLEAN, NOISY), logits, strict=True):
+        if scores is not None:
+            seen.logits[condition] = _rows("logits", scores, count)[drawn.index]
     return seen
 
 
@@ -284,10 +284,6 @@ def _check(method: str, seed: int, perplexity: float) -> None:
     check_choice("method", method, METHODS)
     check_number("seed", seed, at_least=0)
     check_number("perplexity", perplexity, above=0)
-
-
-def _by_layer(given: Arrays) -> dict[str, Any]:
-    return dict(given) if isinstance(given, Mapping) else {PENULTIMATE: given}
 
 
 def _rows(name: str, given: Any, count: int) -> Tensor:
@@ -387,15 +383,6 @@ def _assumptions(
         yield f"t-SNE of {each.layer!r}: perplexity {each.perplexity}{before}"
 
 
-@dataclass(frozen=True)
-class SampleSubset:
-    """Samples of a subset in the order of their indices; inputs as the model takes them."""
-
-    inputs: list[Any]
-    labels: Tensor
-    index: Tensor
-
-
 class ClassQuotas:
     """As many samples of each class as fit into ``samples``, those of the smallest random key.
 
@@ -426,6 +413,10 @@ class ClassQuotas:
 
     def offer(self, labels: Tensor, index: Tensor, inputs: Any) -> None:
         count = len(labels)
+
+        def own_part(each: Tensor) -> Tensor | _Row:
+            return _Row(each[row].clone()) if each.dim() > 0 and len(each) == count else each
+
         for row, (label, key) in enumerate(
             zip(labels.tolist(), self.draws.keys(index), strict=True)
         ):
@@ -435,7 +426,7 @@ class ClassQuotas:
             full = len(heap) >= self.sizes[label]
             if full and -key <= heap[0][0]:
                 continue
-            entry = (-key, int(index[row]), _row(inputs, row, count))
+            entry = (-key, int(index[row]), change_tensors(inputs, own_part))
             if full:
                 heapq.heapreplace(heap, entry)
             else:
@@ -516,15 +507,6 @@ class _Row:
     value: Tensor
 
 
-def _row(inputs: Any, row: int, count: int) -> Any:
-    if isinstance(inputs, dict):
-        return {name: _row(each, row, count) for name, each in inputs.items()}
-    if isinstance(inputs, tuple):
-        return tuple(_row(each, row, count) for each in inputs)
-    own = isinstance(inputs, Tensor) and inputs.dim() > 0 and inputs.shape[0] == count
-    return _Row(inputs[row].clone()) if own else inputs
-
-
 def layer_reader(probe: Probe, layers: Layers) -> tuple[LayerReader | None, list[str] | None]:
     """What reads the layers before the head, and the names asked for; None for all it reads."""
     if isinstance(layers, str):
@@ -539,27 +521,25 @@ def layer_reader(probe: Probe, layers: Layers) -> tuple[LayerReader | None, list
     return LayerReader(probe, pools), names
 
 
+@dataclass
 class SampleReader:
     """Takes batches of samples through a model in evaluation mode."""
 
-    def __init__(
-        self,
-        probe: Probe,
-        reader: LayerReader | None,
-        names: list[str] | None,
-        device: torch.device,
-        batch_size: int,
-    ) -> None:
-        self.probe, self.reader, self.names = probe, reader, names
-        self.device, self.batch_size = device, batch_size
+    probe: Probe
+    reader: LayerReader | None
+    names: list[str] | None
+    """Of the layers to give; None for all."""
+    device: torch.device
 
-    def read(self, drawn: SampleSubset, changes: dict[str, Change]) -> SampleReading:
+    def read(
+        self, drawn: SampleSubset, changes: dict[str, Change], batch_size: int
+    ) -> SampleReading:
         """Rows and logits of the samples under each condition."""
         seen = SampleReading(drawn.labels, drawn.index)
         for condition, change in changes.items():
             parts = [
                 self._read_part(drawn, part, change)
-                for part in blocks(len(drawn.labels), self.batch_size)
+                for part in blocks(len(drawn.labels), batch_size)
             ]
             for name in parts[0]:
                 whole = torch.cat([each[name] for each in parts])
@@ -567,11 +547,9 @@ class SampleReader:
                     seen.logits[condition] = whole
                 else:
                     seen.rows.setdefault(name, {})[condition] = whole
-        seen.pooling = {PENULTIMATE: "none"}
-        if self.reader is not None:
-            seen.pooling |= {name: each.pooling for name, each in self.reader.facts.items()}
-        order = [*self.reader.facts, PENULTIMATE] if self.reader is not None else [PENULTIMATE]
-        seen.rows = {name: seen.rows[name] for name in (self.names or order)}
+        facts = {} if self.reader is None else self.reader.facts
+        seen.pooling = {name: each.pooling for name, each in facts.items()} | {PENULTIMATE: "none"}
+        seen.rows = {name: seen.rows[name] for name in (self.names or seen.pooling)}
         return seen
 
     def _read_part(self, drawn: SampleSubset, part: slice, change: Change) -> dict[str, Tensor]:

@@ -6,8 +6,8 @@ every class. ``FullyConnected`` tells whether a model is a ReLU network without 
 bounds are about.
 """
 
+import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,6 @@ from largemargin.geometry.bounds import (
 from largemargin.geometry.pairs import blocks, distances, widen
 from largemargin.heads.head_spec import boundary_form
 from largemargin.measuring.input_space import InputSpace
-from largemargin.measuring.probe import LayerHook
 from largemargin.measuring.records import Record
 from largemargin.measuring.stream import Stream
 
@@ -118,19 +117,6 @@ class ClassBalls:
     gaps: Tensor
     """(C, C) lengths of differences of (class vector, bias)."""
 
-    def pairs(self) -> Iterator[tuple[int, int]]:
-        for position, first in enumerate(self.present):
-            for second in self.present[position + 1 :]:
-                yield first, second
-
-    def ramp(self, first: int, second: int) -> float:
-        """Mean ramp loss of telling two classes apart."""
-        total = self.ramps[first, second] + self.ramps[second, first]
-        return float(total) / (self.sizes[first] + self.sizes[second])
-
-    def gap(self, first: int, second: int) -> float:
-        return float(self.gaps[first, second])
-
 
 def class_balls(stream: Stream, radius: float, rho: float) -> ClassBalls:
     """Measure the kept features of a stream, in one pass over them."""
@@ -215,9 +201,10 @@ class FullyConnected:
         if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
             self.reason = "its inputs are not vectors"
             return
-        order: list[nn.Linear] = []
+        order: list[Any] = []
         modules = self.space.model.named_modules()
-        hooks = {name: _append_to(order) for name, each in modules if isinstance(each, nn.Linear)}
+        linear = (name for name, each in modules if isinstance(each, nn.Linear))
+        hooks = dict.fromkeys(linear, lambda module, output: order.append(module))
         logits = self.space.read(inputs, hooks).logits
         self.weights = [module.weight.detach() for module in order]
         rows = self.space.normalized(inputs).flatten(1)
@@ -239,20 +226,15 @@ class FullyConnected:
         """What this process found."""
         found = self.cushions
         if found is not None:
-            found = NoiseCushions(
-                found.layer_cushion.cpu(),
-                found.minimal_interlayer_cushion.cpu(),
-                found.activation_contraction.cpu(),
-                found.stable_rank.cpu(),
-                found.width,
-            )
+            values = found._asdict().items()
+            moved: dict[str, Any] = {
+                name: each.cpu() for name, each in values if isinstance(each, Tensor)
+            }
+            found = found._replace(**moved)
         return self.reason, self.samples, found
 
     def _take(self, found: NoiseCushions) -> None:
-        old = self.cushions
-        self.cushions = found
-        if old is None:
-            return
+        old = found if self.cushions is None else self.cushions
         self.cushions = found._replace(
             layer_cushion=torch.minimum(old.layer_cushion, found.layer_cushion),
             minimal_interlayer_cushion=torch.minimum(
@@ -263,8 +245,7 @@ class FullyConnected:
             ),
         )
 
-    def _explains(self, rows: Tensor, logits: Tensor) -> bool:
-        below = rows
+    def _explains(self, below: Tensor, logits: Tensor) -> bool:
         for position, weight in enumerate(self.weights):
             if weight.shape[1] != below.shape[1]:
                 return False
@@ -274,14 +255,6 @@ class FullyConnected:
             return False
         scale = float(logits.abs().max())
         return bool(torch.allclose(below, logits, rtol=1e-4, atol=1e-5 * max(scale, 1e-30)))
-
-
-def _append_to(order: list[nn.Linear]) -> LayerHook:
-    def append(module: nn.Module, output: Any) -> None:
-        assert isinstance(module, nn.Linear)
-        order.append(module)
-
-    return append
 
 
 def measure_bounds(
@@ -307,36 +280,40 @@ def _pairwise(balls: ClassBalls, settings: BoundSettings, *, learned: bool) -> B
         Assumption("rho, r, R and Gamma were fixed before seeing the data", OPEN),
     ]
     if not learned:
-        assumptions.insert(0, _independence(settings))
+        text = "features were learned from other data than these"
+        state = {None: OPEN, True: BROKEN, False: MET}[settings.trained_on]
+        found = "the features were learned from these data"
+        assumptions.insert(0, Assumption(text, state, found))
     if balls.curved:
         text = "the head is linear in the features"
         assumptions.append(Assumption(text, BROKEN, "the head is a cosine head with a bias"))
     worst: dict[str, float] = {}
     value = -math.inf
-    for first, second in () if balls.curved else balls.pairs():
+    for first, second in () if balls.curved else itertools.combinations(balls.present, 2):
         count = balls.sizes[first] + balls.sizes[second]
         # The ramp loss is averaged already, so its mean stands for all margins of the pair.
-        empirical = balls.ramp(first, second)
-        found = linear_margin_bound(
+        empirical = float(balls.ramps[first, second] + balls.ramps[second, first]) / count
+        sizes = {
+            "weight_norm": float(balls.gaps[first, second]),
+            "radius": max(balls.reach[first], balls.reach[second]),
+            "centroid_norm": max(balls.norms[first], balls.norms[second]),
+        }
+        made = linear_margin_bound(
             torch.tensor([settings.rho * (1 - empirical)], dtype=torch.float64),
             rho=settings.rho,
-            weight_norm=balls.gap(first, second),
-            radius=max(balls.reach[first], balls.reach[second]),
-            centroid_norm=max(balls.norms[first], balls.norms[second]),
             delta=settings.delta,
             num_samples=count,
+            **sizes,
         )
-        bound = float(found.union if learned else found.fixed)
+        bound = float(made.union if learned else made.fixed)
         if bound > value:
             value = bound
             worst = {
                 "class": float(first),
                 "rival": float(second),
                 "empirical": empirical,
-                "weight_norm": balls.gap(first, second),
-                "radius": max(balls.reach[first], balls.reach[second]),
-                "centroid_norm": max(balls.norms[first], balls.norms[second]),
-                "confidence": float(found.confidence),
+                **sizes,
+                "confidence": float(made.confidence),
                 "samples": float(count),
             }
     value = value if worst else math.nan
@@ -353,26 +330,22 @@ def _ball(balls: ClassBalls, settings: BoundSettings) -> Bound:
     value = -math.inf
     condition = False
     for label in balls.present:
+        sizes = {
+            "feature_norm": balls.longest,
+            "centroid_norm": balls.norms[label],
+            "radius": radius,
+            "rho": rho,
+        }
         found = ball_bound(
             torch.tensor([rho * (1 - balls.ball_ramp[label])], dtype=torch.float64),
-            rho=rho,
-            feature_norm=balls.longest,
-            centroid_norm=balls.norms[label],
-            radius=radius,
             delta=settings.delta,
             num_samples=balls.sizes[label],
+            **sizes,
         )
         if float(found.bound) > value:
             value, condition = float(found.bound), found.informative
-            worst = {
-                "class": float(label),
-                "empirical": balls.ball_ramp[label],
-                "feature_norm": balls.longest,
-                "centroid_norm": balls.norms[label],
-                "radius": radius,
-                "rho": rho,
-                "confidence": float(found.confidence),
-            }
+            worst = {"class": float(label), "empirical": balls.ball_ramp[label], **sizes}
+            worst["confidence"] = float(found.confidence)
     says, verdict = _error_verdict(value if worst else math.nan)
     if worst and not condition:
         verdict += ", and r^2 <= 2 Lambda^2 + 4 R Lambda rules out less (erratum N8)"
@@ -460,12 +433,11 @@ def _network_bounds(
 def _cushions(
     stream: Stream, network: FullyConnected, settings: BoundSettings, shape: Assumption
 ) -> Bound:
-    states = {None: OPEN, True: MET, False: BROKEN}
     assumptions = [
         shape,
         Assumption(
             "the data are those the model was trained on",
-            states[settings.trained_on],
+            {None: OPEN, True: MET, False: BROKEN}[settings.trained_on],
             "the model was trained on other data",
         ),
         Assumption("the constants that the theorem hides are 1", OPEN),
@@ -536,16 +508,6 @@ def _cushion_bound(
         "smallest_layer_cushion": float(cushions.layer_cushion.min()),
         "smallest_interlayer_cushion": float(cushions.minimal_interlayer_cushion.min()),
     }
-
-
-def _independence(settings: BoundSettings) -> Assumption:
-    """Whether samples are independent of the features."""
-    states = {None: OPEN, True: BROKEN, False: MET}
-    return Assumption(
-        "features were learned from other data than these",
-        states[settings.trained_on],
-        "the features were learned from these data",
-    )
 
 
 def _error_verdict(value: float) -> tuple[bool, str]:

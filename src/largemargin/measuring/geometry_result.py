@@ -1,10 +1,12 @@
-"""``Geometry``: what a measurement found, as data, as JSON and as a table."""
+"""``Geometry``: what a measurement found, as data, as JSON and as a table; two of them compared."""
 
+import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from largemargin.errors import LargeMarginError
 from largemargin.measuring.calibration import Calibration, Rejection
 from largemargin.measuring.distributions import Distribution, Margins
 from largemargin.measuring.feature_geometry import Centers, ClassCompactness, Collapse, Variance
@@ -17,6 +19,46 @@ from largemargin.measuring.records import Record
 from largemargin.measuring.sphere import Sphere
 
 FORMAT = 1
+
+SHOWN = {
+    "accuracy": "accuracy",
+    "loss": "loss",
+    "prototypes.class_margin": "class margin, degrees",
+    "prototypes.symmetry": "distance from the simplex",
+    "prototypes.magnitude_ratio": "longest / shortest class vector",
+    "margins.raw.overall.mean": "logit margin, mean",
+    "margins.cosine.overall.mean": "cosine margin, mean",
+    "margins.cosine.overall.ratio": "cosine margin, mean / std",
+    "margins.cosine.overall.minimum": "cosine margin, minimum",
+    "margins.distance.overall.mean": "distance to the boundary, mean",
+    "relative_margin": "  in units of the spread of a class",
+    "feature_norm.mean": "feature length, mean",
+    "variance.ratio": "variance between / within classes",
+    "collapse.variability": "collapse: variability (NC1)",
+    "collapse.simplex_gap": "collapse: from simplex (NC2)",
+    "collapse.duality": "collapse: from duality (NC3)",
+    "compactness.largest_dispersion": "largest dispersion",
+    "compactness.separation": "separation of classes",
+    "compactness.ideal_ratio": "dispersion / separation",
+    "calibration.expected_error": "calibration error",
+    "errors.auroc.lead_raw": "errors told by logit margin, AUROC",
+    "ood.auroc.lead_raw": "OOD samples told by logit margin, AUROC",
+    "input_margins.overall.mean": "linearised margin at the input, mean",
+    "input_margins.overall.ratio": "linearised margin at the input, mean / std",
+    "curvature.overall.mean": "input curvature, mean",
+    "curvature.robustness.gaussian.accuracy": "accuracy under Gaussian noise",
+    "curvature.robustness.uniform.accuracy": "accuracy under uniform noise",
+}
+"""Quantities of the printed table and how they are called there."""
+
+SHOWN_LAYERS = {
+    ".left_out_accuracy": "nearest class mean, left out",
+    ".margins.distance.overall.ratio": "margin to class means, mean / std",
+    ".variance.ratio": "variance between / within",
+    ".collapse.variability": "collapse (NC1)",
+    ".compactness.ideal_ratio": "dispersion / separation",
+}
+"""The same of each layer, by the ends of their paths."""
 
 
 @dataclass(frozen=True)
@@ -157,26 +199,23 @@ def _layer_table(g: Geometry, width: int) -> list[str]:
     title = f"layers, by class means ({len(g.layers)})"
     lines = [f"{title:<{width}}" + "".join(f"{head:>11}" for head in heads)]
     for each in g.layers:
-        values = _layer_values(each, kept)
+        nc1 = math.nan if each.collapse is None else each.collapse.variability
+        values = [f"{each.dim:,}", number(each.variance.ratio), number(nc1)]
+        if kept:
+            margin = math.nan if each.margins is None else each.margins["distance"].overall.mean
+            values += [_percent(each.accuracy), _percent(each.left_out_accuracy), number(margin)]
         lines.append(f"{'  ' + each.name:<{width}}" + "".join(f"{v:>11}" for v in values))
     return lines
 
 
-def _layer_values(layer: LayerGeometry, kept: bool) -> list[str]:
-    nc1 = math.nan if layer.collapse is None else layer.collapse.variability
-    values = [f"{layer.dim:,}", number(layer.variance.ratio), number(nc1)]
-    if kept:
-        margin = math.nan if layer.margins is None else layer.margins["distance"].overall.mean
-        values += [_percent(layer.accuracy), _percent(layer.left_out_accuracy), number(margin)]
-    return values
-
-
 def _space(g: Geometry) -> list[tuple[str, str]]:
-    norm = g.feature_norm
+    norm, closest = g.feature_norm, number(g.centers.smallest_distance)
+    if g.class_names is not None and g.centers.closest_classes:
+        closest += f" between {_classes(g, g.centers.closest_classes)}"
     lines = [
         ("feature length", f"{number(norm.mean)} ± {number(norm.std)}"),
         ("variance between / within classes", number(g.variance.ratio)),
-        ("closest class means", _closest_means(g)),
+        ("closest class means", closest),
     ]
     if g.collapse is not None:
         c = g.collapse
@@ -197,13 +236,6 @@ def _space(g: Geometry) -> list[tuple[str, str]]:
             (f"within {k.radius:g} of the class mean", _percent(k.inside_radius)),
         ]
     return lines
-
-
-def _closest_means(g: Geometry) -> str:
-    found = number(g.centers.smallest_distance)
-    if g.class_names is None or not g.centers.closest_classes:
-        return found
-    return f"{found} between {_classes(g, g.centers.closest_classes)}"
 
 
 def _trust(g: Geometry) -> list[tuple[str, str]]:
@@ -240,6 +272,161 @@ def _behind(g: Geometry) -> list[tuple[str, str]]:
             lines.append((f"features stay within {t.radius:g}", value + told))
     lines += [(each.name, f"{number(each.value)}, {each.verdict}") for each in g.bounds or ()]
     return lines
+
+
+@dataclass(frozen=True)
+class Difference(Record):
+    """One quantity in two measurements."""
+
+    first: float
+    second: float
+    change: float
+    """second - first; NaN where one of them is NaN."""
+
+    def texts(self) -> tuple[str, str, str]:
+        signed = self.change != 0 and not math.isnan(self.change)
+        change = f"{self.change:+.4g}" if signed else number(self.change)
+        return number(self.first), number(self.second), change
+
+
+@dataclass(frozen=True)
+class GeometryComparison(Record):
+    """Two measurements: see :func:`compare_geometry`."""
+
+    names: tuple[str, ...]
+    quantities: dict[str, Difference]
+    """Every number both have, by its path in the result, as "margins.raw.overall.mean".
+
+    One is added: "relative_margin", the mean distance to the boundary over the standard deviation
+    within classes, which scaling the features does not change (NGY-P4.4)."""
+    notes: tuple[str, ...]
+    """What makes them hard to compare."""
+
+    def __str__(self) -> str:
+        found = [(label, self.quantities.get(path)) for path, label in SHOWN.items()]
+        lines = [(label, each) for label, each in found if each is not None]
+        lines += _layer_lines(self.quantities)
+        width = max(len(label) for label, _ in lines)
+        columns = [max(len(name), 10) for name in (*self.names, "change")]
+        heads = zip((*self.names, "change"), columns, strict=True)
+        text = [" " * width + "".join(f"  {name:>{wide}}" for name, wide in heads)]
+        for label, each in lines:
+            values = zip(each.texts(), columns, strict=True)
+            text.append(f"{label:<{width}}" + "".join(f"  {v:>{wide}}" for v, wide in values))
+        return "\n".join([*text, *(f"note: {note}" for note in self.notes)])
+
+
+def compare_geometry(
+    a: Geometry, b: Geometry, names: tuple[str, str] = ("a", "b")
+) -> GeometryComparison:
+    """Two results of :func:`measure` side by side, with the change from ``a`` to ``b``.
+
+    Meant for one set of data and two models, or one model before and after training. What scales
+    with the features (logits, distances, dispersions) only compares where features are of one
+    size; cosines and ratios always do.
+
+    Example:
+        >>> from largemargin.measuring import measure_arrays
+        >>> features, labels = torch.tensor([[3.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 1])
+        >>> short = measure_arrays(features, labels, torch.eye(2))
+        >>> long = measure_arrays(2 * features, labels, torch.eye(2))
+        >>> compared = compare_geometry(short, long).quantities
+        >>> compared["margins.raw.overall.mean"].change
+        2.5
+        >>> compared["margins.cosine.overall.mean"].change
+        0.0
+    """
+    for name, given in (("a", a), ("b", b)):
+        if not isinstance(given, Geometry):
+            raise LargeMarginError(
+                f"{name} must be a Geometry, the result of measure, but {type(given).__name__} was "
+                "given. Read a saved one with Geometry.load(path)."
+            )
+    if len(names) != 2:
+        raise LargeMarginError(f"names must be two, but {names!r} was given.")
+    first, second = dict(_numbers(a)), dict(_numbers(b))
+    first["relative_margin"], second["relative_margin"] = relative_margin(a), relative_margin(b)
+    return GeometryComparison(
+        tuple(str(each) for each in names),
+        {
+            path: Difference(one, other, 0.0 if one == other else other - one)
+            for path, one in first.items()
+            if (other := second.get(path)) is not None
+        },
+        tuple(_notes(a, b, names)),
+    )
+
+
+def _numbers(record: Any, path: str = "") -> Iterator[tuple[str, float]]:
+    """Every single number of a record with its path; lists of numbers are left out."""
+    for field in dataclasses.fields(record):
+        if field.name == "format":
+            continue
+        value, here = getattr(record, field.name), f"{path}{field.name}"
+        if field.name == "layers":
+            value = {each.name: each for each in value or ()}
+        if field.name == "quantiles":
+            yield f"{path}minimum", value[0.0]
+            yield f"{path}median", value[0.5]
+        elif isinstance(value, dict):
+            for key, each in value.items():
+                yield from _entry(f"{here}.{key}", each)
+        else:
+            yield from _entry(here, value)
+
+
+def _entry(path: str, value: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(value, Record):
+        yield from _numbers(value, f"{path}.")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path, float(value)
+
+
+def _layer_lines(quantities: dict[str, Difference]) -> list[tuple[str, Difference]]:
+    """Quantities of the printed table of the layers that both have."""
+    found = []
+    for path, each in quantities.items():
+        for end, label in SHOWN_LAYERS.items():
+            if path.startswith("layers.") and path.endswith(end):
+                name = path.removeprefix("layers.").removesuffix(end)
+                found.append((f"{name}: {label}", each))
+    return found
+
+
+def relative_margin(g: Geometry) -> float:
+    """Mean distance to the boundary in units of the spread of a class (NGY-P4.4)."""
+    spread = math.sqrt(g.variance.within)
+    mean = g.margins["distance"].overall.mean
+    if spread == 0:
+        return math.copysign(math.inf, mean) if mean else math.nan
+    return mean / spread
+
+
+def _differ(one: object, other: object) -> bool:
+    """Whether two things that are known are not the same."""
+    return one is not None and other is not None and one != other
+
+
+def _notes(a: Geometry, b: Geometry, names: tuple[str, str]) -> Iterator[str]:
+    for what in ("samples", "classes", "dim"):
+        one, other = getattr(a, what), getattr(b, what)
+        if one != other:
+            called = "dimensions" if what == "dim" else what
+            yield f"{names[0]} has {one} {called}, {names[1]} has {other}"
+    if _differ(a.data, b.data):
+        yield f"they are of different data: {names[0]} of {a.data}, {names[1]} of {b.data}"
+    if _differ(a.class_names, b.class_names):
+        yield "their classes have different names: differences by class mean nothing"
+    one, other = ([each.name for each in g.layers] if g.layers else None for g in (a, b))
+    if _differ(one, other):
+        yield f"layers differ ({one}; {other}): those of one name are compared"
+    if (a.similarity, a.scale) != (b.similarity, b.scale):
+        yield (
+            f"logits are made differently ({a.similarity}, scale {a.scale:g}; {b.similarity}, "
+            f"scale {b.scale:g}): compare cosine margins and ratios"
+        )
+    for name, each in zip(names, (a, b), strict=True):
+        yield from (f"{name}: {note}" for note in each.notes)
 
 
 def number(value: float) -> str:

@@ -1,7 +1,8 @@
-"""Curvature of the loss in input space, sample by sample, and what goes with it.
+"""The loss in input space: its curvature, sample by sample, and its values on a plane.
 
 ``CurvatureRobustness``: does low curvature go with robustness? (ROB 7.3). ``FeatureStability``: the
-bounds of ROB Theorem 6.1 between curvature and stability of the features.
+bounds of ROB Theorem 6.1 between curvature and stability of the features. ``LossSurface``: the loss
+around an input, along its gradient and a random direction across it.
 """
 
 import math
@@ -10,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from largemargin.errors import LargeMarginError, check_choice, check_number
+from largemargin.errors import LargeMarginError, check_choice, check_labels, check_number
 from largemargin.geometry.curvature import (
     curvature,
     curvature_bounds,
@@ -21,7 +23,12 @@ from largemargin.geometry.curvature import (
     curvature_limit,
     low_curvature_accuracy,
 )
-from largemargin.geometry.input_gradients import PRECISIONS, evaluation, sample_groups
+from largemargin.geometry.input_gradients import (
+    PRECISIONS,
+    evaluation,
+    input_gradient,
+    sample_groups,
+)
 from largemargin.geometry.pairs import blocks
 from largemargin.measuring.batches import device_of, loader_batches, take_rows
 from largemargin.measuring.distributions import (
@@ -42,6 +49,9 @@ METHODS = ("differences", "products")
 NOISES = ("gaussian", "uniform")
 
 SHARES = tuple(round(0.1 * step, 1) for step in range(1, 11))
+
+CIFAR_NOISE = 0.06
+"""Standard deviation of the noise of ROB on CIFAR-10, which sets the default extent."""
 
 ASSUMES = (
     "the loss equals its second-order expansion for noise of this sigma, which no network with "
@@ -227,12 +237,10 @@ def measure_curvature(
 class StabilityCollector:
     """The columns that both bounds are made of; K is known only after the last batch."""
 
-    def __init__(
-        self, space: InputSpace, *, sigma: float, radius: float, draws: int, seed: int, exact: bool
-    ) -> None:
-        self.space, self.sigma, self.radius = space, sigma, radius
-        self.draws, self.exact = draws, exact
-        self.source = SampleDraws(seed, "stability noise")
+    def __init__(self, space: InputSpace, sigma: float, settings: CurvatureSettings) -> None:
+        self.space, self.sigma, self.radius = space, sigma, settings.radius
+        self.draws, self.exact = settings.stability_draws, settings.exact
+        self.source = SampleDraws(settings.seed, "stability noise")
 
     def measure(
         self, images: Tensor, labels: Tensor, index: Tensor, batch_size: int
@@ -314,14 +322,7 @@ class CurvatureCollector:
         self.directions = SampleDraws(settings.seed, "directions")
         self.stability: StabilityCollector | None = None
         if settings.sigma is not None:
-            self.stability = StabilityCollector(
-                space,
-                sigma=settings.sigma,
-                radius=settings.radius,
-                draws=settings.stability_draws,
-                seed=settings.seed,
-                exact=settings.exact,
-            )
+            self.stability = StabilityCollector(space, settings.sigma, settings)
 
     def add(self, inputs: Any, labels: Tensor | None, index: Tensor) -> None:
         found = self.columns.choose(labels, index)
@@ -334,39 +335,46 @@ class CurvatureCollector:
         for part in sample_groups(images, self.settings.num_directions, size):
             x, y, which = images[part], targets[part], numbers[part]
             self.columns.add(curvature=self._curvature(x, y, which, size))
-        for kind, amount in self.settings.noise.items():
+        for kind in self.settings.noise:
             with evaluation(self.space, images), torch.no_grad():
-                correct = count_correct(
-                    self.space,
-                    images,
-                    targets,
-                    numbers,
-                    kind=kind,
-                    amount=amount,
-                    draws=self.settings.draws,
-                    seed=self.settings.seed,
-                    batch_size=size,
-                )
+                correct = self._correct(images, targets, numbers, kind, size)
             self.columns.add(**{kind: correct})
         if self.stability is not None:
             self.columns.add(**self.stability.measure(images, targets, numbers, size))
 
     def _curvature(self, x: Tensor, y: Tensor, index: Tensor, size: int) -> Tensor:
-        directions = self.directions.normal(index, self.settings.num_directions, x)
-        precision = self.settings.precision
+        how: dict[str, Any] = {
+            "directions": self.directions.normal(index, self.settings.num_directions, x),
+            "chunk_size": size,
+            "precision": self.settings.precision,
+        }
         if self.settings.method == "products":
-            return curvature_limit(
-                self.space, x, y, directions=directions, chunk_size=size, precision=precision
-            )
-        return curvature(
-            self.space,
-            x,
-            y,
-            directions=directions,
-            step=self.settings.step,
-            chunk_size=size,
-            precision=precision,
-        )
+            return curvature_limit(self.space, x, y, **how)
+        return curvature(self.space, x, y, step=self.settings.step, **how)
+
+    def _correct(
+        self, images: Tensor, labels: Tensor, index: Tensor, kind: str, size: int
+    ) -> Tensor:
+        """(n, draws) booleans: whether each noisy copy is classified right."""
+        source = SampleDraws(self.settings.seed, f"{kind} noise")
+        gaussian = kind == "gaussian"
+        draw = source.normal if gaussian else source.uniform
+        amount, draws = self.settings.noise[kind], self.settings.draws
+        parts = []
+        for samples in sample_groups(images, draws, size):
+            x = images[samples]
+            noise = draw(index[samples], draws, x).flatten(0, 1)
+            row = torch.arange(len(noise), device=x.device) // draws
+            right = []
+            for part in blocks(len(noise), size):
+                clean, moves = x[row[part]], noise[part]
+                if gaussian:
+                    noisy = add_gaussian(clean, moves, sigma=amount)
+                else:
+                    noisy = add_uniform(clean, moves, amplitude=amount)
+                right.append(self.space(noisy).argmax(1) == labels[samples][row[part]])
+            parts.append(torch.cat(right).view(len(x), draws))
+        return torch.cat(parts)
 
     def result(self, notes: list[str], bins: int = 50, *, shared: bool = False) -> Curvature:
         columns = self.columns.joined(shared)
@@ -394,40 +402,6 @@ class CurvatureCollector:
             },
             None if self.stability is None else self.stability.result(columns, bins),
         )
-
-
-def count_correct(
-    space: InputSpace,
-    images: Tensor,
-    labels: Tensor,
-    index: Tensor,
-    *,
-    kind: str,
-    amount: float,
-    draws: int,
-    seed: int,
-    batch_size: int,
-) -> Tensor:
-    """(n, draws) booleans: whether each noisy copy is classified right."""
-    source = SampleDraws(seed, f"{kind} noise")
-    parts = []
-    for samples in sample_groups(images, draws, batch_size):
-        x, which = images[samples], index[samples]
-        if kind == "gaussian":
-            noise = source.normal(which, draws, x).flatten(0, 1)
-        else:
-            noise = source.uniform(which, draws, x).flatten(0, 1)
-        row = torch.arange(len(noise), device=x.device) // draws
-        right = []
-        for part in blocks(len(noise), batch_size):
-            clean = x[row[part]]
-            if kind == "gaussian":
-                noisy = add_gaussian(clean, noise[part], sigma=amount)
-            else:
-                noisy = add_uniform(clean, noise[part], amplitude=amount)
-            right.append(space(noisy).argmax(1) == labels[samples][row[part]])
-        parts.append(torch.cat(right).view(len(x), draws))
-    return torch.cat(parts)
 
 
 def describe_robustness(
@@ -465,3 +439,122 @@ def describe_robustness(
         tuple(groups.size.tolist()),
         correlation,
     )
+
+
+@dataclass(frozen=True)
+class LossSurface(Record):
+    """Loss at x + a u + b v: u along the gradient, v random and orthogonal to it, both of length 1.
+
+    ``losses[i][j]`` and ``predicted[i][j]`` belong to ``along[i]`` and ``across[j]``.
+    """
+
+    index: int
+    label: int
+    units: str
+    loss: float
+    """At the input itself."""
+    gradient_norm: float
+    """0 where the loss is flat: u is then random too."""
+    along: tuple[float, ...]
+    across: tuple[float, ...]
+    losses: tuple[tuple[float, ...], ...]
+    predicted: tuple[tuple[int, ...], ...]
+    seed: int
+
+
+def measure_surface(
+    model: nn.Module,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    extent: float | None = None,
+    points: int = 21,
+    seed: int = 0,
+    layer: str | None = None,
+    normalization: Normalization | None = None,
+    batch_size: int = 256,
+) -> tuple[LossSurface, ...]:
+    """Cross entropy on a square grid of the input space around each input (ROB Fig. 11).
+
+    Args:
+        model: any model :func:`largemargin.attach` can read, of one floating point input tensor.
+        inputs: (N, ...); each gets a surface of its own.
+        labels: (N,).
+        extent: half the side of the square, in units of the inputs. Default the length of Gaussian
+            noise of standard deviation 0.06, 3.3 for CIFAR images.
+        points: per side, odd, so that the input itself is the middle one.
+        seed: of the random directions; the n-th input's do not depend on the others.
+        layer: name of the head; default the last linear layer.
+        normalization: (mean, std) of the inputs, per channel, to move in units before it.
+        batch_size: rows per pass; memory only.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> (surface,) = measure_surface(model, torch.rand(1, 2), torch.tensor([0]), points=3)
+        >>> surface.losses[1][1] == surface.loss
+        True
+    """
+    check_number("points", points, at_least=3)
+    if points % 2 == 0:
+        raise LargeMarginError(f"points must be odd, but {points} was given.")
+    if extent is not None:
+        check_number("extent", extent, above=0)
+    space = InputSpace(Probe(model, layer=layer), normalization)
+    inputs = need_tensor(inputs, "a loss surface").to(device_of(model))
+    labels = labels.to(inputs.device)
+    check_labels(
+        labels, len(inputs), space.num_classes, soft=False, skip="leave them out", validate=True
+    )
+    raw = space.raw(inputs.detach())
+    size = extent or CIFAR_NOISE * math.sqrt(raw.shape[1:].numel())
+    steps = torch.linspace(-size, size, points, dtype=torch.float64)
+    steps[points // 2] = 0
+    random = SampleDraws(seed, "surface")
+    found = input_gradient(space, raw, labels, chunk_size=batch_size)
+    surfaces = []
+    for number, (x, gradient) in enumerate(zip(raw, found.gradient, strict=True)):
+        draws = random.normal(torch.tensor([number]), 2, x[None])[0].double().flatten(1)
+        u, v = _axes(gradient.double().flatten(), draws)
+        a, b = (each.to(x.device).flatten() for each in torch.meshgrid(steps, steps, indexing="ij"))
+        moves = a[:, None] * u + b[:, None] * v
+        losses, classes = [], []
+        with evaluation(space, raw), torch.no_grad():
+            for part in blocks(len(moves), batch_size):
+                logits = space((x + moves[part].view(-1, *x.shape)).to(x.dtype))
+                target = labels[number].long().expand(len(logits))
+                losses.append(F.cross_entropy(logits, target, reduction="none"))
+                classes.append(logits.argmax(1))
+        grid, predicted = (
+            tuple(tuple(row) for row in torch.cat(parts).view(points, points).tolist())
+            for parts in (losses, classes)
+        )
+        surfaces.append(
+            LossSurface(
+                number,
+                int(labels[number]),
+                space.units,
+                grid[points // 2][points // 2],
+                float(gradient.double().norm()),
+                tuple(steps.tolist()),
+                tuple(steps.tolist()),
+                grid,
+                predicted,
+                seed,
+            )
+        )
+    return tuple(surfaces)
+
+
+def _axes(gradient: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+    """Unit vectors along the gradient (random where it is 0) and across it."""
+    length = gradient.norm()
+    first = gradient / length if float(length) > 0 else draws[1] / draws[1].norm()
+    second = draws[0]
+    for _ in range(2):  # once more, for what rounding left of the first
+        second = second - (second @ first) * first
+    if float(second.norm()) == 0:
+        raise LargeMarginError(
+            "a loss surface needs inputs of two numbers at least: there is no direction across "
+            "the gradient."
+        )
+    return first, second / second.norm()

@@ -11,9 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_labels
-from largemargin.measuring.batches import IGNORED, NOTHING, SKIP, need_labels
+from largemargin.measuring.batches import (
+    IGNORED,
+    NOTHING,
+    SKIP,
+    change_tensors,
+    gather,
+    need_labels,
+)
 from largemargin.measuring.probe import LayerHook, Probe, Reading
-from largemargin.measuring.ranks import gather
 from largemargin.ops.norms import normalize
 
 Numbers: TypeAlias = float | Sequence[float]
@@ -33,10 +39,7 @@ class InputSpace(nn.Module):
         super().__init__()
         self.model = probe.model
         self.probe = probe
-        self.mean: Tensor | None = None
-        self.std: Tensor | None = None
-        if normalization is not None:
-            self.mean, self.std = _numbers(normalization)
+        self.normalization = None if normalization is None else _numbers(normalization)
 
     @property
     def head(self) -> nn.Module:
@@ -49,16 +52,19 @@ class InputSpace(nn.Module):
     @property
     def units(self) -> str:
         """In which units inputs are, for a result to say."""
-        if self.std is None:
-            return "as the loader gives them"
-        return "before normalisation"
+        return "as the loader gives them" if self.normalization is None else "before normalisation"
 
     def forward(self, inputs: Any) -> Tensor:
         return self.read(inputs).logits
 
     def read(self, inputs: Any, layers: Mapping[str, LayerHook] | None = None) -> Reading:
         """One pass; ``layers`` as in :meth:`Probe.read`."""
-        reading = self.probe.read(_cloned_leaves(self.normalized(inputs)), layers)
+        # A model may write into its input, which a leaf does not allow.
+        inputs = change_tensors(
+            self.normalized(inputs),
+            lambda each: each.clone() if each.is_leaf and each.requires_grad else each,
+        )
+        reading = self.probe.read(inputs, layers)
         if reading.logits.dim() != 2:
             raise LargeMarginError(
                 "margins and curvature in input space need one row of logits per sample, but the "
@@ -85,27 +91,28 @@ class InputSpace(nn.Module):
 
     def raw(self, inputs: Tensor) -> Tensor:
         """Inputs of the loader as they were before normalisation."""
-        std, mean = self._per_channel(self.std, inputs), self._per_channel(self.mean, inputs)
-        inputs = inputs if std is None else inputs * std
-        return inputs if mean is None else inputs + mean
+        if self.normalization is None:
+            return inputs
+        mean, std = (_per_channel(each, inputs) for each in self.normalization)
+        return inputs * std + mean
 
     def normalized(self, inputs: Any) -> Any:
-        if not isinstance(inputs, Tensor):
+        if self.normalization is None or not isinstance(inputs, Tensor):
             return inputs
-        std, mean = self._per_channel(self.std, inputs), self._per_channel(self.mean, inputs)
-        inputs = inputs if mean is None else inputs - mean
-        return inputs if std is None else inputs / std
+        mean, std = (_per_channel(each, inputs) for each in self.normalization)
+        return (inputs - mean) / std
 
-    def _per_channel(self, values: Tensor | None, inputs: Tensor) -> Tensor | None:
-        if values is None or values.dim() == 0:
-            return None if values is None else values.to(inputs)
-        if values.dim() != 1 or inputs.dim() < 2 or len(values) != inputs.shape[1]:
-            raise LargeMarginError(
-                "normalization must be one mean and one standard deviation, or one for each of the "
-                f"channels, dimension 1 of inputs of shape {tuple(inputs.shape)}, but the shape "
-                f"{tuple(values.shape)} was given."
-            )
-        return values.to(inputs).view(1, -1, *[1] * (inputs.dim() - 2))
+
+def _per_channel(values: Tensor, inputs: Tensor) -> Tensor:
+    if values.dim() == 0:
+        return values.to(inputs)
+    if values.dim() != 1 or inputs.dim() < 2 or len(values) != inputs.shape[1]:
+        raise LargeMarginError(
+            "normalization must be one mean and one standard deviation, or one for each of the "
+            f"channels, dimension 1 of inputs of shape {tuple(inputs.shape)}, but the shape "
+            f"{tuple(values.shape)} was given."
+        )
+    return values.to(inputs).view(1, -1, *[1] * (inputs.dim() - 2))
 
 
 def _numbers(normalization: Normalization) -> tuple[Tensor, Tensor]:
@@ -118,16 +125,6 @@ def _numbers(normalization: Normalization) -> tuple[Tensor, Tensor]:
     if not bool((std > 0).all()):
         raise LargeMarginError(f"standard deviations must be positive, but {std} was given.")
     return mean, std
-
-
-def _cloned_leaves(inputs: Any) -> Any:
-    """Copies of leaves: a model may write into its input, which a leaf does not allow."""
-    if isinstance(inputs, dict):
-        return {name: _cloned_leaves(each) for name, each in inputs.items()}
-    if isinstance(inputs, tuple):
-        return tuple(_cloned_leaves(each) for each in inputs)
-    leaf = isinstance(inputs, Tensor) and inputs.is_leaf and inputs.requires_grad
-    return inputs.clone() if leaf else inputs
 
 
 def need_tensor(inputs: Any, what: str) -> Tensor:

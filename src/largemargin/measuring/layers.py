@@ -5,7 +5,7 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -16,13 +16,13 @@ from largemargin.dropin.find_head import ancestors, find_module
 from largemargin.dropin.model_outputs import tensors_in
 from largemargin.errors import LargeMarginError
 from largemargin.geometry.pairs import blocks, widen
+from largemargin.measuring.batches import gather
 from largemargin.measuring.probe import LayerHook, Probe
-from largemargin.measuring.ranks import gather
 from largemargin.measuring.stream import ClassSums, FeatureStore, append, check_norms, gather_store
 from largemargin.ops.norms import safe_norm
 
 BLOCKS = "blocks"
-"""Stands for the blocks that :func:`find_blocks.block_names` finds."""
+"""Stands for the blocks that :func:`block_names` finds."""
 
 ROWS = 65_536
 
@@ -170,15 +170,11 @@ def pool_output(output: Tensor, module: nn.Module) -> tuple[Tensor, str]:
     wide = torch.promote_types(output.dtype, torch.float32)
     if output.dim() > 3:
         return output.mean(tuple(range(2, output.dim())), dtype=wide), "mean over space"
-    if _channels_first(module):
+    # (N, C, L) where a convolution or its norm comes last.
+    weighted = [each for each in module.modules() if getattr(each, "weight", None) is not None]
+    if weighted and isinstance(weighted[-1], nn.Conv1d | nn.BatchNorm1d):
         return output.mean(2, dtype=wide), "mean over positions, the last dimension"
     return output.mean(1, dtype=wide), "mean over positions"
-
-
-def _channels_first(module: nn.Module) -> bool:
-    """Whether three-dimensional outputs are (N, C, L): a convolution or its norm comes last."""
-    with_weight = [each for each in module.modules() if getattr(each, "weight", None) is not None]
-    return bool(with_weight) and isinstance(with_weight[-1], nn.Conv1d | nn.BatchNorm1d)
 
 
 def _pooling_notes(first: Tensor, found: list[Tensor]) -> Iterator[str]:
@@ -218,22 +214,15 @@ def _pools(probe: Probe, layers: Layers) -> dict[str, Pool | None]:
     return pools
 
 
+@dataclass
 class LayerStream:
     """Norms and class sums of one layer; rows are those of the head's stream."""
 
-    def __init__(
-        self,
-        name: str,
-        facts: LayerFacts,
-        like: Tensor,
-        *,
-        num_classes: int,
-        covariance: bool,
-        store: FeatureStore | None,
-    ) -> None:
-        self.name, self.facts, self.store = name, facts, store
-        self.norms: list[Tensor] = []
-        self.sums = ClassSums.empty(num_classes, facts.dim, covariance=covariance, like=like)
+    name: str
+    facts: LayerFacts
+    sums: ClassSums
+    store: FeatureStore | None
+    norms: list[Tensor] = field(default_factory=list)
 
     def add(self, features: Tensor, labels: Tensor, norms: Tensor) -> None:
         append(self.norms, norms)
@@ -258,22 +247,17 @@ class LayerStream:
             self.store = gather_store(self.store)
 
 
+@dataclass
 class LayerStreams:
     """The streams of all layers that a reader reads."""
 
-    def __init__(
-        self,
-        reader: LayerReader,
-        *,
-        num_classes: int,
-        like: Tensor,
-        widest: int,
-        store: Callable[[str], FeatureStore | None],
-    ) -> None:
-        self.reader, self.num_classes, self.like = reader, num_classes, like
-        self.widest, self.store = widest, store
-        self.streams: dict[str, LayerStream] = {}
-        self.batch: dict[str, tuple[Tensor, Tensor]] = {}
+    reader: LayerReader
+    num_classes: int
+    like: Tensor
+    widest: int
+    store: Callable[[str], FeatureStore | None]
+    streams: dict[str, LayerStream] = field(default_factory=dict)
+    batch: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def select(self, keep: Tensor | None, index: Tensor) -> None:
         """Rows of the batch to measure; ``index`` are their samples."""
@@ -305,14 +289,9 @@ class LayerStreams:
             self.streams[name].merge()
 
     def _new(self, name: str, facts: LayerFacts) -> LayerStream:
-        return LayerStream(
-            name,
-            facts,
-            self.like,
-            num_classes=self.num_classes,
-            covariance=facts.dim <= self.widest,
-            store=self.store(f"layer.{len(self.streams)}"),
-        )
+        keep = facts.dim <= self.widest
+        sums = ClassSums.empty(self.num_classes, facts.dim, covariance=keep, like=self.like)
+        return LayerStream(name, facts, sums, self.store(f"layer.{len(self.streams)}"))
 
 
 def block_names(model: nn.Module, head: nn.Module) -> tuple[str, ...]:
@@ -355,7 +334,10 @@ def _blocks(inside: list[tuple[str, nn.Module]], around: set[int]) -> list[tuple
     return [
         (name, each)
         for name, each in inside
-        if id(each) not in around and _composite(each) and _callable(each)
+        if id(each) not in around
+        and _composite(each)
+        # Lists and dicts of modules have no forward of their own and are never called.
+        and type(each).forward is not nn.Module.forward
     ]
 
 
@@ -371,11 +353,6 @@ def _join(path: str, name: str) -> str:
 def _composite(module: nn.Module) -> bool:
     """A module with parameters in its children."""
     return any(next(child.parameters(), None) is not None for child in module.children())
-
-
-def _callable(module: nn.Module) -> bool:
-    """Lists and dicts of modules have no forward of their own and are never called."""
-    return type(module).forward is not nn.Module.forward
 
 
 def _runs(model: nn.Module, head: nn.Module) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,8 @@ from largemargin.measuring.batches import (
     NOTHING,
     count_samples,
     device_of,
+    fail_together,
+    gather,
     has_positions,
     loader_batches,
     need_labels,
@@ -44,7 +46,6 @@ from largemargin.measuring.layer_geometry import LayerGeometry, measure_layer
 from largemargin.measuring.layers import LayerReader, Layers, LayerStreams
 from largemargin.measuring.probe import Probe, differs
 from largemargin.measuring.prototype_geometry import measure_prototypes
-from largemargin.measuring.ranks import fail_together, gather
 from largemargin.measuring.scores import LEADS
 from largemargin.measuring.sphere import check_sphere, measure_sphere
 from largemargin.measuring.stream import FeatureStore, Stream, check_norms
@@ -130,7 +131,7 @@ def measure(
         >>> measure(model, data).margins["raw"].overall.minimum
         2.0
     """
-    _check_settings(radius, worst, bins, data_name)
+    settings = MeasureSettings(radius, worst, bins, pairwise, sphere, data_name, class_names)
     probe = Probe(model, layer=layer, features=features)
     where = torch.device(device) if device is not None else device_of(probe.model)
     parts = InputParts(
@@ -148,10 +149,16 @@ def measure(
         keep = bool(pairwise or bounds or sphere)
         folder = _folder(store, stack) if keep else None
         stream = _stream(probe.view(), _store(folder, "features", keep))
-        names = _checked_names(class_names, stream.num_classes)
-        if sphere:
-            check_sphere(stream.dim)
-        streams = _layer_streams(probe, layers, stream, pairwise, folder)
+        settings.check_head(stream)
+        streams: LayerStreams | None = None
+        if layers:
+            streams = LayerStreams(
+                LayerReader(probe, layers),
+                num_classes=stream.num_classes,
+                like=stream.scores.weight,
+                widest=COVARIANCE_DIM,
+                store=lambda name: _store(folder, name, pairwise),
+            )
         run = MeasuringPass(probe, stream, where, progress, parts, streams)
         counts = fail_together(shared, lambda: run.over(loader))
         if shared:
@@ -160,20 +167,10 @@ def measure(
             if streams is not None:
                 streams.merge()
         others = None if ood is None else fail_together(shared, partial(run.over_ood, ood))
-        geometry = build_geometry(
-            stream,
-            radius=radius,
-            worst=worst,
-            bins=bins,
-            ood=others,
-            pairwise=pairwise,
-            sphere=sphere,
-            layers=streams,
-            notes=run.notes(loader, counts),
-        )
+        geometry = build_geometry(stream, settings, run.notes(loader, counts), others, streams)
         notes = list(geometry.notes)
         found = parts.results(stream, notes, bins=bins, shared=shared)
-        return replace(geometry, **found, notes=tuple(notes), data=data_name, class_names=names)
+        return replace(geometry, **found, notes=tuple(notes))
 
 
 def measure_arrays(
@@ -206,7 +203,7 @@ def measure_arrays(
         >>> measure_arrays(features, torch.tensor([0, 1]), torch.eye(2)).accuracy
         1.0
     """
-    _check_settings(radius, worst, bins, data_name)
+    settings = MeasureSettings(radius, worst, bins, pairwise, sphere, data_name, class_names)
     check_choice("similarity", similarity, SIMILARITIES)
     check_number("scale", scale, above=0)
     check_number("batch_size", batch_size, at_least=1)
@@ -217,9 +214,7 @@ def measure_arrays(
         HeadView(weight.detach(), bias, similarity, scale),
         FeatureStore() if pairwise or sphere else None,
     )
-    names = _checked_names(class_names, stream.num_classes)
-    if sphere:
-        check_sphere(stream.dim)
+    settings.check_head(stream)
     for part in blocks(len(features), batch_size):
         stream.add(*_known(features[part], labels[part], part.start))
     skipped = len(features) - stream.seen
@@ -227,17 +222,7 @@ def measure_arrays(
     if ood is not None:
         ood = torch.as_tensor(ood)
         others = [ood_scores(stream, (ood[part] for part in blocks(len(ood), batch_size)))]
-    geometry = build_geometry(
-        stream,
-        radius=radius,
-        worst=worst,
-        bins=bins,
-        ood=others,
-        pairwise=pairwise,
-        sphere=sphere,
-        notes=[skipped_note(skipped)] if skipped else [],
-    )
-    return replace(geometry, data=data_name, class_names=names)
+    return build_geometry(stream, settings, [skipped_note(skipped)] if skipped else [], others)
 
 
 def _check_arrays(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -262,28 +247,41 @@ def _known(features: Tensor, labels: Tensor, start: int) -> tuple[Tensor, Tensor
     return features[keep.to(features.device)], labels[keep], where[keep.cpu()]
 
 
-def _check_settings(radius: float, worst: int, bins: int, data_name: object) -> None:
-    check_number("radius", radius, at_least=0)
-    check_number("worst", worst, at_least=0)
-    check_number("bins", bins, at_least=1)
-    if data_name is not None and not isinstance(data_name, str):
-        raise LargeMarginError(
-            f"data_name must say in words what is measured, as 'CIFAR-10, test', but "
-            f"{type(data_name).__name__} was given."
-        )
+@dataclass(frozen=True)
+class MeasureSettings:
+    """What :func:`measure` and :func:`measure_arrays` were asked for in the same words."""
 
+    radius: float
+    worst: int
+    bins: int
+    pairwise: bool
+    sphere: bool
+    data_name: str | None
+    class_names: Sequence[str] | None
 
-def _checked_names(given: Sequence[str] | None, classes: int) -> tuple[str, ...] | None:
-    if given is None:
-        return None
-    names = () if isinstance(given, str) else tuple(given)
-    if len(names) != classes or not all(isinstance(each, str) for each in names):
-        raise LargeMarginError(
-            f"class_names must be {classes} names, one for each class in the order of the labels, "
-            f"but {given if isinstance(given, str) else list(names[:5])!r} was given"
-            f"{f', {len(names)} of them' if len(names) > 5 else ''}."
-        )
-    return names
+    def __post_init__(self) -> None:
+        check_number("radius", self.radius, at_least=0)
+        check_number("worst", self.worst, at_least=0)
+        check_number("bins", self.bins, at_least=1)
+        if self.data_name is not None and not isinstance(self.data_name, str):
+            raise LargeMarginError(
+                f"data_name must say in words what is measured, as 'CIFAR-10, test', but "
+                f"{type(self.data_name).__name__} was given."
+            )
+
+    def check_head(self, stream: Stream) -> None:
+        """Refuse what does not fit the classes or the features of the head."""
+        given, classes = self.class_names, stream.num_classes
+        names = () if given is None or isinstance(given, str) else tuple(given)
+        known = len(names) == classes and all(isinstance(each, str) for each in names)
+        if given is not None and not known:
+            raise LargeMarginError(
+                f"class_names must be {classes} names, one for each class in the order of the "
+                f"labels, but {given if isinstance(given, str) else list(names[:5])!r} was given"
+                f"{f', {len(names)} of them' if len(names) > 5 else ''}."
+            )
+        if self.sphere:
+            check_sphere(stream.dim)
 
 
 def _stream(head: HeadView, store: FeatureStore | None) -> Stream:
@@ -304,20 +302,6 @@ def _store(folder: Path | None, name: str, keep: bool) -> FeatureStore | None:
     return FeatureStore(None if folder is None else folder / f"{name}.bin")
 
 
-def _layer_streams(
-    probe: Probe, layers: Layers, stream: Stream, pairwise: bool, folder: Path | None
-) -> LayerStreams | None:
-    if not layers:
-        return None
-    return LayerStreams(
-        LayerReader(probe, layers),
-        num_classes=stream.num_classes,
-        like=stream.scores.weight,
-        widest=COVARIANCE_DIM,
-        store=lambda name: _store(folder, name, pairwise),
-    )
-
-
 @dataclass
 class PassCounts:
     """Counts of a pass over a loader, beside its stream."""
@@ -334,25 +318,17 @@ class PassCounts:
     """The head does not do what its weight and bias say."""
 
 
+@dataclass
 class MeasuringPass:
     """Takes the samples of a loader through a model into a stream."""
 
-    def __init__(
-        self,
-        probe: Probe,
-        stream: Stream,
-        device: torch.device,
-        progress: bool,
-        parts: "InputParts",
-        layers: LayerStreams | None,
-    ) -> None:
-        self.probe = probe
-        self.stream = stream
-        self.device = device
-        self.progress = progress
-        self.parts = parts
-        self.layers = layers
-        self.counts = PassCounts()
+    probe: Probe
+    stream: Stream
+    device: torch.device
+    progress: bool
+    parts: "InputParts"
+    layers: LayerStreams | None
+    counts: PassCounts = field(default_factory=PassCounts)
 
     def over(self, loader: Iterable[Any]) -> PassCounts:
         self.counts.numbered = has_positions(loader)
@@ -564,20 +540,15 @@ def _settings(name: str, given: bool | S, default: S) -> S:
 
 def build_geometry(
     stream: Stream,
-    *,
-    radius: float,
-    worst: int,
-    bins: int,
+    settings: MeasureSettings,
+    notes: list[str],
     ood: list[dict[str, Tensor]] | None = None,
-    pairwise: bool = False,
-    sphere: bool = False,
     layers: LayerStreams | None = None,
-    notes: Iterable[str] = (),
 ) -> Geometry:
     """The geometry of what a stream has taken in."""
     if stream.seen == 0:
         raise LargeMarginError(NOTHING)
-    head, notes = stream.head, list(notes)
+    head, radius, bins = stream.head, settings.radius, settings.bins
     labels, predicted = stream.column("label"), stream.column("predicted")
     norms = stream.column("norm")
     check_norms(norms, stream.column("index"))
@@ -601,28 +572,32 @@ def build_geometry(
             for name in ("raw", "cosine", "distance")
         },
         softmax_bias=describe(stream.column("softmax_bias"), bins=bins),
-        worst=_worst(stream, worst),
+        worst=_worst(stream, settings.worst),
         prototypes=measure_prototypes(head.weight, notes),
         centers=measure_centers(stream.sums),
         variance=measure_variance(stream.sums, notes),
         collapse=measure_collapse(stream, notes),
-        compactness=measure_compactness(stream, radius, notes) if pairwise else None,
+        compactness=measure_compactness(stream, radius, notes) if settings.pairwise else None,
         calibration=calibration(stream.column("confidence"), correct),
         errors=rejection(
             {name: each[correct] for name, each in leads.items()},
             {name: each[~correct] for name, each in leads.items()},
         ),
         ood=_rejected(leads, ood, notes),
-        sphere=measure_sphere(stream, notes) if sphere else None,
+        sphere=measure_sphere(stream, notes) if settings.sphere else None,
         layers=None if layers is None else _layers(layers, stream, radius, bins, notes),
         notes=tuple(notes),
+        data=settings.data_name,
+        class_names=None if settings.class_names is None else tuple(settings.class_names),
     )
 
 
 def _stream_notes(stream: Stream) -> Iterator[str]:
     absent = (stream.sums.counts == 0).nonzero()[:, 0].tolist()
     if absent:
-        yield f"no samples of class {_listed(absent)}: numbers by class are NaN there"
+        shown = ", ".join(str(each) for each in absent[:8])
+        shown += f" and {len(absent) - 8} others" if len(absent) > 8 else ""
+        yield f"no samples of class {shown}: numbers by class are NaN there"
     if stream.scores.curved:
         yield "distances to boundaries are NaN: those of a cosine head with a bias are not planes"
 
@@ -659,8 +634,3 @@ def _worst(stream: Stream, count: int) -> tuple[WorstSample, ...]:
     return tuple(
         WorstSample(*row) for row in zip(*(c[order].tolist() for c in columns), strict=True)
     )
-
-
-def _listed(classes: list[int]) -> str:
-    shown = ", ".join(str(each) for each in classes[:8])
-    return shown if len(classes) <= 8 else f"{shown} and {len(classes) - 8} others"

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import torch
@@ -107,16 +106,17 @@ class Probe:
         with ExitStack() as hooks:
             for name, hook in (layers or {}).items():
                 module = find_module(self.model, name)
-                handle = module.register_forward_hook(partial(_call_with_output, hook))
-                hooks.callback(handle.remove)
-            handle = self.head.register_forward_hook(take_head, with_kwargs=True)
-            hooks.callback(handle.remove)
+                hooks.enter_context(
+                    module.register_forward_hook(lambda m, args, out, hook=hook: hook(m, out))
+                )
+            hooks.enter_context(self.head.register_forward_hook(take_head, with_kwargs=True))
             if self.features_name is not None:
                 source = find_module(self.model, self.features_name)
-                handle = source.register_forward_hook(
-                    lambda module, args, output: named.append(tensors_in(output)[0])
+                hooks.enter_context(
+                    source.register_forward_hook(
+                        lambda m, args, out: named.append(tensors_in(out)[0])
+                    )
                 )
-                hooks.callback(handle.remove)
             outputs = call(self.model, inputs)
         if len(at_head) != 1:
             times = "never calls" if not at_head else f"calls {len(at_head)} times"
@@ -137,12 +137,6 @@ class Probe:
             )
         rows = named_rows(named[0], like)
         return rows.reshape(*like.shape[:-1], rows.shape[-1])
-
-
-def _call_with_output(
-    hook: LayerHook, module: nn.Module, args: tuple[Any, ...], output: Any
-) -> Any:
-    return hook(module, output)
 
 
 def head_view(layer: nn.Module) -> HeadView:

@@ -4,8 +4,9 @@ Features are dropped batch by batch unless a ``FeatureStore`` keeps them. ``Clas
 means and variances of classes from one pass, exact for collapsed classes.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,8 +15,7 @@ from torch import Tensor
 from largemargin.errors import LargeMarginError, check_labels, check_matrix
 from largemargin.geometry.pairs import blocks, widen
 from largemargin.heads.head_spec import HeadView
-from largemargin.measuring.batches import SKIP
-from largemargin.measuring.ranks import gather
+from largemargin.measuring.batches import SKIP, gather
 from largemargin.measuring.scores import LEADS, HeadScores
 from largemargin.ops.distributed import world_size
 
@@ -129,14 +129,10 @@ class ClassSums:
         self.counts = self.counts + other.counts
 
     def to(self, device: torch.device | str) -> "ClassSums":
-        return ClassSums(
-            self.counts.to(device),
-            self.anchors.to(device),
-            self.sums.to(device),
-            self.squares.to(device),
-            None if self.outer is None else self.outer.to(device),
-            self.rounding,
-        )
+        moved: dict[str, Any] = {
+            name: each.to(device) for name, each in vars(self).items() if isinstance(each, Tensor)
+        }
+        return replace(self, **moved)
 
     @property
     def means(self) -> Tensor:

@@ -20,7 +20,7 @@ from largemargin.measuring.batches import call
 from largemargin.measuring.distributions import Distribution, describe
 from largemargin.measuring.embed import Embeddings, embed
 from largemargin.measuring.geometry_result import Geometry
-from largemargin.measuring.loss_surface import LossSurface, measure_surface
+from largemargin.measuring.input_curvature import LossSurface, measure_surface
 from largemargin.measuring.probe import Probe
 from largemargin.measuring.sphere import Sphere
 
