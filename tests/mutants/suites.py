@@ -8,30 +8,22 @@ from pathlib import Path
 
 ROOMS = ("losses", "losses/base", "ops", "heads")
 LOSSES = {
-    "arcface": "arcface",
+    "arcface": "arcface or unified_margin",
     "center": "center",
     "centroid_margin": "centroid_margin or centroid_norm",
     "compactness": "compactness or noise_alignment",
-    "cosface": "cosface",
-    "cross_entropy": "cross_entropy or label_smoothing",
+    "cosface": "cosface or normface or ldam",
+    "cross_entropy": "cross_entropy or focal or label_smoothing",
     "discriminative": "discriminative",
-    "focal": "focal",
     "gaussian_mixture": "gaussian_mixture",
-    "gm_softmax": "gm_softmax",
+    "gm_softmax": "gm_softmax or lm_softmax or sample_margin",
     "hinges": "hinge or softplus",
-    "input_margin": "margin_distribution or margin_hinge or linearized",
+    "input_margin": "margin_distribution or margin_hinge or linearized or layer_margin",
     "kobayashi": "kobayashi or biased_softmax or rival_divergence",
-    "label_smoothing": "label_smoothing",
-    "layer_margin": "layer_margin",
-    "ldam": "ldam",
-    "lm_softmax": "lm_softmax",
-    "normface": "normface",
     "prototype_penalties": "zero_centroid or super_symmetry",
-    "sample_margin": "sample_margin",
     "sphereface": "sphereface or lsoftmax",
     "stability": "stability",
     "stable_discriminative": "stable_discriminative",
-    "unified_margin": "unified_margin",
 }
 """Files of losses, and what the names of their tests hold."""
 

@@ -16,9 +16,8 @@ from largemargin.heads.class_head import ClassHead
 from largemargin.heads.head_spec import HeadSpec
 from largemargin.losses.arcface import ArcFace
 from largemargin.losses.base.loss import Loss
-from largemargin.losses.cosface import CosFace
+from largemargin.losses.cosface import CosFace, NormFace
 from largemargin.losses.cross_entropy import CrossEntropy
-from largemargin.losses.normface import NormFace
 from largemargin.losses.sphereface import LSoftmax, SphereFace
 
 REDUCTIONS = {"MeanReducer": "mean", "SumReducer": "sum"}
@@ -81,10 +80,8 @@ def from_pml(pml_loss: nn.Module) -> Converted:
             "convert its base and write the difference down."
         )
     if name not in CONVERTERS:
-        reason = NO_COUNTERPART.get(
-            name, f"those that can be converted are {', '.join(CONVERTERS)}."
-        )
-        raise LargeMarginError(f"{name} has no counterpart: {reason}")
+        known = f"those that can be converted are {', '.join(CONVERTERS)}."
+        raise LargeMarginError(f"{name} has no counterpart: {NO_COUNTERPART.get(name, known)}")
     _check_extras(pml_loss)
     W: Any = pml_loss.W
     loss, form = CONVERTERS[name](pml_loss, {"reduction": _reduction(pml_loss)})
@@ -149,17 +146,15 @@ def _arcface(pml: Any, options: Any) -> Conversion:
 
 def _cosface(pml: Any, options: Any) -> Conversion:
     scale = float(pml.scale)
-    loss = CosFace(margin=float(pml.margin), scale=scale, **options)
-    return loss, HeadSpec("cosine", scale)
+    return CosFace(margin=float(pml.margin), scale=scale, **options), HeadSpec("cosine", scale)
 
 
 def _normalized_softmax(pml: Any, options: Any) -> Conversion:
     scale = 1 / float(pml.temperature)
     if pml.distance.normalize_embeddings:
         return NormFace(scale=scale, **options), HeadSpec("cosine", scale)
-    similarity = "cosine_prototypes"
-    loss = CrossEntropy(similarity=similarity, scale=scale, **options)
-    return loss, HeadSpec(similarity, scale)
+    form = HeadSpec("cosine_prototypes", scale)
+    return CrossEntropy(similarity=form.similarity, scale=scale, **options), form
 
 
 def _sphereface(pml: Any, options: Any) -> Conversion:
