@@ -19,7 +19,7 @@ from largemargin.measuring import (
 )
 from largemargin.measuring.accuracy import wilson
 from largemargin.measuring.robust import Attack, fgsm
-from largemargin.measuring.robust.epsilon_ball import Ball
+from largemargin.measuring.robust.attacks import Ball
 from largemargin.measuring.robust_accuracy import attacks_of, stride_for
 
 N = 101

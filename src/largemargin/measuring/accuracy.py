@@ -28,7 +28,7 @@ from largemargin.measuring.batches import (
     digest,
     need_labels,
 )
-from largemargin.measuring.calibration import Calibration
+from largemargin.measuring.calibration import Calibration, calibration_of_bins
 from largemargin.measuring.logit_model import LogitModel, ReadingOptions, count_over
 from largemargin.measuring.records import Record
 
@@ -37,6 +37,9 @@ CONFUSION_CLASSES = 2048
 
 MOST = 1_000_000
 """Images up to which the bits are kept: 170 kB of text."""
+
+BITS = (128, 64, 32, 16, 8, 4, 2, 1)
+"""Of a byte, the highest first."""
 
 Seen = list[tuple[Tensor, Tensor]]
 """Positions and whether the model is right there, batch by batch."""
@@ -62,7 +65,7 @@ class Correct(Record):
         """
         bits = torch.zeros(-(-len(right) // 8) * 8, dtype=torch.uint8)
         bits[: len(right)] = right
-        packed = (bits.view(-1, 8) * _places()).sum(1, dtype=torch.uint8)
+        packed = (bits.view(-1, 8) * bits.new_tensor(BITS)).sum(1, dtype=torch.uint8)
         return cls(digest, len(right), base64.b64encode(bytes(packed.tolist())).decode("ascii"))
 
     def right(self) -> Tensor:
@@ -76,13 +79,8 @@ class Correct(Record):
                 f"there are {len(packed)} bytes of bits, but {self.samples} images."
             )
         each = torch.tensor(list(packed), dtype=torch.uint8)[:, None]
-        found: Tensor = (each & _places()).ne(0).flatten()[: self.samples]
+        found: Tensor = (each & each.new_tensor(BITS)).ne(0).flatten()[: self.samples]
         return found
-
-
-def _places() -> Tensor:
-    """Of the bits in a byte, highest first."""
-    return torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8)
 
 
 def paired_counts(one: Correct, other: Correct) -> tuple[int, int, int, int] | None:
@@ -302,9 +300,6 @@ class Counts:
                 f"labels must lie in [0, {self.num_classes}), but {int(total['strange'])} of them "
                 f"do not. If they mark samples to skip, {SKIP}."
             )
-        return self._described(total)
-
-    def _described(self, total: dict[str, Tensor]) -> Accuracy:
         classes = self.num_classes
         size, right = total["class_size"][:classes], total["class_right"][:classes]
         samples = int(size.sum())
@@ -314,8 +309,12 @@ class Counts:
             )
         share = (right.double() / size).masked_fill(size == 0, math.nan)
         worst = int(torch.where(size > 0, share, math.inf).argmin())
-        table = total["table"]
-        calibration = self._calibration(total)
+        confusion = None
+        if len(total["table"]):
+            table = total["table"][:-1].view(classes, classes)
+            confusion = tuple(tuple(row) for row in table.tolist())
+        bins = (total[name][: self.bins] for name in ("bin_size", "bin_confidence", "bin_right"))
+        calibration = calibration_of_bins(*bins)
         return Accuracy(
             samples=samples,
             accuracy=int(right.sum()) / samples,
@@ -326,31 +325,10 @@ class Counts:
             ece=calibration.expected_error,
             per_class=tuple(share.tolist()),
             counts=tuple(size.tolist()),
-            confusion=(
-                tuple(tuple(row) for row in table[:-1].view(classes, classes).tolist())
-                if len(table)
-                else None
-            ),
+            confusion=confusion,
             calibration=calibration,
             skipped=int(total["skipped"]),
             broken=int(total["broken"]),
-        )
-
-    def _calibration(self, total: dict[str, Tensor]) -> Calibration:
-        bins = self.bins
-        counts = total["bin_size"][:bins]
-        safe = counts.clamp_min(1)
-        mean = total["bin_confidence"][:bins].double() / safe
-        right = total["bin_right"][:bins].double() / safe
-        gaps = torch.where(counts > 0, (right - mean).abs(), 0)
-        empty = counts == 0
-        return Calibration(
-            float((gaps * counts).sum() / counts.sum()),
-            float(gaps.max()),
-            tuple(each / bins for each in range(bins + 1)),
-            tuple(counts.tolist()),
-            tuple(mean.masked_fill(empty, math.nan).tolist()),
-            tuple(right.masked_fill(empty, math.nan).tolist()),
         )
 
 

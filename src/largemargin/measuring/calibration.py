@@ -52,19 +52,26 @@ def calibration(confidence: Tensor, correct: Tensor, *, bins: int = 15) -> Calib
     """
     check_number("bins", bins, at_least=1)
     confidence, correct = confidence.double().cpu(), correct.cpu()
-    edges = torch.arange(bins + 1, dtype=torch.float64) / bins
     # A confidence that is a border belongs to the bin below it.
-    place = torch.bucketize(confidence, edges[1:-1])
-    counts = torch.bincount(place, minlength=bins)
-    safe = counts.clamp_min(1)
-    mean = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, confidence) / safe
-    right = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, correct.double()) / safe
+    place = torch.bucketize(confidence, torch.arange(1, bins, dtype=torch.float64) / bins)
+    nothing = torch.zeros(bins, dtype=torch.float64)
+    return calibration_of_bins(
+        torch.bincount(place, minlength=bins),
+        nothing.index_add(0, place, confidence),
+        nothing.index_add(0, place, correct.double()),
+    )
+
+
+def calibration_of_bins(counts: Tensor, confidence: Tensor, right: Tensor) -> Calibration:
+    """From the samples of each bin, the sum of their confidence, and how many of them are right."""
+    bins, safe = len(counts), counts.clamp_min(1)
+    mean, right = confidence.double() / safe, right.double() / safe
     gaps = torch.where(counts > 0, (right - mean).abs(), 0)
     empty = counts == 0
     return Calibration(
-        float((gaps * counts).sum() / max(len(confidence), 1)),
+        float((gaps * counts).sum() / counts.sum().clamp_min(1)),
         float(gaps.max()),
-        tuple(edges.tolist()),
+        tuple(each / bins for each in range(bins + 1)),
         tuple(counts.tolist()),
         tuple(mean.masked_fill(empty, math.nan).tolist()),
         tuple(right.masked_fill(empty, math.nan).tolist()),

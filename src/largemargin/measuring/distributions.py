@@ -85,15 +85,16 @@ def describe(values: Tensor, *, bins: int = 50) -> Distribution:
     if count == 0 or bool(ordered[-1].isnan()):  # NaN sorts last
         nothing = dict.fromkeys(QUANTILES, math.nan)
         return Distribution(count, math.nan, math.nan, math.nan, nothing, (), (), (), ())
-    mean, std = _moments(ordered)
+    # Measured from the smallest, so that equal numbers have a deviation of 0.
+    above = ordered - ordered[0]
+    std = (above - above.mean()).square().mean().sqrt()
+    mean = ordered[0] + above.mean()
     finite = math.isfinite(float(ordered[0])) and math.isfinite(float(ordered[-1]))
     edges, counts = _histogram(ordered, bins) if finite else ((), ())
-    points, density = _density(ordered, std) if finite else ((), ())
+    points, density = _density(ordered, float(std)) if finite else ((), ())
     return Distribution(
         count,
-        mean,
-        std,
-        _ratio(mean, std),
+        *(float(each) for each in (mean, std, mean / std)),  # x / 0 is infinite, 0 / 0 is NaN
         {q: _quantile(ordered, q) for q in QUANTILES},
         edges,
         counts,
@@ -127,7 +128,7 @@ def describe_classes(values: Tensor, labels: Tensor, num_classes: int) -> ClassD
         high = ordered[start + torch.minimum(below + 1, sizes[present] - 1)]
         return torch.where(low == high, low, low + (position - below) * (high - low))
 
-    columns = (smallest, mean, std, _ratios(mean, std), quantile(0.5), quantile(0.05))
+    columns = (smallest, mean, std, mean / std, quantile(0.5), quantile(0.05))
     return ClassDistribution(
         tuple(sizes.tolist()),
         *(
@@ -136,24 +137,6 @@ def describe_classes(values: Tensor, labels: Tensor, num_classes: int) -> ClassD
             for column in columns
         ),
     )  # fmt: skip
-
-
-def _moments(ordered: Tensor) -> tuple[float, float]:
-    """Mean and standard deviation, exactly 0 for equal numbers."""
-    above = ordered - ordered[0]
-    mean = above.mean()
-    std = (above - mean).square().mean().sqrt()
-    return float(ordered[0] + mean), float(std)
-
-
-def _ratio(mean: float, std: float) -> float:
-    if std > 0 or math.isnan(std):
-        return mean / std
-    return math.copysign(math.inf, mean) if mean else math.nan
-
-
-def _ratios(mean: Tensor, std: Tensor) -> Tensor:
-    return mean / std  # x / 0 is infinite with the sign of x, and 0 / 0 is NaN
 
 
 def _quantile(ordered: Tensor, q: float) -> float:

@@ -1,15 +1,13 @@
 """Rows of predictions, as CSV and JSON."""
 
 import csv
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from largemargin.measuring.calibrate import Temperature, Threshold
-from largemargin.measuring.records import Record
+from largemargin.measuring.records import Record, whole_file
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """Beginnings of cells that spreadsheets take for formulas, or skip to find one; some take the wide
@@ -70,7 +68,8 @@ class Predictions(Record):
         ``+``, ``-``, ``@``, a tab or a line break, get an apostrophe in front; take it away to have
         the file's name back.
         """
-        with _whole(Path(path)) as file:
+        # Names of files need not be UTF-8: what is not is written as \udc.. numbers.
+        with whole_file(path, newline="", errors="backslashreplace") as file:
             self.write_csv(file)
 
     def write_csv(self, file: IO[str]) -> None:
@@ -97,16 +96,3 @@ def _number(value: float | None) -> str:
 def harmless(text: str) -> str:
     """A text as a spreadsheet shows it and does not run it."""
     return f"'{text}" if text.startswith(FORMULA) else text
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[IO[str]]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        # Names of files need not be UTF-8: what is not is written as \udc.. numbers.
-        with partial.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file:
-            yield file
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

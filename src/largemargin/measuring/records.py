@@ -6,8 +6,10 @@ import math
 import os
 import types
 import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import IO, Any, ClassVar, Self
 
 from largemargin.errors import LargeMarginError
 
@@ -25,19 +27,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return _name_of(value)
+        return json.dumps(value)  # "NaN", "Infinity" or "-Infinity"
     if isinstance(value, str | int | float | bool | None):
         return value
     raise LargeMarginError(
         f"{type(value).__name__} has no place in a result; it holds numbers, texts and records."
     )
-
-
-def _name_of(value: float) -> str:
-    """Of a number that JSON does not know."""
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
 
 
 def revive(kind: Any, value: Any) -> Any:
@@ -92,6 +87,20 @@ def _check_format(kind: Any, value: Any) -> None:
         )
 
 
+@contextmanager
+def whole_file(path: str | Path, **options: str) -> Iterator[IO[str]]:
+    """A UTF-8 file to write, there in the end whole or not at all."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("w", encoding="utf-8", **options) as file:
+            yield file
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 @dataclasses.dataclass(frozen=True)
 class Record:
     """A result that can be written to JSON, read back, and compared: NaN equals NaN."""
@@ -130,14 +139,8 @@ class Record:
 
     def save(self, path: str | Path) -> None:
         """Write JSON, whole or not at all."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        try:
-            partial.write_text(self.to_json(indent=1) + "\n", encoding="utf-8")
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        with whole_file(path) as file:
+            file.write(self.to_json(indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

@@ -26,8 +26,7 @@ from largemargin.measuring.batches import (
 )
 from largemargin.measuring.logit_model import LogitModel, ReadingOptions, count_over
 from largemargin.measuring.records import Record
-from largemargin.measuring.robust.attacks import KINDS, Attack
-from largemargin.measuring.robust.epsilon_ball import LEVELS, NORMS
+from largemargin.measuring.robust.attacks import KINDS, LEVELS, NORMS, Attack
 from largemargin.measuring.robust.perturbations import (
     ROAD_400X500,
     SCALED_32,

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,19 +112,14 @@ def train(
             place=place,
         )
         if isinstance(session, Run):
-            return warn_diverged(session)
-        with _stop_signals(session):
-            for _ in session.trainer.steps():
-                session.pause_if_asked()
-            done = session.finish()
-        return warn_diverged(done) if session.processes.rank == 0 else done
-
-
-def warn_diverged(run: Run) -> Run:
-    """The run; with a warning where it diverged."""
-    failure = run.failure
-    if failure is not None:
-        warnings.warn(f"{TOLD}: {failure}", MarginWarning, stacklevel=3)
+            run, first = session, True
+        else:
+            with _stop_signals(session):
+                for _ in session.trainer.steps():
+                    session.pause_if_asked()
+                run, first = session.finish(), session.processes.rank == 0
+    if first and run.failure is not None:
+        warnings.warn(f"{TOLD}: {run.failure}", MarginWarning, stacklevel=2)
     return run
 
 
@@ -145,12 +140,9 @@ class Session:
         if self.agreement.any(trainer.stop_requested, trainer.done):
             trainer.pause()
             raise Interrupted(
-                f"stopped after step {trainer.done}, with a checkpoint. Continue: {self.command}"
+                f"stopped after step {trainer.done}, with a checkpoint. Continue: "
+                f"{resume_command(self.folder)}"
             )
-
-    @property
-    def command(self) -> str:
-        return resume_command(self.folder)
 
     def finish(self) -> Run:
         """Evaluate the best model on the test images, measure its geometry, write the result."""
@@ -312,20 +304,9 @@ def _notes(config: RunConfig, trainer: Trainer) -> list[str]:
 
 
 def _write_facts(folder: Path, data: Data, processes: Processes) -> None:
-    write_json(
-        folder / DATA,
-        {
-            **stamp(RESULT_KIND),
-            "name": data.name,
-            "classes": list(data.classes),
-            "channels": data.channels,
-            "size": list(data.size),
-            "mean": list(data.mean),
-            "std": list(data.std),
-            "licence": data.licence,
-            "record": data.record,
-        },
-    )
+    names = ("name", "classes", "channels", "size", "mean", "std", "licence", "record")
+    facts = {name: getattr(data, name) for name in names}
+    write_json(folder / DATA, {**stamp(RESULT_KIND), **facts})
     write_json(folder / ENVIRONMENT, environment(processes.device, processes=processes.world))
 
 
@@ -342,16 +323,16 @@ def _stop_signals(session: Session) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    trainer, asked = session.trainer, [math.inf]
+    trainer, asked, command = session.trainer, [math.inf], resume_command(session.folder)
 
     def stop(number: int, frame: object) -> None:
         if not session.training:
             raise Interrupted(
-                f"training is done, its result is not written yet. Continue: {session.command}"
+                f"training is done, its result is not written yet. Continue: {command}"
             )
         # Asked twice: now. Launchers pass on what the terminal has sent to everybody already.
         if number == signal.SIGINT and time.monotonic() - asked[0] > ONE_REQUEST_S:
-            raise KeyboardInterrupt(session.command)
+            raise KeyboardInterrupt(command)
         asked[0] = min(asked[0], time.monotonic())
         trainer.stop_requested = True
 
@@ -386,11 +367,11 @@ def failure_messages(place: "RunPlace", *, timeout: float) -> Iterator[None]:
         raise LargeMarginError(f"the run stopped: {said}. {place.hint()}") from error
 
 
+@dataclass
 class RunPlace:
     """The folder of a run, which is known only after it was made."""
 
-    def __init__(self) -> None:
-        self.folder: Path | None = None
+    folder: Path | None = None
 
     def hint(self) -> str:
         """What is still there, and how to go on."""

@@ -6,10 +6,10 @@ generator that the caller passes. A sample's result depends on its own image and
 only.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,13 +25,6 @@ from largemargin.errors import (
     check_same_device,
 )
 from largemargin.geometry.evaluation_mode import evaluation_mode
-from largemargin.measuring.robust.epsilon_ball import (
-    NORMS,
-    Ball,
-    Generators,
-    check_epsilon,
-    check_generators,
-)
 from largemargin.ops.class_stats import class_stats_from_logits
 from largemargin.ops.norms import promote
 
@@ -39,11 +32,19 @@ __all__ = ["KINDS", "Attack", "apgd", "fgsm", "pgd"]
 
 KINDS = ("fgsm", "pgd", "apgd")
 
+NORMS = ("linf", "l2")
+
+LEVELS = "Pixels are in [0, 1]: 8 levels are 8 / 255."
+
 MOMENTUM = 0.75
 """Share of the new step in a move; the rest is the move before it."""
 
 Model = Callable[[Tensor], Any]
 """Images (N, ...) in [0, 1] to logits (N, C), or to outputs that hold them; rows independent."""
+
+Generators: TypeAlias = torch.Generator | Sequence[torch.Generator]
+"""Random numbers of a batch: from one generator, or from one for each image, whose numbers then do
+not depend on which others are in the batch."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,13 @@ class Attack:
     @property
     def name(self) -> str:
         """Kind with steps, restarts and loss where they are not the usual ones; norm; epsilon."""
+        levels = self.epsilon * 255
+        whole = round(levels)  # of an 8-bit image
+        size = f"{whole}/255" if whole and abs(levels - whole) < 1e-6 else f"{self.epsilon:g}"
         steps = "" if self.kind == "fgsm" else f"-{self.steps}"
         times = f"x{self.restarts}" if self.restarts > 1 and self.kind != "fgsm" else ""
         loss = "" if self.loss == "ce" else f" {self.loss}"
-        return f"{self.kind}{steps}{times}{loss} {self.norm} {_fraction(self.epsilon)}"
+        return f"{self.kind}{steps}{times}{loss} {self.norm} {size}"
 
     def __call__(
         self,
@@ -107,13 +111,6 @@ class Attack:
             model, images, labels, epsilon=self.epsilon, norm=self.norm, steps=self.steps,
             step_size=self.step_size, restarts=self.restarts, loss=self.loss, generator=generator,
         )  # fmt: skip
-
-
-def _fraction(epsilon: float) -> str:
-    """In levels of an 8-bit image where it is a whole number of them."""
-    levels = epsilon * 255
-    whole = round(levels)
-    return f"{whole}/255" if whole and abs(levels - whole) < 1e-6 else f"{epsilon:g}"
 
 
 def fgsm(
@@ -232,9 +229,8 @@ class _Best(NamedTuple):
         """Wrong predictions before right ones, then the larger loss."""
         ahead = self.right & ~other.right
         ahead |= (self.right == other.right) & (other.losses > self.losses)
-        beside = ahead.view(-1, *[1] * (self.points.dim() - 1))
         return _Best(
-            torch.where(beside, other.points, self.points),
+            torch.where(_column(ahead, self.points), other.points, self.points),
             torch.where(ahead, other.losses, self.losses),
             torch.where(ahead, other.right, self.right),
         )
@@ -263,19 +259,13 @@ def apgd(
     largest loss; one that the model gets wrong already comes back as it is.
 
     Args:
-        model: maps images in [0, 1] to logits (N, C), rows independent: see :func:`pgd`.
-        images: (N, ...) in [0, 1].
-        labels: (N,) class indices.
-        epsilon: largest change, in the units of the images.
-        norm: "linf" or "l2".
+        model, images, labels, epsilon, norm, generator: as in :func:`pgd`.
         steps: of each run. Default 100 (the paper's).
         restarts: runs from random points, for the samples that no run before has changed the
             prediction of.
         loss: "ce", "dlr" (of the paper: does not change with the scale of logits; three classes
             at least) or "margin".
         rho: default 0.75 (the paper's).
-        generator: random numbers of the starts; default torch's global ones. A list of one for
-            each image makes a start independent of the batch the image is in.
 
     Returns:
         (N, ...) images, detached, within epsilon and [0, 1] to the last bit.
@@ -314,6 +304,159 @@ def apgd(
                 highest[changed] = run.best_losses[better].double()
                 standing[rows[run.fooled]] = False
     return result
+
+
+def check_epsilon(epsilon: float, norm: str) -> None:
+    """No pixel can move by more than 1: a larger linf epsilon was meant in levels of 255."""
+    at_most = 1 if norm == "linf" else None
+    check_number("epsilon", epsilon, at_least=0, at_most=at_most, hint=LEVELS)
+
+
+class Ball:
+    """Where attacked images may lie: within ``epsilon`` of (N, ...) images, pixels in [0, 1].
+
+    A difference of float32 numbers is exact in float64, so a point of the ball is within epsilon
+    to the last bit if it is there.
+    """
+
+    def __init__(self, images: Tensor, epsilon: float, norm: str) -> None:
+        check_choice("norm", norm, NORMS)
+        check_epsilon(epsilon, norm)
+        check_images(images)
+        self.images, self.epsilon, self.norm = images.detach().clone(), epsilon, norm
+        self.lower, self.upper = torch.zeros_like(images), torch.ones_like(images)
+        if norm == "linf":
+            self.lower, self.upper = self._bound(-epsilon), self._bound(epsilon)
+
+    def __getitem__(self, rows: Tensor) -> "Ball":
+        """The balls of some of the images."""
+        made = object.__new__(Ball)
+        made.images, made.epsilon, made.norm = self.images[rows], self.epsilon, self.norm
+        made.lower, made.upper = self.lower[rows], self.upper[rows]
+        return made
+
+    def nearest(self, points: Tensor) -> Tensor:
+        """Points of the ball, in the type of the images, next to these."""
+        if self.norm == "linf":
+            return self._boxed(points)
+        wide = points.dtype if points.dtype == torch.float64 else torch.float32
+        shift = points.to(wide) - self.images.to(wide)
+        length = _lengths(shift)
+        inside = self._boxed(self.images.to(wide) + shift * (self.epsilon / length).clamp_max(1))
+        # Rounding may have left some outside, by a little: a little shorter, then.
+        for short in (1e-7, 1e-6, 1e-5, 1e-3):
+            over = self._distance(inside) > self.epsilon
+            if not bool(over.any()):
+                return inside
+            factor = (self.epsilon / length).clamp_max(1) * (1 - short)
+            nearer = self._boxed(self.images.to(wide) + shift * factor)
+            inside = torch.where(_column(over, inside), nearer, inside)
+        return torch.where(
+            _column(self._distance(inside) > self.epsilon, inside), self.images, inside
+        )
+
+    def direction(self, gradient: Tensor) -> Tensor:
+        """The step of size 1 along which a loss with this gradient grows most."""
+        if self.norm == "linf":
+            return gradient.sign()
+        wide = gradient if gradient.dtype == torch.float64 else gradient.float()
+        largest = wide.flatten(1).abs().amax(1).clamp_min(torch.finfo(wide.dtype).tiny)
+        unit = wide / _column(largest, wide)  # no square of it leaves the range of its type
+        return unit / _lengths(unit)
+
+    def random(self, generator: Generators | None, *, surface: bool = False) -> Tensor:
+        """Points drawn uniformly from the ball around each image, or as far out as it goes."""
+        images = self.images
+        dtype = images.dtype if images.dtype == torch.float64 else torch.float32
+
+        def draw(shape: torch.Size | tuple[int, ...], normal: bool) -> Tensor:
+            make = torch.randn if normal else torch.rand
+            if isinstance(generator, torch.Generator | None):
+                device = images.device if generator is None else generator.device
+                return make(shape, generator=generator, device=device, dtype=dtype).to(
+                    images.device
+                )
+            rows = [
+                make(shape[1:], generator=each, device=each.device, dtype=dtype)
+                for each in generator
+            ]
+            return torch.stack(rows).to(images.device)
+
+        if self.norm == "linf":
+            shift = 2 * draw(images.shape, normal=False) - 1
+            if surface:
+                shift = shift / _column(shift.flatten(1).abs().amax(1), shift)
+            return self.nearest(images + self.epsilon * shift)
+        shift = draw(images.shape, normal=True)
+        shift = shift / _lengths(shift)
+        if not surface:
+            radius = draw((len(images),), normal=False) ** (1 / images[0].numel())
+            shift = shift * _column(radius, shift)
+        return self.nearest(images + self.epsilon * shift)
+
+    def _bound(self, shift: float) -> Tensor:
+        """Images moved by ``shift`` and cut to [0, 1], rounded towards the images."""
+        exact = self.images.double() + shift
+        moved = exact.to(self.images.dtype)
+        beyond = (moved.double() - self.images.double()).abs() > self.epsilon
+        moved = torch.where(beyond, torch.nextafter(moved, self.images), moved)
+        return moved.clamp(0, 1)
+
+    def _boxed(self, points: Tensor) -> Tensor:
+        return torch.minimum(torch.maximum(points.to(self.images.dtype), self.lower), self.upper)
+
+    def _distance(self, points: Tensor) -> Tensor:
+        apart = (points.double() - self.images.double()).flatten(1)
+        length: Tensor = torch.linalg.vector_norm(apart, dim=1)
+        return length
+
+
+def check_images(images: Tensor) -> None:
+    """Attacks move pixels, so they have to know which values a pixel may have."""
+    if not isinstance(images, Tensor):
+        raise LargeMarginError(
+            f"images must be a tensor of shape (N, ...), but {type(images).__name__} was given. "
+            "The order is model, images, labels."
+        )
+    if images.dim() < 2 or not images.is_floating_point():
+        raise LargeMarginError(
+            f"images must be a floating point batch of shape (N, ...), but {tuple(images.shape)} "
+            f"of {images.dtype} was given. Add a batch dimension with x[None]; divide bytes by 255."
+        )
+    if images.numel() and not bool(((images >= 0) & (images <= 1)).all()):
+        low, high = float(images.min()), float(images.max())
+        raise LargeMarginError(
+            f"images must lie in [0, 1], but they range from {low:g} to {high:g}. Attack images as "
+            "they are before normalisation, and let the model normalise: "
+            "nn.Sequential(Normalize(mean, std), model)."
+        )
+
+
+def check_generators(generator: object, images: Tensor) -> None:
+    if generator is None or isinstance(generator, torch.Generator):
+        return
+    given = type(generator).__name__
+    if isinstance(generator, Sequence):
+        if len(generator) == len(images) and all(
+            isinstance(each, torch.Generator) for each in generator
+        ):
+            return
+        given = f"a {given} of {len(generator)}"
+    raise LargeMarginError(
+        f"generator must be a torch.Generator, or a list of {len(images)}, one for each image, but "
+        f"{given} was given."
+    )
+
+
+def _column(values: Tensor, like: Tensor) -> Tensor:
+    """(N,) values to stand beside (N, ...) images."""
+    return values.view(-1, *[1] * (like.dim() - 1))
+
+
+def _lengths(shift: Tensor) -> Tensor:
+    """(N, 1, ...) lengths, never 0."""
+    length = torch.linalg.vector_norm(shift.flatten(1), dim=1)
+    return _column(length.clamp_min(torch.finfo(shift.dtype).tiny), shift)
 
 
 class LogitReading(NamedTuple):
@@ -426,7 +569,7 @@ class _Run:
                 wait, passed = max(wait - less, least), 0
 
     def _move(self, share: float) -> None:
-        sizes = self._beside(self.sizes).to(self.points.dtype)
+        sizes = _column(self.sizes, self.points).to(self.points.dtype)
         ahead = self.ball.nearest(self.points + sizes * self.ball.direction(self.gradients))
         moved = share * (ahead - self.points) + (1 - share) * (self.points - self.before)
         self.before, self.points = self.points, self.ball.nearest(self.points + moved)
@@ -436,12 +579,12 @@ class _Run:
         self.growths += seen.losses > self.losses
         self.losses = seen.losses
         better, wrong = seen.losses > self.best_losses, ~seen.right
-        beside = self._beside(better)
+        beside = _column(better, self.points)
         self.best = torch.where(beside, self.points, self.best)
         self.best_gradients = torch.where(beside, self.gradients, self.best_gradients)
         self.best_losses = torch.where(better, seen.losses, self.best_losses)
         keep = wrong | (better & ~self.fooled)
-        self.result = torch.where(self._beside(keep), self.points, self.result)
+        self.result = torch.where(_column(keep, self.points), self.points, self.result)
         self.fooled = self.fooled | wrong
 
     def _checkpoint(self, passed: int) -> None:
@@ -452,12 +595,9 @@ class _Run:
         self.losses_at_check = self.best_losses
         self.growths = torch.zeros_like(self.growths)
         self.sizes = torch.where(self.halved, self.sizes / 2, self.sizes)
-        beside = self._beside(self.halved)
+        beside = _column(self.halved, self.points)
         self.points = torch.where(beside, self.best, self.points)
         self.gradients = torch.where(beside, self.best_gradients, self.gradients)
-
-    def _beside(self, values: Tensor) -> Tensor:
-        return values.view(-1, *[1] * (self.ball.images.dim() - 1))
 
 
 def logits_in(outputs: Any) -> Tensor:
