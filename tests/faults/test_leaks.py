@@ -18,7 +18,7 @@ import largemargin as lm
 from largemargin.app.data import Samples
 from largemargin.app.predict import predict
 from largemargin.app.training import NoiseConfig, ObjectiveConfig
-from largemargin.app.training.epoch_totals import EpochTotals
+from largemargin.app.training.journal import EpochTotals
 from largemargin.app.training.objective import objective_of
 from largemargin.app.training.step import Step
 from largemargin.integrations.scikit_learn import LargeMarginClassifier

@@ -14,7 +14,7 @@ import largemargin as lm
 from largemargin.app.data import Data
 from largemargin.app.models import ModelConfig
 from largemargin.app.training import NoiseConfig, ObjectiveConfig, OptimizerConfig, Run, train
-from largemargin.app.training.epoch_totals import EpochTotals
+from largemargin.app.training.journal import EpochTotals
 from largemargin.errors import LargeMarginError
 from largemargin.losses import LOSSES
 

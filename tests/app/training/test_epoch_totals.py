@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from largemargin.app.training.epoch_totals import EpochTotals, Totals
+from largemargin.app.training.journal import EpochTotals, Totals
 
 BOTH = pytest.mark.parametrize("on_host", [True, False], ids=["numbers", "tensors"])
 GOOD, BAD = True, False

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import largemargin as lm
 from largemargin.app.training import NoiseConfig
-from largemargin.app.training.epoch_totals import EpochTotals
+from largemargin.app.training.journal import EpochTotals
 from largemargin.app.training.step import AveragedModel, BufferSnapshot, Step, noisy_images
 from largemargin.errors import LargeMarginError
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import largemargin as lm
 from largemargin.app.training import NoiseConfig, ObjectiveConfig
-from largemargin.app.training.epoch_totals import EpochTotals
+from largemargin.app.training.journal import EpochTotals
 from largemargin.app.training.objective import objective_of
 from largemargin.app.training.step import Step
 

@@ -11,10 +11,8 @@ import torch
 from faults.small_runs import STEPS, config, digits
 
 from largemargin.app.training import NoiseConfig, ObjectiveConfig, OptimizerConfig, RunConfig
-from largemargin.app.training.epoch_totals import Totals
-from largemargin.app.training.journal import Journal
+from largemargin.app.training.journal import Journal, Totals, whole_rows
 from largemargin.app.training.processes import Processes
-from largemargin.app.training.journal import whole_rows
 from largemargin.app.training.step import Step
 from largemargin.app.training.trainer import Trainer, training_batches
 from largemargin.errors import LargeMarginError

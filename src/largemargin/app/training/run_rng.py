@@ -39,15 +39,6 @@ def seed_all(*parts: int | str) -> None:
     random.seed(seed)
 
 
-def python_state() -> Tensor:
-    """The state of Python's generator as numbers."""
-    return torch.tensor(random.getstate()[1], dtype=torch.int64)
-
-
-def set_python_state(state: Tensor) -> None:
-    random.setstate((3, tuple(state.tolist()), None))
-
-
 class RunRng:
     """The CUDA random numbers of one run, apart from those of other runs in the process.
 
@@ -64,7 +55,8 @@ class RunRng:
 
     def states(self) -> dict[str, Tensor]:
         """Where all generators of the run are, for the middle of an epoch."""
-        found = {"torch": torch.get_rng_state(), "python": python_state()}
+        python = torch.tensor(random.getstate()[1], dtype=torch.int64)
+        found = {"torch": torch.get_rng_state(), "python": python}
         if self._generator is not None:
             with self():
                 found["device"] = self._generator.get_state()
@@ -73,7 +65,7 @@ class RunRng:
     def restore(self, states: dict[str, Tensor]) -> None:
         """Put the generators where :meth:`states` found them."""
         torch.set_rng_state(states["torch"])
-        set_python_state(states["python"])
+        random.setstate((3, tuple(states["python"].tolist()), None))
         if self._generator is not None and "device" in states:
             with self():
                 self._generator.set_state(states["device"])

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -17,11 +18,10 @@ from torch import Tensor, nn
 from largemargin.app.config import NoiseConfig, OptimizerConfig
 from largemargin.app.data.augment import Draws
 from largemargin.app.data.samples import Batches, as_float
-from largemargin.app.training.epoch_totals import EpochTotals
+from largemargin.app.training.journal import EpochTotals
 from largemargin.dropin.criterion import Criterion
 from largemargin.errors import LargeMarginError, check_number
 
-Backward = Callable[[Tensor], None]
 Losses = tuple[Tensor, dict[str, Tensor]]
 
 
@@ -33,6 +33,7 @@ def noisy_images(images: Tensor, noise: NoiseConfig) -> Tensor:
     return changed.clamp(0, 1) if noise.clip else changed
 
 
+@dataclass(eq=False)
 class Step:
     """``step(images, labels)`` changes the model once, unless loss or gradient are not finite.
 
@@ -41,39 +42,26 @@ class Step:
     :class:`BufferSnapshot`.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        criterion: Criterion,
-        optimizer: Any,
-        *,
-        noise: NoiseConfig,
-        clip_norm: float | None,
-        totals: EpochTotals,
-        average: "AveragedModel | None" = None,
-        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        backward: Backward | None = None,
-        scaler: Any = None,
-        compiled: bool = False,
-        alone: bool = True,
-    ) -> None:
-        self.model = model
-        self.criterion = criterion
-        self.optimizer = optimizer
-        self.noise = noise
-        self.clip_norm = math.inf if clip_norm is None else clip_norm
-        self.totals = totals
-        self.average = average
-        self.autocast = autocast
-        self.backward: Backward = backward or (lambda loss: loss.backward())  # type: ignore[no-untyped-call]
-        self.scaler = scaler
-        self.alone = alone
-        self.parameters = [
-            parameter for group in optimizer.param_groups for parameter in group["params"]
-        ]
+    model: nn.Module
+    criterion: Criterion
+    optimizer: Any
+    _: KW_ONLY
+    noise: NoiseConfig
+    clip_norm: float | None
+    totals: EpochTotals
+    average: "AveragedModel | None" = None
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    backward: Callable[[Tensor], None] = Tensor.backward
+    scaler: Any = None
+    compiled: bool = False
+    alone: bool = True
+    usual_size: int | None = None
+
+    def __post_init__(self) -> None:
+        groups = self.optimizer.param_groups
+        self.parameters = [parameter for group in groups for parameter in group["params"]]
         # Ragged last batches take the plain function: another shape would be compiled for them.
-        self.losses = torch.compile(self.plain_losses, dynamic=False) if compiled else None
-        self.usual_size: int | None = None
+        self.losses = torch.compile(self.plain_losses, dynamic=False) if self.compiled else None
 
     def plain_losses(self, images: Tensor, noisy: Tensor | None, labels: Tensor) -> Losses:
         """The loss and its terms; both kinds of images one after the other or joined (O9)."""
@@ -123,11 +111,12 @@ class Step:
         if finite.device.type == "cuda" and self.scaler is None:
             # Fused optimizers divide gradients by one number, and leave everything as it was where
             # the other is 1: clipping costs no pass over them, skipping no look at the device.
-            self.optimizer.grad_scale = ((norm + 1e-6) / self.clip_norm).clamp(min=1.0)
+            largest = math.inf if self.clip_norm is None else self.clip_norm
+            self.optimizer.grad_scale = ((norm + 1e-6) / largest).clamp(min=1.0)
             self.optimizer.found_inf = (~finite).float()
             self.optimizer.step()
             return
-        if self.clip_norm < math.inf:
+        if self.clip_norm is not None:
             nn.utils.clip_grads_with_norm_(self.parameters, self.clip_norm, norm)
         if self.scaler is not None:
             self.scaler.step(self.optimizer)
@@ -204,18 +193,15 @@ class GraphStep:
             self.plain_steps[size] += 1
             self.step(*self._batch(size))
         else:
-            self._capture(size)
-            self.graphs[size].replay()
+            # Gradients made while capturing live in the graph's own memory.
+            self.step.optimizer.zero_grad(set_to_none=True)
+            graph = torch.cuda.CUDAGraph()
+            stream = torch.cuda.current_stream(self.device)
+            with _no_garbage_collection(), torch.cuda.graph(graph, stream=stream):
+                self.step(*self._batch(size))
+            graph.replay()
+            self.graphs[size] = graph
         return size
-
-    def _capture(self, size: int) -> None:
-        # Gradients made while capturing live in the graph's own memory.
-        self.step.optimizer.zero_grad(set_to_none=True)
-        graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.current_stream(self.device)
-        with _no_garbage_collection(), torch.cuda.graph(graph, stream=stream):
-            self.step(*self._batch(size))
-        self.graphs[size] = graph
 
 
 @contextmanager

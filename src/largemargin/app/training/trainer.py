@@ -20,8 +20,7 @@ from largemargin.app.data.samples import Batches
 from largemargin.app.models.build import build_model
 from largemargin.app.training.checkpoints import Checkpoints, marked
 from largemargin.app.training.config_file import to_dict
-from largemargin.app.training.epoch_totals import EpochTotals
-from largemargin.app.training.journal import Journal, Progress
+from largemargin.app.training.journal import EpochTotals, Journal, Progress
 from largemargin.app.training.objective import needs_of, objective_of
 from largemargin.app.training.processes import Processes, autocast
 from largemargin.app.training.run_rng import RunRng, seed_all

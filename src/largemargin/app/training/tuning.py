@@ -81,7 +81,20 @@ class Tuning:
         return max(done, key=lambda trial: sign * (trial.value or 0.0), default=None)
 
     def __str__(self) -> str:
-        return summary(self)
+        """How many trials there were, and what the best one is."""
+        counts = {state: sum(t.state == state for t in self.trials) for state in COUNTED}
+        spent = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        lines = [f"{len(self.finished)} trials ({spent}) in {self.seconds:.0f} s of training"]
+        best, first = self.best_trial, self.trials[0] if self.trials else None
+        if best is None:
+            return "\n".join([*lines, "No trial is complete, so there is no best one."])
+        lines.append(f"best: trial {best.number}, validation {_score(self.select, best.value)}")
+        lines += [f"  {path:<32} {shown(value)}" for path, value in best.settings.items()]
+        if first is not None and first.value is not None and first is not best:
+            lines.append(
+                f"as given (trial {first.number}): validation {_score(self.select, first.value)}"
+            )
+        return "\n".join(lines)
 
 
 def tune(
@@ -340,23 +353,6 @@ def write_csv(path: Path, tuning: Tuning) -> None:
     write_text(path, text.getvalue())
 
 
-def summary(tuning: Tuning) -> str:
-    """How many trials there were, and what the best one is."""
-    counts = {state: sum(t.state == state for t in tuning.trials) for state in COUNTED}
-    spent = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-    lines = [f"{len(tuning.finished)} trials ({spent}) in {tuning.seconds:.0f} s of training"]
-    best, first = tuning.best_trial, tuning.trials[0] if tuning.trials else None
-    if best is None:
-        return "\n".join([*lines, "No trial is complete, so there is no best one."])
-    lines.append(f"best: trial {best.number}, validation {_score(tuning.select, best.value)}")
-    lines += [f"  {path:<32} {shown(value)}" for path, value in best.settings.items()]
-    if first is not None and first.value is not None and first is not best:
-        lines.append(
-            f"as given (trial {first.number}): validation {_score(tuning.select, first.value)}"
-        )
-    return "\n".join(lines)
-
-
 def _score(select: str, value: float | None) -> str:
     if value is None:
         return "none"
@@ -367,13 +363,12 @@ def line(trial: Trial, select: str) -> str:
     """A trial in a line: how it ended, and with what settings."""
     ends = {"complete": "", "pruned": ", stopped early", "diverged": ", diverged"}
     end = ends.get(trial.state, f", {trial.state}")
-    settings = ", ".join(f"{short(path)} {shown(value)}" for path, value in trial.settings.items())
+    settings = ", ".join(
+        f"{path.removeprefix('optimizer.').removeprefix('objective.')} {shown(value)}"
+        for path, value in trial.settings.items()
+    )
     epochs = f"{trial.epochs} epoch{'' if trial.epochs == 1 else 's'}"
     return f"{_score(select, trial.value)} after {epochs}{end} ({settings})"
-
-
-def short(path: str) -> str:
-    return path.removeprefix("optimizer.").removeprefix("objective.")
 
 
 def shown(value: Any) -> str:
