@@ -6,13 +6,14 @@ eager mode on the CPU; elsewhere only with ``validate=True``, because reading a 
 accelerator stalls it and a traced graph cannot branch on it.
 """
 
+import importlib
 import math
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -26,6 +27,21 @@ class LargeMarginError(ValueError):
 
 class MissingPackage(LargeMarginError, ImportError):
     """A package is not installed that only some of the library needs; the message says which."""
+
+
+def optional_module(name: str, needed: str, *, extra: str = "train") -> Any:
+    """A module of a package that only some of the library needs.
+
+    Args:
+        name: with its package, as ``PIL.Image``.
+        needed: what needs it, as "reading image files needs Pillow".
+        extra: of this library, with which the package is installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        install = f"Install it: pip install 'largemargin[{extra}]'"
+        raise MissingPackage(f"{needed}. {install}") from None
 
 
 class MarginWarning(UserWarning):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from largemargin.app.config import DataConfig, RunConfig
 from largemargin.app.data.load import CROPPED, Data, load_data
-from largemargin.app.data.sources import mnist, torchvision_datasets
+from largemargin.app.data.sources.standard_datasets import KNOWN
 from largemargin.errors import LargeMarginError
 
 ARRAYS = (".npz", ".safetensors")
@@ -61,7 +61,7 @@ class Images:
 
     def _as_known(self, data: Data, config: DataConfig) -> Data:
         """A file that stands for a data set is normalised as the data set is."""
-        facts = {**torchvision_datasets.KNOWN, **mnist.KNOWN}.get(config.name)
+        facts = KNOWN.get(config.name)
         if facts is None or data.name != "arrays" or config.normalize != "auto":
             return data
         mean, std = facts.statistics

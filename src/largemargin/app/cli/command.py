@@ -14,17 +14,8 @@ if TYPE_CHECKING:
     from largemargin.app.cli.parser import CommandParser
 
 COMMANDS = (
-    "list",
-    "demo",
-    "train",
-    "evaluate",
-    "measure",
-    "compare",
-    "report",
-    "tune",
-    "predict",
-    "export",
-    "plan",
+    *("list", "demo", "train", "evaluate", "measure", "compare"),
+    *("report", "tune", "predict", "export", "plan"),
 )
 """In the order a newcomer meets them."""
 
@@ -64,23 +55,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse's own way out: help, print_config, wrong options
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt as stop:
-        return _interrupted(str(stop))
+        print("\nStopped.", file=sys.stderr)
+        if command := str(stop):
+            print(f"Continue where it stopped: {command}", file=sys.stderr)
+        return 130
     except BrokenPipeError:  # `largemargin list | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except ValueError as error:
-        from largemargin.errors import LargeMarginError
+    except (ValueError, OSError) as error:
+        said = _explanation(error)
+        if wants_traceback or said is None:
+            raise
+        print(f"error: {said}", file=sys.stderr)
+        return 2
 
-        if wants_traceback or not isinstance(error, LargeMarginError):
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        if wants_traceback or error.errno not in OUTSIDE:
-            raise
-        file = "" if error.filename is None else f": {error.filename}"
-        print(f"error: {error.strerror}{file}", file=sys.stderr)
-        return 2
+
+def _explanation(error: ValueError | OSError) -> str | None:
+    """What to say instead of a traceback; None where the program may be at fault."""
+    from largemargin.errors import LargeMarginError
+
+    if isinstance(error, LargeMarginError):
+        return str(error)
+    if not isinstance(error, OSError) or error.errno not in OUTSIDE:
+        return None
+    return f"{error.strerror}" + ("" if error.filename is None else f": {error.filename}")
 
 
 def _dispatch(words: list[str]) -> int:
@@ -146,30 +144,13 @@ def _module(name: str) -> Any:
     return importlib.import_module(commands()[name])
 
 
-def _interrupted(command: str) -> int:
-    print("\nStopped.", file=sys.stderr)
-    if command:
-        print(f"Continue where it stopped: {command}", file=sys.stderr)
-    return 130
-
-
 def overview() -> str:
     """What ``largemargin --help`` prints."""
     known = commands()
     width = max(map(len, known))
     lines = [f"  {name:<{width}}  {help_line(module)}" for name, module in known.items()]
-    return "\n".join(
-        [
-            USAGE,
-            "",
-            "Large-margin classifiers: train, measure and compare them.",
-            "",
-            "Commands:",
-            *lines,
-            "",
-            FIRST_STEPS,
-        ]
-    )
+    about = "Large-margin classifiers: train, measure and compare them."
+    return "\n".join([USAGE, "", about, "", "Commands:", *lines, "", FIRST_STEPS])
 
 
 def help_line(module: str) -> str:

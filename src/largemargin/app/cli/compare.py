@@ -6,15 +6,17 @@ from typing import Any
 
 import jsonargparse
 
-from largemargin.app.cli.multi_run import (
+from largemargin.app.cli.run_options import (
     add_folder_options,
+    add_run_options,
     refuse_several_processes,
     resumable,
+    run_config,
     say,
+    show_progress,
     stored_plan,
     study_folder,
 )
-from largemargin.app.cli.run_options import add_run_options, run_config, show_progress
 from largemargin.errors import LargeMarginError
 
 HELP = "compare losses with softmax under equal conditions, with a significance test"
@@ -49,14 +51,12 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     group.add_argument(
         "--methods",
         type=Any,
-        default=None,
         metavar="NAME,NAME",
         help="losses or sums of losses between commas, or a YAML list",
     )
     group.add_argument(
         "--seeds",
         type=Any,
-        default=None,
         metavar="N",
         help=f"how many seeds, or a list of them: [0,1,7] (default {DEFAULT_SEEDS})",
     )

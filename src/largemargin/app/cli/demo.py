@@ -18,7 +18,7 @@ from typing import Any
 
 import jsonargparse
 
-from largemargin.app.cli.run_options import show_progress
+from largemargin.app.cli.run_options import show_progress, study_folder
 from largemargin.errors import LargeMarginError
 
 HELP = "train a small CNN on digits with four losses and show one table (< 2 minutes)"
@@ -122,7 +122,7 @@ def run(options: Any) -> int:
         if options.tune:
             tune_rates(base)
             return 0
-        return _show(base, _folder(options))
+        return _show(base, Path(study_folder(options, replace(base, out=options.out), "demo")))
 
 
 def base_config(*, epochs: int, batch_size: int, seed: int) -> Any:
@@ -144,21 +144,9 @@ def base_config(*, epochs: int, batch_size: int, seed: int) -> Any:
 def config_of(method: DemoMethod, base: Any) -> Any:
     from largemargin.app.config import ObjectiveConfig
 
-    return replace(
-        base,
-        name=method.title,
-        objective=ObjectiveConfig(method.objective, method.settings),
-        optimizer=replace(base.optimizer, lr=method.rate),
-    )
-
-
-def _folder(options: Any) -> Path:
-    from largemargin.app.config import RunConfig
-    from largemargin.app.training.runs import new_folder
-
-    if options.get("folder"):
-        return Path(options.folder)
-    return new_folder(RunConfig(name="demo", out=options.out))
+    objective = ObjectiveConfig(method.objective, method.settings)
+    optimizer = replace(base.optimizer, lr=method.rate)
+    return replace(base, name=method.title, objective=objective, optimizer=optimizer)
 
 
 @contextmanager
@@ -191,8 +179,7 @@ def _show(base: Any, folder: Path) -> int:
     for row in rows:
         print(f"  {row.title:<14} {row.folder}")
     print(f"\n{NEXT.format(run=rows[-1].folder)}")
-    quick = base.epochs <= QUICK_EPOCHS
-    _report(rows, folder, data, QUICK_CLOSER if quick else CLOSER)
+    _report(rows, folder, data, QUICK_CLOSER if base.epochs <= QUICK_EPOCHS else CLOSER)
     return 0
 
 
@@ -229,16 +216,14 @@ def _look_closer(folder: Path, data: Any, samples: int) -> None:
     )
     found = evaluate(model, data.test, class_names=data.classes, config=config, progress=False)
     found.save(folder / "evaluation.json")
-    batches = Batches(data.test, 256, shuffle=False)
-    words = samples_text(data, "test", data.test)
     geometry = measure(
         model,
-        batches,
+        Batches(data.test, 256, shuffle=False),
         pairwise=True,
         curvature=True,
         bounds=True,
         max_samples=samples,
-        data_name=words,
+        data_name=samples_text(data, "test", data.test),
         class_names=data.classes,
     )
     geometry.save(folder / "geometry.json")
@@ -309,41 +294,30 @@ def tune_rates(base: Any) -> None:
             print(f"{method.title:<14} rate {rate:<5} {mean:6.2f} % ({each}){used}", flush=True)
 
 
-HEADS = (
-    ("", "test", "noisy", "class", "", "mean", "minimum", "largest", "relative", ""),
-    (
-        *("method", "accuracy", "accuracy", "margin", "ceiling", "margin", "margin"),
-        *("dispersion", "dispersion", "seconds"),
-    ),
+COLUMNS = (
+    ("", "method", 14, "{.title}"),
+    ("test", "accuracy", 9, "{.accuracy:.2%}"),
+    ("noisy", "accuracy", 9, "{.noisy:.2%}"),
+    ("class", "margin", 8, "{.class_margin:.1f}°"),
+    ("", "ceiling", 8, "{.ceiling:.1f}°"),
+    ("mean", "margin", 8, "{.mean_margin:.3f}"),
+    ("minimum", "margin", 8, "{.min_margin:.3f}"),
+    ("largest", "dispersion", 11, "{.dispersion:.2f}"),
+    ("relative", "dispersion", 11, "{.relative_dispersion:.2f}"),
+    ("", "seconds", 8, "{.seconds:.1f}"),
 )
-WIDTHS = (14, 9, 9, 8, 8, 8, 8, 11, 11, 8)
+"""Two lines of a heading, the width and how the number of a row is written."""
 
 
 def table(rows: Sequence[Row]) -> str:
-    cells = [
-        *HEADS,
-        *(
-            (
-                row.title,
-                f"{100 * row.accuracy:.2f} %",
-                f"{100 * row.noisy:.2f} %",
-                f"{row.class_margin:.1f}°",
-                f"{row.ceiling:.1f}°",
-                f"{row.mean_margin:.3f}",
-                f"{row.min_margin:.3f}",
-                f"{row.dispersion:.2f}",
-                f"{row.relative_dispersion:.2f}",
-                f"{row.seconds:.1f}",
-            )
-            for row in rows
-        ),
-    ]
+    first, second, widths, forms = zip(*COLUMNS, strict=True)
+    cells = [[form.format(row).replace("%", " %") for form in forms] for row in rows]
     lines = [
-        f"{line[0]:<{WIDTHS[0]}}"
-        + "".join(f"{cell:>{width}}" for cell, width in zip(line[1:], WIDTHS[1:], strict=True))
-        for line in cells
+        f"{line[0]:<{widths[0]}}"
+        + "".join(f"{cell:>{width}}" for cell, width in zip(line[1:], widths[1:], strict=True))
+        for line in (first, second, *cells)
     ]
-    lines.insert(len(HEADS), "-" * max(map(len, lines)))
+    lines.insert(2, "-" * max(map(len, lines)))
     return "\n".join(lines)
 
 

@@ -21,50 +21,15 @@ from largemargin.errors import LargeMarginError
 from largemargin.losses import LOSSES
 from largemargin.losses.base.loss import Loss
 
-SYMBOLS = {
-    "ell": "ℓ",
-    "alpha": "α",
-    "beta": "β",
-    "gamma": "γ",
-    "delta": "δ",
-    "Delta": "Δ",
-    "theta": "θ",
-    "lambda": "λ",
-    "mu": "μ",
-    "pi": "π",
-    "phi": "φ",
-    "psi": "ψ",
-    "rho": "ρ",
-    "sigma": "σ",
-    "Sigma": "Σ",
-    "tau": "τ",
-    "eps": "ε",
-    "epsilon": "ε",
-    "varepsilon": "ε",
-    "partial": "∂",
-    "nabla": "∇",
-    "infty": "∞",
-    "sum": "Σ",
-    "cdot": "·",
-    "times": "×",
-    "ne": "≠",
-    "le": "≤",
-    "ge": "≥",
-    "in": "∈",
-    "to": "→",
-    "iff": "⇔",
-    "propto": "∝",
-    "odot": "⊙",
-    "ldots": "...",
-    "dots": "...",
-    "langle": "⟨",
-    "rangle": "⟩",
-    "lfloor": "⌊",
-    "rfloor": "⌋",
-    "lVert": "‖",
-    "rVert": "‖",
-    "prime": "'",
-}
+_SYMBOLS = """
+alpha α  beta β  gamma γ  delta δ  theta θ  lambda λ  mu μ  pi π  phi φ  psi ψ  rho ρ  sigma σ
+tau τ  eps ε  epsilon ε  varepsilon ε  Delta Δ  Sigma Σ
+ell ℓ  sum Σ  partial ∂  nabla ∇  infty ∞  prime '
+cdot ·  times ×  odot ⊙  ne ≠  le ≤  ge ≥  in ∈  to →  iff ⇔  propto ∝  ldots ...  dots ...
+langle ⟨  rangle ⟩  lfloor ⌊  rfloor ⌋  lVert ‖  rVert ‖
+"""
+SYMBOLS: dict[str, str] = dict(re.findall(r"(\S+) (\S+)", _SYMBOLS))
+"""Commands of LaTeX that are one sign in a terminal."""
 SPACES = (r"\quad", r"\qquad", r"\,", r"\;", r"\:", r"\ ", "~")
 NOTHING = (
     *(r"\textstyle", r"\displaystyle", r"\left", r"\right", r"\Bigl", r"\Bigr", r"\bigl"),
@@ -88,25 +53,25 @@ def as_text(latex: str) -> str:
     text = re.sub(r"\\(?:mathrm|mathbf|mathbb|text|operatorname)\{([^{}]*)\}", r"\1", text)
     text = re.sub(r"\\mathcal\s*(\w)", r"\1", text)
     text = re.sub(r"\\tilde\s*\{?(\w)\}?", " \\1\u0303", text)
-    text = _fractions(text)
-    text = _roots(text)
-    text = _scripts(text)
-    text = re.sub(
-        r"\s*\\([a-zA-Z]+)(?=(\s*))",
-        lambda found: _symbol(found[1], found[0]),
-        text,
-    )
+    while found := re.search(r"\\t?frac(?![a-zA-Z])", text):
+        top, middle = _group(text, found.end())
+        bottom, end = _group(text, middle)
+        made = f"{_bracketed(top)} / {_bracketed(bottom)} "
+        text = f"{text[: found.start()]} {made}{text[end:]}"
+    while found := re.search(r"\\sqrt(?![a-zA-Z])", text):
+        inside, end = _group(text, found.end())
+        text = f"{text[: found.start()]}√({inside}){text[end:]}"
+    text = re.sub(r"(\s*)\\([a-zA-Z]+)", _symbol, _scripts(text))
     text = text.replace("{", "").replace("}", "").replace("⦃", "{").replace("⦄", "}")
     text = re.sub(r"\s+([,;)\]_^\u0303])", r"\1", re.sub(r"([(\[⟨])\s+", r"\1", text))
     text = re.sub(r"\s*([≠∈])\s*", r"\1", text)
     return re.sub(r"  +", " ", text).strip()
 
 
-def _symbol(name: str, whole: str) -> str:
-    before = " " if whole.startswith(" ") else ""
-    if name in SYMBOLS:
-        return before + SYMBOLS[name]
-    return f"{before or ' '}{name} "  # log, cos, max: words, apart from what follows
+def _symbol(found: re.Match[str]) -> str:
+    before, name = found[1][:1], found[2]
+    # log, cos, max: words, apart from what follows
+    return before + SYMBOLS[name] if name in SYMBOLS else f" {name} "
 
 
 def _cases(found: re.Match[str]) -> str:
@@ -134,22 +99,6 @@ def _bracketed(text: str) -> str:
     inner = text.strip()
     one = re.fullmatch(r"\\?[\w‖|]+'?", inner) or re.fullmatch(r"\\?\w+_(\w|\{\w+\})", inner)
     return inner if one else f"({inner})"
-
-
-def _fractions(text: str) -> str:
-    while found := re.search(r"\\t?frac(?![a-zA-Z])", text):
-        top, middle = _group(text, found.end())
-        bottom, end = _group(text, middle)
-        made = f"{_bracketed(top)} / {_bracketed(bottom)} "
-        text = f"{text[: found.start()]} {made}{text[end:]}"
-    return text
-
-
-def _roots(text: str) -> str:
-    while found := re.search(r"\\sqrt(?![a-zA-Z])", text):
-        inside, end = _group(text, found.end())
-        text = f"{text[: found.start()]}√({inside}){text[end:]}"
-    return text
 
 
 def _scripts(text: str) -> str:
@@ -200,6 +149,10 @@ def describe(name: str) -> LossEntry:
     kind = LOSSES[name]
     text = inspect.getdoc(kind) or ""
     first, settings = text.split("\n\n")[0], _settings(kind)
+    # The displayed equations, or else the ones in the first paragraph.
+    displayed = re.findall(r"\.\. math::(.*?)(?=\n\n|\Z)", text, re.DOTALL)
+    tags = re.findall(r"\b(NGY|NGR|ZHO|KOB|ODN|BAS)-", first)
+    papers = re.findall(rf"\b({'|'.join(PAPERS)})\b", first)
     helps: dict[str, str] = {}
     for each in reversed(kind.__mro__[: kind.__mro__.index(Loss)]):
         helps |= _arguments(inspect.cleandoc(each.__doc__ or ""))
@@ -207,8 +160,8 @@ def describe(name: str) -> LossEntry:
         name=name,
         module=kind.__name__,
         what=_plain(first),
-        paper=_paper(first),
-        equations=_equations(text),
+        paper=", ".join(dict.fromkeys([*(KEYS[tag] for tag in tags), *papers])),
+        equations=tuple(map(as_text, displayed or re.findall(r":math:`([^`]*)`", first))),
         settings=settings,
         helps={setting: help for setting, help in helps.items() if setting in settings},
         kind=_kind(kind),
@@ -234,25 +187,11 @@ def _settings(kind: type[Loss]) -> dict[str, Any]:
     }
 
 
-def _paper(text: str) -> str:
-    tags = re.findall(r"\b(NGY|NGR|ZHO|KOB|ODN|BAS)-", text)
-    names = re.findall(rf"\b({'|'.join(PAPERS)})\b", text)
-    return ", ".join(dict.fromkeys([*(KEYS[tag] for tag in tags), *names]))
-
-
-def _equations(text: str) -> tuple[str, ...]:
-    """The displayed equations, or else the ones in the first paragraph."""
-    blocks = re.findall(r"\.\. math::(.*?)(?=\n\n|\Z)", text, re.DOTALL)
-    first = text.split("\n\n")[0]
-    return tuple(map(as_text, blocks or re.findall(r":math:`([^`]*)`", first)))
-
-
 def _arguments(text: str) -> dict[str, str]:
     """The Args of a docstring; ``a, b: text`` says the same of both."""
     found = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", text, re.DOTALL | re.MULTILINE)
-    entries = (
-        re.findall(r"^    (\w[\w, ]*): (.*?)(?=^    \w|\Z)", found[1], re.S | re.M) if found else []
-    )
+    lines = found[1] if found else ""
+    entries = re.findall(r"^    (\w[\w, ]*): (.*?)(?=^    \w|\Z)", lines, re.DOTALL | re.MULTILINE)
     return {
         name.strip(): _plain(meaning).rstrip(".")
         for names, meaning in entries
@@ -282,6 +221,10 @@ Examples:
   largemargin list cosface --json     the same for programs"""
 
 WIDTH = 100
+LIBRARIES = {
+    "torchvision/NAME": "any classification network of torchvision, as torchvision/resnet50",
+    "timm/NAME": "any network of timm, as timm/convnext_tiny",
+}
 
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
@@ -305,7 +248,9 @@ def run(options: Any) -> int:
             f"{options.names[0]!r} is looked up among the losses, but --models or --data was given "
             "too. Leave one of them out."
         )
-    described = _models() if options.models else _data()
+    from largemargin.app.models.build import list_models
+
+    described = {**list_models(), **LIBRARIES} if options.models else _data()
     print(json.dumps(described, indent=1) if options.json else _two_columns(described))
     return 0
 
@@ -329,13 +274,11 @@ def _overview(entries: list[LossEntry]) -> str:
     """A line each, the papers, and where to go on."""
     papers = ", ".join(entry.paper for entry in entries)
     used = {key: title for key, title in PAPERS.items() if key in papers}
-    return "\n".join(
-        [
-            _two_columns({entry.name: entry.what for entry in entries}),
-            "\nPapers:\n" + _two_columns(used),
-            "\nIn full: largemargin list NAME. Train with one: largemargin train --objective NAME, "
-            "or with a sum:\n--objective 'cross_entropy + 0.5*sample_margin'.",
-        ]
+    losses = _two_columns({entry.name: entry.what for entry in entries})
+    return (
+        f"{losses}\n\nPapers:\n{_two_columns(used)}\n\nIn full: largemargin list NAME. Train with "
+        "one: largemargin train --objective NAME, or with a sum:\n--objective 'cross_entropy + "
+        "0.5*sample_margin'."
     )
 
 
@@ -354,18 +297,8 @@ def _in_full(entry: LossEntry) -> str:
     return "\n".join(lines)
 
 
-def _models() -> dict[str, str]:
-    from largemargin.app.models.build import list_models
-
-    return {
-        **list_models(),
-        "torchvision/NAME": "any classification network of torchvision, as torchvision/resnet50",
-        "timm/NAME": "any network of timm, as timm/convnext_tiny",
-    }
-
-
 def _data() -> dict[str, str]:
-    """What the file of each source says about it, and its terms of use."""
+    """What each source or its file says about it, and its terms of use."""
     from largemargin.app.data.sources import SOURCES
 
     described = {}
@@ -373,7 +306,7 @@ def _data() -> dict[str, str]:
         module = sys.modules[read.__module__]
         known = getattr(module, "KNOWN", {}).get(name)
         if known is None:
-            text = (module.__doc__ or "").split("\n\n")[0].replace("``", "")
+            text = (read.__doc__ or module.__doc__ or "").split("\n\n")[0].replace("``", "")
             licence = getattr(module, "LICENCES", {}).get(name)
         else:
             text = f"{known.title}, {known.page}. In --data.path: {known.place}."

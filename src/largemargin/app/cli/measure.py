@@ -9,6 +9,7 @@ from largemargin.app.cli.open_run import (
     ChosenImages,
     OpenRun,
     add_data,
+    add_ood,
     add_run,
     chosen_images,
     ood_samples,
@@ -47,15 +48,9 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.usage = "largemargin measure RUN [options]"
     add_run(parser)
     parser.add_argument(
-        "--against",
-        type=str,
-        default=None,
-        metavar="RUN",
-        help="a second run; the change is from it",
+        "--against", type=str, metavar="RUN", help="a second run; the change is from it"
     )
-    parser.add_argument(
-        "-o", "--out", type=str, default=None, help="JSON file to write the result to"
-    )
+    parser.add_argument("-o", "--out", type=str, help="JSON file to write the result to")
     for name, default, text in (
         ("pairwise", True, "dispersions, separation and NC4, whose time grows with N^2"),
         ("input_margins", False, "linearised margins in input space: a backward pass a batch"),
@@ -81,34 +76,28 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         "for every class",
     )
     plain = CurvatureSettings()
-    for name, kind, given, text in (
+    for name, kind, value, text in (
         ("num_directions", int, plain.num_directions, "random directions of a sample's curvature"),
         ("step", float, plain.step, "of the differences that give it, in units of [0, 1] pixels"),
         ("noise", float, plain.noise["gaussian"], "strength of the noise it is held against"),
         ("draws", int, plain.draws, "noisy copies of each sample"),
         ("sigma", float | None, None, "noise of Theorem 6.1 about it; none leaves it out"),
         ("radius", float, 0.5, "delta_v: share of samples within it, Prop. 4.1, Theorem 6.1"),
+        (
+            "max_samples",
+            int | None,
+            None,
+            "of input_margins, curvature and bounds; default all",
+        ),
+        ("batch_size", int, 256, "images at a time"),
     ):
-        parser.add_argument(f"--{name}", type=kind, default=given, help=text)
-    parser.add_argument(
-        "--max_samples",
-        type=int | None,
-        default=None,
-        help="how many samples input_margins, curvature and bounds look at; default all",
-    )
-    parser.add_argument(
-        "--ood",
-        type=str,
-        default=None,
-        metavar="FOLDER",
-        help="images of other things, or NAME:PATH of a data set",
-    )
-    parser.add_argument("--batch_size", type=int, default=256, help="images at a time")
+        parser.add_argument(f"--{name}", type=kind, default=value, help=text)
+    add_ood(parser)
     add_data(parser)
 
 
 def run(options: Any) -> int:
-    from largemargin.measuring.compare_geometry import compare_geometry
+    from largemargin.measuring.geometry_result import compare_geometry
 
     path = None if options.out is None else output_file(options.out)
     opened = open_run(options)
@@ -117,7 +106,9 @@ def run(options: Any) -> int:
     if options.against is None:
         found: Any = _measured(options, opened, chosen)
     else:
-        other = open_run(_with_run(options, options.against))
+        also = options.clone()
+        also.run = options.against
+        other = open_run(also)
         theirs = _same_images(options, chosen, opened, other)
         # The change is that of the run against the other one, as in a report against softmax.
         names = (other.run.folder.name, opened.run.folder.name)
@@ -160,12 +151,6 @@ def _same_images(
             "Give both the same images: --data FOLDER, FILE or NAME."
         )
     return theirs
-
-
-def _with_run(options: Any, folder: str) -> Any:
-    other = options.clone()
-    other.run = folder
-    return other
 
 
 def named_layers(option: str, given: str) -> tuple[str, ...]:

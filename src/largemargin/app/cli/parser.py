@@ -20,15 +20,10 @@ from typing import Any, NoReturn
 import jsonargparse
 
 TRUST = "--trust_config"
-
-
 CONFIG_FILES = (".yaml", ".yml", ".json")
+ARRAY_FILES = (".npz", ".npy", ".safetensors")
 LAYOUTS = ("folder", "csv", "arrays", "huggingface")
 """Ways to keep any images, not data sets with a name."""
-
-ARRAY_FILES = (".npz", ".npy", ".safetensors")
-
-PRINT_CONFIG = "print all settings as YAML, ready for --config, and exit"
 
 
 class PlainHelp(jsonargparse.DefaultHelpFormatter):
@@ -49,7 +44,7 @@ class PlainHelp(jsonargparse.DefaultHelpFormatter):
         if isinstance(action, argparse._HelpAction):
             return "show this help and exit"
         if "--print_config" in action.option_strings:
-            return PRINT_CONFIG
+            return "print all settings as YAML, ready for --config, and exit"
         text = (action.help or "").replace("``", "").rstrip(".")
         default = action.default
         said = "default" in text or default is argparse.SUPPRESS or not action.option_strings
@@ -59,9 +54,8 @@ class PlainHelp(jsonargparse.DefaultHelpFormatter):
         return f"{text} (default {shown or default})"
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        if "--print_config" in action.option_strings:
-            return ""
-        return super()._format_args(action, default_metavar)
+        printed = "--print_config" in action.option_strings
+        return "" if printed else super()._format_args(action, default_metavar)
 
 
 class CommandParser(jsonargparse.ArgumentParser):
@@ -79,7 +73,10 @@ class CommandParser(jsonargparse.ArgumentParser):
         self, args: Sequence[str] | None = None, *rest: Any, **options: Any
     ) -> jsonargparse.Namespace:
         given = sys.argv[1:] if args is None else args
-        words = limit_imports([_underscored(word) for word in given])
+        # An option as it is called: --batch-size is --batch_size.
+        dashes = re.compile(r"(?<=^--)[^=]+")
+        words = [dashes.sub(lambda name: name[0].replace("-", "_"), word) for word in given]
+        words = limit_imports(words)
         check_versions(words)
         try:
             return super().parse_args(expand(words, self.shorthand), *rest, **options)
@@ -89,7 +86,8 @@ class CommandParser(jsonargparse.ArgumentParser):
             self.error(str(error))
 
     def format_help(self, formatter: argparse.HelpFormatter | None = None) -> str:
-        hidden = [action for action in self._actions if _is_config_of_a_group(action)]
+        # `--data CONFIG`, which jsonargparse adds to every group of options.
+        hidden = [each for each in self._actions if type(each).__name__ == "_ActionConfigLoad"]
         kept = [(action, action.help) for action in hidden]
         for action in hidden:
             action.help = argparse.SUPPRESS
@@ -112,7 +110,8 @@ class CommandParser(jsonargparse.ArgumentParser):
         close = _closest(wrong, names) if wrong else []
         in_file = not message.startswith("unrecognized")
         if in_file and (wrong or "parsing config" in message):
-            message = f"{self._config_files()}{message}"
+            files = ", ".join(config_files(getattr(self, "args", [])))
+            message = f"{files}: {message}" if files else message
         if not close:
             return message
         meant = [name.removeprefix("--") for name in close] if in_file else close
@@ -127,10 +126,6 @@ class CommandParser(jsonargparse.ArgumentParser):
             if found is not None and action.dest == found[1]
         ]
         return "[a,b]" if any("tuple[str" in kind for kind in kinds) else "[1,2]"
-
-    def _config_files(self) -> str:
-        files = list(config_files(getattr(self, "args", [])))
-        return f"{', '.join(files)}: " if files else ""
 
 
 def limit_imports(words: Sequence[str]) -> list[str]:
@@ -234,14 +229,6 @@ def _is_data_set(name: str, folder: Path) -> bool:
     return True
 
 
-def _underscored(word: str) -> str:
-    """An option as it is called: --batch-size is --batch_size."""
-    if not word.startswith("--"):
-        return word
-    name, sign, value = word[2:].partition("=")
-    return f"--{name.replace('-', '_')}{sign}{value}"
-
-
 def _unknown_option(message: str) -> str | None:
     """The option jsonargparse does not know, with its dashes."""
     if "unrecognized" in message:
@@ -283,9 +270,14 @@ READABLE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
         "would run code.",
     ),
 )
-
-
+"""jsonargparse's messages, and what is said instead."""
 KINDS = {"int": "a whole number", "float": "a number", "str": "text", "NoneType": "null"}
+
+
+def _readable(message: str) -> str:
+    for pattern, instead in READABLE:
+        message = re.sub(pattern, instead, message, flags=re.DOTALL)
+    return message.strip()
 
 
 def _kinds(types: str) -> str:
@@ -293,15 +285,3 @@ def _kinds(types: str) -> str:
     found = re.findall(r"<class '(\w+)'>|(tuple)\[|typing\.Literal\[(.*?)\]", types)
     names = [name or options or "a list, as LIST," for name, _, options in found]
     return " or ".join(KINDS.get(name, name) for name in names) or types
-
-
-def _readable(message: str) -> str:
-    """jsonargparse's messages in the words of this command."""
-    for pattern, instead in READABLE:
-        message = re.sub(pattern, instead, message, flags=re.DOTALL)
-    return message.strip()
-
-
-def _is_config_of_a_group(action: argparse.Action) -> bool:
-    """``--data CONFIG``, which jsonargparse adds to every group of options."""
-    return type(action).__name__ == "_ActionConfigLoad"

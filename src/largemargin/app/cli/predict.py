@@ -113,7 +113,7 @@ def _counts(found: Any) -> str:
     return f"{len(found)} image{'' if len(found) == 1 else 's'}{flagged}{failed}"
 
 
-def _given_threshold(options: Any) -> float | str | None:
+def _given_threshold(options: Any) -> Any:
     """--rule and --target say how a threshold is found; one that is given is not looked for."""
     given = number_or("threshold", options.threshold)
     if isinstance(given, float):

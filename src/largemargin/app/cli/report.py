@@ -39,9 +39,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="folder of a run or a comparison, or a geometry.json",
     )
     parser.add_argument("-o", "--out", type=str, default="report.html", help="file to write")
-    parser.add_argument(
-        "--png", type=str, default=None, metavar="DIR", help="folder for static pictures"
-    )
+    parser.add_argument("--png", type=str, metavar="DIR", help="folder for static pictures")
     parser.add_argument(
         "--features",
         type=Literal["tsne", "pca", "none"],
@@ -58,7 +56,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "--noise", type=float, default=0.06, help="of the noisy picture; 0 leaves it out"
     )
-    parser.add_argument("--title", type=str, default=None, help="of the page")
+    parser.add_argument("--title", type=str, help="of the page")
     parser.add_argument("--device", default="auto", type=str, help="auto, cpu, cuda or cuda:1")
 
 

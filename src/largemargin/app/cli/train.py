@@ -133,26 +133,23 @@ def summary(done: Any) -> str:
         if numbers:
             lines.append(f"{split:<11} {_accuracies(numbers)}")
     lines += [f"{'note':<11} {note}" for note in result.get("notes", ())]
+    folder = shlex.quote(str(done.folder))
+    report = f"  largemargin report {folder}    all of it on one page"
     if done.failure is not None:
-        return "\n".join([*lines, "", "Next:", f"  {_report(done)}"])
+        return "\n".join([*lines, "", "Next:", report])
     geometry = done.geometry()
     if geometry is not None:
         lines += ["", str(geometry)]
-    folder = shlex.quote(str(done.folder))
     lines += [
         "",
         "Next:",
         f"  largemargin evaluate {folder}    noise, attacks, calibration",
-        f"  {_report(done)}",
+        report,
         f"  largemargin predict {folder} IMAGES",
         f"  largemargin compare{_same(done.config)} --methods NAME,NAME    better than softmax, or "
         "by chance?",
     ]
     return "\n".join(lines)
-
-
-def _report(done: Any) -> str:
-    return f"largemargin report {shlex.quote(str(done.folder))}    all of it on one page"
 
 
 def _same(config: Any) -> str:

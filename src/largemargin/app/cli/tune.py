@@ -7,15 +7,17 @@ from typing import Any, Literal
 
 import jsonargparse
 
-from largemargin.app.cli.multi_run import (
+from largemargin.app.cli.run_options import (
     add_folder_options,
+    add_run_options,
     refuse_several_processes,
     resumable,
+    run_config,
     say,
+    show_progress,
     stored_plan,
     study_folder,
 )
-from largemargin.app.cli.run_options import add_run_options, run_config, show_progress
 from largemargin.errors import LargeMarginError
 
 HELP = "search for learning rate, weight decay, clipping and the loss's own settings"
@@ -47,7 +49,6 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     group.add_argument(
         "--trials",
         type=int | None,
-        default=None,
         help=f"finished trials to reach, earlier ones included (default {DEFAULT_TRIALS})",
     )
     group.add_argument(
@@ -65,7 +66,6 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     group.add_argument(
         "--storage",
         type=str | None,
-        default=None,
         metavar="URL",
         help="database that several machines share; default a file in the folder",
     )
@@ -81,8 +81,8 @@ def run(options: Any) -> int:
     from largemargin.app.training.tuning import BEST, TRIALS, checked_search, tune
 
     refuse_several_processes("tune")
-    if options.get("resume"):
-        folder = options.resume
+    folder = options.get("resume")
+    if resumed := bool(folder):
         config, plan = stored_plan(folder, PLAN, "tune", PLANNED)
     else:
         config = run_config(options)
@@ -94,9 +94,9 @@ def run(options: Any) -> int:
     wanted = {name: plan[name] for name in ("trials", "space", "pruner")}
     # Before a folder is made for nothing.
     _, _, data = checked_search(config, **wanted)
-    if not options.get("resume"):
+    if not resumed:
         folder = study_folder(options, config, "tune")
-    _write_plan(folder, config, plan, resumed=bool(options.get("resume")))
+    _write_plan(folder, config, plan, resumed=resumed)
     say(f"Tuning {config.objective.name}: {plan['trials']} trials, in {folder}")
     with resumable("tune", folder):
         found = tune(config, folder=folder, data=data, progress=show_progress(), say=say, **plan)
@@ -133,6 +133,5 @@ def _check_same(path: Path, planned: dict[str, Any]) -> None:
         raise LargeMarginError(
             f"{path.parent} holds another search: its {changed[0]} is "
             f"{known.get(changed[0])!r}, not {planned.get(changed[0])!r}. Take another --folder, "
-            f"or continue that one: largemargin tune --resume "
-            f"{shlex.quote(str(path.parent))}"
+            f"or continue that one: largemargin tune --resume {shlex.quote(str(path.parent))}"
         )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from largemargin.app.data.image_files import ImageFiles
-from largemargin.errors import LargeMarginError, MissingPackage, check_choice
+from largemargin.errors import LargeMarginError, check_choice, optional_module
 from largemargin.measuring.sample_draws import seed_for
 
 KINDS = ("none", "crop_flip", "flip", "resized_crop", "perspective_flip", "road")
@@ -149,19 +149,17 @@ class Augment:
 
     def _transform(self, size: tuple[int, int]) -> Any:
         v2 = transforms()
-        mirror = v2.RandomHorizontalFlip()
         if self.kind == "none":
             return v2.Identity()
-        if self.kind == "flip":
-            return mirror
-        if self.kind == "crop_flip":
-            return v2.Compose([v2.RandomCrop(size, padding=self.padding), mirror])
-        if self.kind == "resized_crop":
-            return v2.Compose([v2.RandomResizedCrop(size, antialias=True), mirror])
-        if self.kind == "perspective_flip":
-            return v2.Compose([v2.RandomPerspective(), mirror])
         colour = v2.ColorJitter(brightness=0.3, contrast=0.3, saturation=0.3)
-        return v2.Compose([colour, v2.RandomRotation(10), v2.RandomPerspective(), mirror])
+        before = {
+            "flip": (),
+            "crop_flip": (v2.RandomCrop(size, padding=self.padding),),
+            "resized_crop": (v2.RandomResizedCrop(size, antialias=True),),
+            "perspective_flip": (v2.RandomPerspective(),),
+            "road": (colour, v2.RandomRotation(10), v2.RandomPerspective()),
+        }
+        return v2.Compose([*before[self.kind], v2.RandomHorizontalFlip()])
 
     def _check_batched(self) -> None:
         if not self.batched:
@@ -172,10 +170,4 @@ class Augment:
 
 
 def transforms() -> Any:
-    try:
-        from torchvision.transforms import v2
-    except ImportError:
-        raise MissingPackage(
-            "this augmentation needs torchvision. Install it: pip install 'largemargin[train]'"
-        ) from None
-    return v2
+    return optional_module("torchvision.transforms.v2", "this augmentation needs torchvision")

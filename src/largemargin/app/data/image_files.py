@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, MissingPackage
+from largemargin.errors import LargeMarginError, optional_module
 
 DEEP_GREY = ("I", "I;16", "I;16L", "I;16B", "I;16N", "F")
 """Pillow's modes of one channel with more than 8 bits."""
@@ -59,19 +59,13 @@ class ImageFiles:
 
     def pixels(self, index: int) -> Tensor:
         """One image, (3, H, W) uint8."""
-        with bombs_are_errors():
-            try:
-                return read_pixels(self.source(index), self.size, self.stretch)
-            except UnreadableImage as error:
-                raise self.failure(index, error) from None
+        with self._failures_named(index):
+            return read_pixels(self.source(index), self.size, self.stretch)
 
     def picture(self, index: int) -> Any:
         """One image as it is in the file: an RGB Pillow image of any size."""
-        with bombs_are_errors():
-            try:
-                return read_rgb(self.source(index))
-            except UnreadableImage as error:
-                raise self.failure(index, error) from None
+        with self._failures_named(index):
+            return read_rgb(self.source(index))
 
     def fitted(self, picture: Any) -> Tensor:
         """A Pillow image at this size, (3, H, W) uint8."""
@@ -81,23 +75,23 @@ class ImageFiles:
     def subset(self, indices: Sequence[int]) -> "ImageFiles":
         return replace(self, rows=tuple(self.rows[index] for index in indices))
 
-    def failure(self, index: int, error: UnreadableImage) -> LargeMarginError:
-        source = self.source(index)
-        name = source if isinstance(source, str) else f"row {self.rows[index]}"
-        return LargeMarginError(
-            f"the image {name} cannot be read: {error}. Repair or remove it, or set corrupt: skip "
-            "to find all such images when the data is loaded and leave them out."
-        )
+    @contextmanager
+    def _failures_named(self, index: int) -> Iterator[None]:
+        with bombs_are_errors():
+            try:
+                yield
+            except UnreadableImage as error:
+                source = self.source(index)
+                name = source if isinstance(source, str) else f"row {self.rows[index]}"
+                raise LargeMarginError(
+                    f"the image {name} cannot be read: {error}. Repair or remove it, or set "
+                    "corrupt: skip to find all such images when the data is loaded and leave them "
+                    "out."
+                ) from None
 
 
 def pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise MissingPackage(
-            "reading image files needs Pillow. Install it: pip install 'largemargin[train]'"
-        ) from None
-    return Image
+    return optional_module("PIL.Image", "reading image files needs Pillow")
 
 
 @contextmanager
@@ -161,14 +155,7 @@ def read_rgb(source: str | bytes | None, at_least: tuple[int, int] | None = None
 
 
 def read_pixels(source: str | bytes | None, size: tuple[int, int], stretch: bool) -> Tensor:
-    """An image as (3, H, W) uint8.
-
-    Args:
-        source: path, or the bytes of a file.
-        size: (H, W).
-        stretch: change the proportions; otherwise the image is scaled until it covers the size and
-            its middle is cut out.
-    """
+    """An image as (3, H, W) uint8, its path or bytes decoded as :class:`ImageFiles` says."""
     height, width = size
     # Twice the size leaves enough to reduce from; a square because the image may lie on its side.
     enough = 2 * max(size)
@@ -182,9 +169,7 @@ def fit(image: Any, size: tuple[int, int], stretch: bool) -> Any:
     if image.size == size:
         return image
     bilinear = pillow().Resampling.BILINEAR
-    if stretch:
-        return image.resize(size, bilinear)
-    return ImageOps.fit(image, size, bilinear)
+    return image.resize(size, bilinear) if stretch else ImageOps.fit(image, size, bilinear)
 
 
 def to_tensor(image: Any) -> Tensor:
@@ -213,10 +198,8 @@ def shallow(image: Any) -> Any:
             f"grey values of mode {image.mode} reach from {values.min():g} to {values.max():g}, "
             "which is neither 8 nor 16 bits"
         )
-    if image.mode == "F":
-        top = next(each for each in (1, 255, 65535) if values.max() <= each)
-    else:
-        top = 255 if image.mode == "I" and values.max() <= 255 else 65535
+    tops = {"F": (1, 255, 65535), "I": (255, 65535)}.get(image.mode, (65535,))
+    top = next(each for each in tops if values.max() <= each)
     return pillow().fromarray(np.rint(values * (255 / top)).astype(np.uint8))
 
 

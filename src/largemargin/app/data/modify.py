@@ -112,7 +112,7 @@ def hold_out(source: Source, config: DataConfig) -> Source:
     sizes = torch.bincount(labels, minlength=len(source.classes))
     ties = generator_for(config.seed, "validation", "ties")
     counts = torch.minimum(shares(sizes, config.validation, ties), sizes - 1)
-    chosen = first_of_classes(labels, counts, generator_for(config.seed, "validation"))
+    chosen = imbalanced_subset(labels, counts, generator=generator_for(config.seed, "validation"))
     if len(chosen) == 0 and int(sizes.max()) == 1:
         raise LargeMarginError(
             "no class has an image to spare for validation: each has one, which training needs. "
@@ -125,12 +125,9 @@ def hold_out(source: Source, config: DataConfig) -> Source:
         )
     rest = torch.ones(len(labels), dtype=torch.bool)
     rest[chosen] = False
-    return source.with_splits(
-        {
-            "train": source.train.subset(rest.nonzero().flatten()),
-            "validation": source.train.subset(chosen),
-        }
-    )
+    validation = source.train.subset(chosen)
+    train = source.train.subset(rest.nonzero().flatten())
+    return source.with_splits({"train": train, "validation": validation})
 
 
 def take_fraction(train: Samples, num_classes: int, config: DataConfig) -> Samples:
@@ -142,9 +139,8 @@ def take_fraction(train: Samples, num_classes: int, config: DataConfig) -> Sampl
     """
     sizes = torch.bincount(train.labels, minlength=num_classes)
     counts = torch.maximum(shares(sizes, config.fraction), sizes.clamp(max=1))
-    return train.subset(
-        first_of_classes(train.labels, counts, generator_for(config.seed, "fraction"))
-    )
+    generator = generator_for(config.seed, "fraction")
+    return train.subset(imbalanced_subset(train.labels, counts, generator=generator))
 
 
 def thin_out(train: Samples, num_classes: int, config: DataConfig) -> Samples:
@@ -217,11 +213,6 @@ def shares(sizes: Tensor, share: float, ties: torch.Generator | None = None) -> 
 
 def round_half_up(value: float) -> int:
     return int(value + 0.5 + 1e-9)
-
-
-def first_of_classes(labels: Tensor, counts: Tensor, generator: torch.Generator) -> Tensor:
-    """Ascending indices of ``counts[c]`` samples of class c: the first in a random order."""
-    return imbalanced_subset(labels, counts, generator=generator)
 
 
 def class_counts_profile(

@@ -1,4 +1,4 @@
-"""Where images come from: one short file each, with ``read(config) -> Source``."""
+"""Where images come from: functions of a ``DataConfig`` that return a ``Source``."""
 
 from collections.abc import Callable
 
@@ -6,23 +6,21 @@ from largemargin.app.config import DataConfig
 from largemargin.app.data.sources import (
     arrays,
     csv_file,
-    digits,
     folder,
     hugging_face_hub,
     market1501,
-    mnist,
     rscd,
-    torchvision_datasets,
+    standard_datasets,
 )
 from largemargin.app.data.sources.source import Source
 
 SOURCES: dict[str, Callable[[DataConfig], Source]] = {
-    "digits": digits.read,
-    "cifar10": torchvision_datasets.read,
-    "cifar100": torchvision_datasets.read,
-    "svhn": torchvision_datasets.read,
-    "mnist": mnist.read,
-    "fashion_mnist": mnist.read,
+    "digits": standard_datasets.read_digits,
+    "cifar10": standard_datasets.read_torchvision,
+    "cifar100": standard_datasets.read_torchvision,
+    "svhn": standard_datasets.read_torchvision,
+    "mnist": standard_datasets.read_mnist,
+    "fashion_mnist": standard_datasets.read_mnist,
     "folder": folder.read,
     "csv": csv_file.read,
     "arrays": arrays.read,

@@ -30,11 +30,10 @@ LICENCES = {
 
 
 def read(config: DataConfig) -> Source:
-    """Training images by identity; queries and gallery with identities as their labels."""
     root = inner(given_folder(config, LAYOUT))
     people = {split: read_people(root / name, root, config) for split, name in FOLDERS.items()}
     train = people["train"]
-    # Junk and distractors are nobody.
+    # Trained on by number, junk and distractors left out; elsewhere identities stay the labels.
     train = train.subset((train.labels > 0).nonzero().flatten())
     identities, labels = torch.unique(train.labels, return_inverse=True)
     return Source(
