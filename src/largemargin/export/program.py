@@ -119,10 +119,13 @@ def _inputs(example: Example, device: str | None) -> tuple[tuple[Tensor, ...], t
     keywords = tuple(example) if isinstance(example, Mapping) else ()
     given = _values(example)
     if not given or not all(isinstance(value, Tensor) for value in given):
+        kind = type(example).__name__
+        if isinstance(example, Mapping | tuple | list):
+            kind += f" of {[type(value).__name__ for value in given]}"
         raise LargeMarginError(
             "example must hold the inputs of one call: a tensor, a tuple of tensors or a dict of "
-            f"them, but {_described(example)} was given. Bind other arguments beforehand, for "
-            "instance in a small nn.Module around the model."
+            f"them, but {kind} was given. Bind other arguments beforehand, for instance in a small "
+            "nn.Module around the model."
         )
     if any(value.dim() == 0 for value in given):
         raise LargeMarginError("example must hold batches, but one of its tensors is 0-dim.")
@@ -138,12 +141,6 @@ def _values(example: object) -> tuple[Any, ...]:
     if isinstance(example, Sequence) and not isinstance(example, str):
         return tuple(example)
     return ()
-
-
-def _described(example: object) -> str:
-    if isinstance(example, Mapping | tuple | list):
-        return f"{type(example).__name__} of {[type(value).__name__ for value in _values(example)]}"
-    return type(example).__name__
 
 
 def _rows(inputs: tuple[Tensor, ...], batch: int, rows: list[int]) -> tuple[Tensor, ...]:

@@ -120,7 +120,7 @@ class LargeMarginClassifier(
     """
 
     classes_: Array
-    model_: nn.Module
+    model_: "EstimatorNetwork"
     criterion_: Criterion
     history_: dict[str, list[float]]
     n_iter_: int
@@ -222,19 +222,17 @@ class LargeMarginClassifier(
 
     def predict(self, X: Any) -> Array:
         """The label of the largest logit of each sample."""
-        best = self._run(X).argmax(axis=1)
+        best = self._run(X).argmax(axis=1)  # which first asks whether there is a fit
         labels: Array = self.classes_[best]
         return labels
 
     def predict_proba(self, X: Any) -> Array:
         """Softmax of the head's logits with its scale, (N, C) in the order of ``classes_``."""
-        probabilities: Array = torch.from_numpy(self._run(X)).softmax(dim=1).numpy()
-        return probabilities
+        return torch.from_numpy(self._run(X)).softmax(dim=1).numpy()
 
     def predict_log_proba(self, X: Any) -> Array:
         """Logarithm of :meth:`predict_proba`."""
-        logarithms: Array = torch.from_numpy(self._run(X)).log_softmax(dim=1).numpy()
-        return logarithms
+        return torch.from_numpy(self._run(X)).log_softmax(dim=1).numpy()
 
     def transform(self, X: Any) -> Array:
         """Features before the head, (N, dim)."""
@@ -401,14 +399,10 @@ class LargeMarginClassifier(
         inputs = as_tensor(rows, self._shape, self.channels)
         parameter = next(self.model_.parameters())
         call = self.model_.features if features else self.model_
-        assert callable(call)
         with torch.no_grad():
-            found = [
-                call(part.to(parameter.device, parameter.dtype)).cpu()
-                for part in inputs.split(PREDICTED)
-            ]
-        result: Array = torch.cat(found).numpy()
-        return result
+            parts = torch.split(inputs, PREDICTED)
+            found = [call(each.to(parameter.device, parameter.dtype)).cpu() for each in parts]
+        return torch.cat(found).numpy()
 
     @property
     def _n_features_out(self) -> int:

@@ -41,7 +41,6 @@ from largemargin.measuring.batches import IGNORED, SKIP
 from largemargin.measuring.calibration import auroc
 from largemargin.measuring.distributions import describe
 from largemargin.measuring.feature_geometry import measure_collapse, measure_variance
-from largemargin.measuring.measure import COVARIANCE_DIM
 from largemargin.measuring.probe import head_view
 from largemargin.measuring.scores import HeadScores
 from largemargin.measuring.stream import ClassSums, Stream, check_norms
@@ -257,9 +256,6 @@ def as_head(head: Head | None, bias: Tensor | None, metric: str) -> HeadView:
         )
     if isinstance(head, Criterion):
         head = head.head
-    if isinstance(head, HeadView):
-        own = None if head.bias is None else head.bias.detach()
-        return HeadView(head.weight.detach(), own, head.similarity, float(head.scale))
     if isinstance(head, Tensor):
         if bias is not None and tuple(bias.shape) != tuple(head.shape[:1]):
             raise LargeMarginError(
@@ -272,7 +268,7 @@ def as_head(head: Head | None, bias: Tensor | None, metric: str) -> HeadView:
             f"head must be the classification layer itself, its weight or a criterion, but "
             f"{type(head).__name__} has no weight. Pass the layer: head=model.fc."
         )
-    return head_view(head)
+    return head_view(head)  # type: ignore[arg-type]  # a view is read like a layer
 
 
 def check_width(features: Tensor, dim: int, reason: str) -> None:
@@ -532,8 +528,7 @@ class ClassSumsMetric(GeometryMetric):
         sums = self._sums()
         if sums is None:
             dim = found.shape[1]
-            keep = self.covariance and dim <= COVARIANCE_DIM
-            sums = ClassSums.empty(self.num_classes, dim, covariance=keep, like=found)
+            sums = ClassSums.empty(self.num_classes, dim, covariance=self.covariance, like=found)
         check_width(found, sums.sums.shape[1], "those before had")
         sums.add(found, labels)
         self._put(sums)

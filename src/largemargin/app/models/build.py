@@ -56,10 +56,8 @@ class Normalize(nn.Module):
     def extra_repr(self) -> str:
         if self.mean is None or self.std is None:
             return "identity"
-        mean, std = (
-            [round(x, 4) for x in each.flatten().tolist()] for each in (self.mean, self.std)
-        )
-        return f"mean={mean}, std={std}"
+        shown = ([round(x, 4) for x in each.flatten().tolist()] for each in (self.mean, self.std))
+        return "mean={}, std={}".format(*shown)
 
 
 class Classifier(nn.Module):

@@ -113,15 +113,13 @@ def _torchvision_state(
     """Pretrained weights without those of the head, or None."""
     if config.weights is None:
         return None
-
-    def of_head(key: str) -> bool:
-        return key.startswith((f"{head}.", "aux1.", "aux2.", "AuxLogits."))
-
     if is_file_name(config.weights):
         state, source = read_weights(config.weights), config.weights
     else:
         state, source = _fetch_torchvision(name, config.weights)
-    fit(state, model.state_dict(), source=f"{source} for torchvision/{name}", may_miss=of_head)
+    outputs = (f"{head}.", "aux1.", "aux2.", "AuxLogits.")
+    source = f"{source} for torchvision/{name}"
+    fit(state, model.state_dict(), source=source, may_miss=lambda key: key.startswith(outputs))
     return state
 
 
@@ -138,17 +136,17 @@ def _fetch_torchvision(name: str, weights: str) -> tuple[dict[str, Tensor], str]
         )
     entry = sets[wanted]
     file = entry.url.rsplit("/", 1)[-1]
+    place = f"{torch.hub.get_dir()}/checkpoints/{file}"
     try:
         state: dict[str, Tensor] = entry.get_state_dict(
             progress=False, check_hash=True, weights_only=True
         )
     except UnpicklingError as error:
         raise LargeMarginError(
-            f"{torch.hub.get_dir()}/checkpoints/{file} holds more than weights, and reading it "
-            "could run code. It is not the published file: delete it, and fetch it again."
+            f"{place} holds more than weights, and reading it could run code. It is not the "
+            "published file: delete it, and fetch it again."
         ) from error
     except (OSError, RuntimeError) as error:
-        place = f"{torch.hub.get_dir()}/checkpoints/{file}"
         raise LargeMarginError(
             f"the weights of torchvision/{name} could not be fetched from {entry.url} "
             f"({_first_line(error)}). Without network: fetch that file elsewhere and place it as "

@@ -92,11 +92,9 @@ def alexnet(
 ) -> tuple[nn.Module, int]:
     """AlexNet for 32 x 32 images (ODN Table 1).
 
-    Five 3x3 convolutions of 64, 192, 384, 256, 256 and two fully connected layers of 4096.
-
-    Max pooling after the first, second and fifth; ReLU everywhere; dropout before each fully
-    connected layer; batch norm after each convolution. The paper names AlexNet and no more: kernel
-    sizes for small images are our reading.
+    Five 3x3 convolutions of 64, 192, 384, 256, 256 with batch norm, max pooling after the first,
+    second and fifth, and two fully connected layers of 4096 with dropout before each; ReLU
+    everywhere. The paper names AlexNet and no more: kernel sizes for small images are our reading.
     """
     positions = (size[0] // 8) * (size[1] // 8)
     network = nn.Sequential(
@@ -118,11 +116,10 @@ SLOPE = 0.1
 def cnn13(channels: int, size: Size, *, dropout: float) -> tuple[nn.Module, int]:
     """The 13-layer network of "Large Margin In Softmax Cross-Entropy Loss" (Kobayashi 2019).
 
-    Nine convolutions in three groups, for 32 x 32; features of dimension 128.
-
-    Three of 128, max pool, dropout; three of 256, max pool, dropout; 512 without padding, then 1x1
-    of 256 and 128, mean over positions. Batch norm and leaky ReLU (0.1) after every convolution.
-    Widths and slope are recalled from the network's origin, the paper does not print them.
+    For 32 x 32 images: three convolutions of 128 and three of 256, max pooling and dropout after
+    each group; 512 without padding, then 1x1 of 256 and 128, mean over positions. Batch norm and
+    leaky ReLU (0.1) after every convolution. Widths and slope are recalled from the network's
+    origin, the paper does not print them.
     """
     leaky = partial(convolution, activation=partial(nn.LeakyReLU, SLOPE))
     network = nn.Sequential(
@@ -160,9 +157,8 @@ def mnist_cnn(
 ) -> tuple[nn.Module, int]:
     """The small network of the margin distribution paper (ODN) for MNIST.
 
-    Two 5x5 convolutions of 32 and 64, each with max pooling, then fc 512; ReLU everywhere.
-
-    The paper says "simple" and no more, so this is our reading. Dropout, where switched on, stands
+    Two 5x5 convolutions of 32 and 64, each with max pooling, then fc 512; ReLU everywhere. The
+    paper says "simple" and no more, so this is our reading. Dropout, where switched on, stands
     before the last layer; batch norm after each convolution.
     """
     height, width = size[0] // 4, size[1] // 4
@@ -256,12 +252,11 @@ resnet34 = partial(resnet, blocks=(3, 4, 6, 3))
 def small_cnn(
     channels: int, size: Size, *, width: int = 16, dim: int = 32
 ) -> tuple[nn.Module, int]:
-    """A network small enough to train on a laptop's CPU in seconds.
+    """A network small enough to train on a laptop's CPU in seconds, for 8 x 8 digits and more.
 
-    Three convolutions with batch normalisation and a linear layer, for 8 x 8 digits and more.
-
-    The last layer has no ReLU after it, so features may point in every direction, which prototypes
-    at more than 90 degrees from each other need.
+    Three convolutions with batch normalisation and a linear layer. That has no ReLU after it, so
+    features may point in every direction, which prototypes at more than 90 degrees from each other
+    need.
     """
     network = nn.Sequential(
         *convolution(channels, width),
