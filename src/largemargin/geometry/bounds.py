@@ -68,7 +68,10 @@ def ramp_loss(margins: Tensor, *, rho: float) -> Tensor:
         tensor([1.0000, 0.7500, 0.0000])
     """
     check_number("rho", rho, above=0, hint="It is the margin asked for, and divides.")
-    return (1 - _check_margins(margins) / rho).clamp(0, 1)
+    if not isinstance(margins, Tensor) or not margins.is_floating_point():
+        given = margins.dtype if isinstance(margins, Tensor) else type(margins).__name__
+        raise LargeMarginError(f"margins must be a floating point tensor, but {given} was given.")
+    return (1 - promote(margins) / rho).clamp(0, 1)
 
 
 def linear_margin_bound(
@@ -109,12 +112,7 @@ def linear_margin_bound(
         >>> linear_margin_bound(h, rho=2.0, weight_norm=1.0, radius=0.0, centroid_norm=0.0).fixed
         tensor(0.0507)
     """
-    for name, value in (
-        ("weight_norm", weight_norm),
-        ("radius", radius),
-        ("centroid_norm", centroid_norm),
-    ):
-        check_number(name, value, at_least=0)
+    _check_sizes(weight_norm=weight_norm, radius=radius, centroid_norm=centroid_norm)
     empirical, confidence, samples = _empirical_and_confidence(margins, rho, delta, num_samples)
     complexity = 2 * weight_norm * math.sqrt((radius + centroid_norm) ** 2 + 1) / rho
     return LinearMarginBound(
@@ -150,12 +148,9 @@ def ball_bound(
 
     Args:
         margins: h on the training samples of the class, any shape.
-        rho: margin of the empirical term, > 0.
         feature_norm: :math:`\Lambda`, bound on the norms of the features.
-        centroid_norm: R, bound on the norms of the centroids m.
         radius: r, radius of the ball; it enters ``margins`` and the test of informativeness.
-        delta: the bound holds with probability 1 - delta. Default 0.05 (the paper fixes none).
-        num_samples: N; default the number of margins.
+        rho, centroid_norm, delta, num_samples: as in :func:`linear_margin_bound`.
 
     Returns:
         ``empirical``, ``confidence``, ``bound`` and ``informative``, whether
@@ -165,28 +160,17 @@ def ball_bound(
         >>> ball_bound(torch.ones(9), rho=1.0, feature_norm=1.0, centroid_norm=0.5, radius=1.0)[3]
         False
     """
-    for name, value in (
-        ("feature_norm", feature_norm),
-        ("centroid_norm", centroid_norm),
-        ("radius", radius),
-    ):
-        check_number(name, value, at_least=0)
+    _check_sizes(feature_norm=feature_norm, centroid_norm=centroid_norm, radius=radius)
     empirical, confidence, samples = _empirical_and_confidence(margins, rho, delta, num_samples)
     constant = feature_norm**2 + 2 * centroid_norm * feature_norm
     complexity = 2 / rho * (constant + centroid_norm**2 / math.sqrt(samples))
-    return BallBound(
-        empirical,
-        confidence,
-        empirical + complexity + confidence,
-        radius**2 > 2 * constant,
-    )
+    bound = empirical + complexity + confidence
+    return BallBound(empirical, confidence, bound, radius**2 > 2 * constant)
 
 
-def _check_margins(margins: Tensor) -> Tensor:
-    if not isinstance(margins, Tensor) or not margins.is_floating_point():
-        given = margins.dtype if isinstance(margins, Tensor) else type(margins).__name__
-        raise LargeMarginError(f"margins must be a floating point tensor, but {given} was given.")
-    return promote(margins)
+def _check_sizes(**sizes: float) -> None:
+    for name, size in sizes.items():
+        check_number(name, size, at_least=0)
 
 
 def _empirical_and_confidence(
@@ -226,11 +210,7 @@ def kl_divergence(p: Tensor, q: Tensor) -> Tensor:
 def total_variation(p: Tensor, q: Tensor) -> Tensor:
     r"""Total variation distance :math:`\tfrac12\sum_k |p_k - q_k|`, in [0, 1].
 
-    Args:
-        p, q: (..., K) probabilities.
-
-    Returns:
-        (...).
+    Args as in :func:`kl_divergence`.
 
     Example:
         >>> total_variation(torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5]))
@@ -246,11 +226,7 @@ def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
     .. math:: \mathrm{JSD}(p, q) = \tfrac12 \mathrm{KL}(p\|m) + \tfrac12 \mathrm{KL}(q\|m),
         \qquad m = \tfrac12(p + q)
 
-    Args:
-        p, q: (..., K) probabilities; zeros are allowed.
-
-    Returns:
-        (...).
+    Args as in :func:`kl_divergence`.
 
     Example:
         >>> jensen_shannon(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]))
@@ -611,9 +587,8 @@ def noise_cushions(weights: Sequence[Tensor], inputs: Tensor) -> NoiseCushions:
                     jacobian = layers[j] @ (active[:, :, None] * jacobian)
                 size = torch.linalg.matrix_norm(jacobian) * own
                 interlayer[i] = torch.minimum(interlayer[i], _smallest(outputs[j], size))
-    stable_rank = torch.stack(
-        [(torch.linalg.matrix_norm(w) / torch.linalg.matrix_norm(w, 2)).square() for w in layers]
-    )
+    norm = torch.linalg.matrix_norm
+    stable_rank = torch.stack([(norm(w) / norm(w, 2)).square() for w in layers])
     width = max(layer.shape[0] for layer in layers)
     return NoiseCushions(layer_cushion, interlayer, contraction, stable_rank, width)
 
@@ -738,9 +713,8 @@ def pac_bayes_quantities(
     if margins.numel() == 0:
         raise LargeMarginError("margins must hold at least one margin, but none was given.")
     depth = layer_cushion.numel()
-    check_length(
-        "minimal_interlayer_cushion", minimal_interlayer_cushion, depth, "one entry per layer"
-    )
+    name = "minimal_interlayer_cushion"
+    check_length(name, minimal_interlayer_cushion, depth, "one entry per layer")
     margins = promote(margins)
     product = promote(layer_cushion) * promote(minimal_interlayer_cushion)
     growth = math.sqrt(2 * width * math.log(4 * depth * width))

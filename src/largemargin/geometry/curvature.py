@@ -28,7 +28,6 @@ from largemargin.geometry.input_gradients import (
     PerSampleLoss,
     evaluation,
     hessian_of,
-    hessian_products,
     in_double,
     input_gradient,
     losses_and_gradient,
@@ -283,10 +282,8 @@ def input_hessian(
                 axes = x.new_zeros(times, size)
                 axes[:, part].fill_diagonal_(1)
                 vectors = axes.view(times, *shape).repeat(len(x), *[1] * len(shape))
-                product = hessian_products(
-                    model, repeat_rows(x, times), repeat_rows(y, times), vectors, loss
-                )
-                hessian[samples, part] = product.view(len(x), times, size)
+                product_with = hessian_of(model, repeat_rows(x, times), repeat_rows(y, times), loss)
+                hessian[samples, part] = product_with(vectors).view(len(x), times, size)
     return (hessian + hessian.mT) / 2
 
 
@@ -324,17 +321,9 @@ def exact_curvature(
     hessian = input_hessian(model, inputs, labels, loss=loss, chunk_size=chunk_size)
     eigenvalues = torch.linalg.eigvalsh(widen(hessian))
     squares = eigenvalues.square()
-    return ExactCurvature(
-        *(
-            values.to(hessian.dtype)
-            for values in (
-                eigenvalues,
-                squares.sum(1),
-                eigenvalues.abs().sum(1),
-                2 / num_directions * squares.square().sum(1),
-            )
-        )
-    )
+    variance = 2 / num_directions * squares.square().sum(1)
+    found = (eigenvalues, squares.sum(1), eigenvalues.abs().sum(1), variance)
+    return ExactCurvature(*(values.to(hessian.dtype) for values in found))
 
 
 class CurvatureBounds(NamedTuple):
@@ -470,9 +459,11 @@ def curvature_bounds(
                     inside[samples] += stays.view(len(x), times).sum(1)
                     leaves = torch.where(stays, 0.0, losses)
                     loss_outside[samples] += leaves.view(len(x), times).sum(1)
-        exact = None
+        lhs_upper = lhs_lower = None
         if left_sides:
             exact = exact_curvature(model, inputs, labels, chunk_size=chunk_size)
+            lhs_upper = exact.sum_of_squares
+            lhs_lower = 2 * lhs_upper + exact.sum_of_absolutes.square()
     outside = source.count - inside
     eta = inside / source.count
     l_out = torch.where(outside > 0, loss_outside / outside.clamp_min(1), torch.nan)
@@ -490,16 +481,10 @@ def curvature_bounds(
         w_2inf=w_2inf,
         upper=curvature_ceiling(eta, w_2inf, largest, sigma=sigma, radius=radius),
         lower=4 / sigma**4 * (excess - sigma**2 * grad_sq),
-        lhs_upper=None if exact is None else exact.sum_of_squares,
-        lhs_lower=None
-        if exact is None
-        else 2 * exact.sum_of_squares + exact.sum_of_absolutes.square(),
+        lhs_upper=lhs_upper,
+        lhs_lower=lhs_lower,
         logit_bound=largest,
     )
-
-
-NARROW = (torch.float32, torch.float16, torch.bfloat16)
-"""Dtypes in which a share like 0.9 is visibly another number."""
 
 
 class LowCurvatureAccuracy(NamedTuple):
@@ -574,13 +559,6 @@ def _below(curvature: PerSample, limit: Tensor, inclusive: bool) -> Tensor:
     return values <= limit if inclusive else values < limit
 
 
-def _rounding(shares: Sequence[float] | Tensor) -> float:
-    """How far numbers of the shares' dtype are from the decimal ones meant; 0 for plain numbers."""
-    if not isinstance(shares, Tensor) or shares.dtype not in NARROW:
-        return 0.0
-    return torch.finfo(shares.dtype).eps
-
-
 def low_curvature_accuracy(
     curvature: PerSample, correct: Tensor, shares: Sequence[float] | Tensor
 ) -> LowCurvatureAccuracy:
@@ -617,7 +595,9 @@ def low_curvature_accuracy(
         )
     dtype = promote(curvature).dtype
     hits = correct.to(dtype)
-    rounding = _rounding(shares)
+    rounding = 0.0  # how far a narrow dtype's numbers are from the decimal ones meant
+    if isinstance(shares, Tensor) and shares.dtype in (torch.float32, torch.half, torch.bfloat16):
+        rounding = torch.finfo(shares.dtype).eps
     limits = [_threshold(curvature, float(p), rounding) for p in shares]
     accuracies: list[Tensor] = []
     sizes: list[Tensor] = []

@@ -191,10 +191,7 @@ def ideal_feature_ratio(features: Features, labels: Labels, num_classes: int) ->
     :math:`\delta_d > 2\delta_v` imply a ratio of at most
     :math:`\delta_v/(\delta_d - \delta_v) < 1`. Carries no gradient.
 
-    Args:
-        features: (N, D), of the whole set.
-        labels: (N,) class indices.
-        num_classes: C.
+    Args as in :func:`class_dispersion`.
 
     Returns:
         ``ratio``, ``dispersion`` (the numerator) and ``separation`` (the denominator), 0-dim. With
@@ -290,11 +287,7 @@ def rescale_network(
         >>> rescale_network(torch.eye(2), None, torch.tensor([1.0, 0.0]), factor=2.0).head_bias
         tensor([2., 0.])
     """
-    check_number(
-        "factor", factor, above=0, hint="A ReLU layer commutes with positive factors only."
-    )
-    return RescaledNetwork(
-        factor * weight,
-        None if bias is None else factor * bias,
-        None if head_bias is None else factor * head_bias,
-    )
+    hint = "A ReLU layer commutes with positive factors only."
+    check_number("factor", factor, above=0, hint=hint)
+    biases = (None if each is None else factor * each for each in (bias, head_bias))
+    return RescaledNetwork(factor * weight, *biases)

@@ -21,7 +21,6 @@ Model: TypeAlias = Callable[[Tensor], Tensor]
 PerSampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """(outputs, labels) to (N,) losses, unreduced."""
 
-
 PRECISIONS = {"highest": "ieee", "high": "tf32"}
 """By the names of ``torch.set_float32_matmul_precision``."""
 
@@ -204,13 +203,6 @@ def hessian_of(
         return found
 
     return product
-
-
-def hessian_products(
-    model: Model, inputs: Tensor, labels: Labels, vectors: Tensor, loss: PerSampleLoss | None
-) -> Tensor:
-    """(N, ...) products of each sample's input Hessian with its own vector."""
-    return hessian_of(model, inputs, labels, loss)(vectors)
 
 
 class Directions:

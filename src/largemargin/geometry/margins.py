@@ -24,6 +24,9 @@ from largemargin.shapes import Features, Labels, Logits, PerSample, Prototypes
 ANGLE_ROWS = 64
 """Rows of the angle matrix computed at a time."""
 
+EXACT = "donot_use_mm_for_euclid_dist"
+"""How torch.cdist computes small distances without cancellation."""
+
 
 class MarginSummary(NamedTuple):
     """Sample margins in three numbers: see :func:`summarize_margins`."""
@@ -73,10 +76,9 @@ def angle_matrix(prototypes: Prototypes) -> Tensor:
     unit = normalize(wide)
     count = prototypes.shape[0]
     angles = wide.new_empty((count, count), dtype=promote(prototypes).dtype)
-    mode = "donot_use_mm_for_euclid_dist"
     for rows in blocks(count, ANGLE_ROWS):
-        apart = torch.cdist(unit[rows], unit, compute_mode=mode)
-        together = torch.cdist(unit[rows], -unit, compute_mode=mode)
+        apart = torch.cdist(unit[rows], unit, compute_mode=EXACT)
+        together = torch.cdist(unit[rows], -unit, compute_mode=EXACT)
         block = 2 * torch.atan2(apart, together)
         block.masked_fill_(zero[rows, None] | zero, math.pi / 2)
         angles[rows] = block.to(angles.dtype)
@@ -109,14 +111,10 @@ def class_margin(prototypes: Prototypes, *, degrees: bool = False) -> Tensor:
     wide = widen(prototypes)
     kept = torch.linalg.vector_norm(wide, dim=1) >= EPS
     right_angle = wide.new_tensor(math.pi / 2)
-    if bool(kept.all()):
-        rows = prototypes
-    else:
-        rows, wide = prototypes[kept], wide[kept]
-    pair = closest_pair(normalize(wide))
-    if pair is None:
-        angle = right_angle
-    else:
+    rows = prototypes if bool(kept.all()) else prototypes[kept]
+    pair = closest_pair(normalize(wide[kept]))
+    angle = right_angle
+    if pair is not None:
         unit = normalize(rows[list(pair)].to(wide.dtype))
         angle = 2 * torch.atan2(safe_norm(unit[0] - unit[1]), safe_norm(unit[0] + unit[1]))
         if len(rows) < len(prototypes):
@@ -269,9 +267,8 @@ def implicit_bias(logits: Logits, labels: Labels) -> PerSample:
         shift = rival.max(dim=1, keepdim=True).values
     else:
         shift = rival[:, None]
-    stats = class_stats_from_logits(
-        promote(logits) - shift.detach(), labels, want=("rival", "rest")
-    )
+    relative = promote(logits) - shift.detach()
+    stats = class_stats_from_logits(relative, labels, want=("rival", "rest"))
     assert stats.rest is not None
     assert stats.rival is not None
     return stats.rest - stats.rival
@@ -297,8 +294,7 @@ def margin_ratio(margins: PerSample) -> MarginRatio:
         tensor(2.)
     """
     margins = promote(margins)
-    mean = margins.mean()
-    std = margins.std(correction=0)
+    mean, std = margins.mean(), margins.std(correction=0)
     return MarginRatio(mean, std, mean / std)
 
 
@@ -336,9 +332,7 @@ def _log_energy(prototypes: Prototypes, t: float) -> Tensor:
         for other in blocks(len(rows)):
             if other.start < block.start:
                 continue
-            apart = torch.cdist(
-                rows[block], rows[other], compute_mode="donot_use_mm_for_euclid_dist"
-            )
+            apart = torch.cdist(rows[block], rows[other], compute_mode=EXACT)
             if other.start == block.start:
                 # Each pair once; the others are put at infinite distance.
                 once = torch.ones_like(apart, dtype=torch.bool).triu(1)
@@ -373,14 +367,8 @@ def riesz_energy(prototypes: Prototypes, t: float) -> Tensor:
 def riesz_root(prototypes: Prototypes, t: float) -> Tensor:
     r"""Root of the Riesz energy, :math:`E_t(W)^{-1/t}`, in the log domain (LTLM, ZHO-RIESZ).
 
-    A lower bound of :func:`min_distance` that tends to it as t grows, smooth in every prototype.
-
-    Args:
-        prototypes: (C, D), C >= 2, used as they are.
-        t: exponent, > 0.
-
-    Returns:
-        0-dim tensor, differentiable; 0 when two prototypes coincide.
+    A lower bound of :func:`min_distance` that tends to it as t grows, smooth in every prototype;
+    0 when two prototypes coincide. Args as in :func:`riesz_energy`.
 
     Example:
         >>> riesz_root(torch.tensor([[0.0], [2.0]]), 1.0)

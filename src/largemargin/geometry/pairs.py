@@ -49,15 +49,6 @@ def distances(a: Tensor, b: Tensor) -> Tensor:
     return squares.clamp_min_(0).sqrt_()
 
 
-def _exact_products(device: torch.device) -> bool:
-    """Whether products of float32 are computed in float32.
-
-    ``torch.get_float32_matmul_precision`` refuses to say where only one backend was set.
-    """
-    backend: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
-    return bool(backend.matmul.fp32_precision in ("none", "ieee"))
-
-
 class _Screen:
     """Squared distances in float32, good enough to say which pairs have to be measured.
 
@@ -77,8 +68,11 @@ class _Screen:
         self.scale = largest if largest > 0 else 1.0
         self.flat = largest == 0
         """All rows are equal."""
-        # Reduced products (TensorFloat-32, bfloat16) keep too few bits for the slack below.
-        low = torch.float32 if _exact_products(points.device) else dtype
+        # Reduced products (TensorFloat-32, bfloat16) keep too few bits for the slack below. torch
+        # refuses to say by one function which are set where only one backend was.
+        backends: Any = torch.backends
+        backend = backends.cuda if points.device.type == "cuda" else backends.mkldnn
+        low = torch.float32 if backend.matmul.fp32_precision in ("none", "ieee") else dtype
         self.single = torch.empty(self.count, self.dim, dtype=low, device=points.device)
         self.norms = torch.empty(self.count, dtype=dtype, device=points.device)
         for part in parts:

@@ -94,7 +94,9 @@ def describe(values: Tensor, *, bins: int = 50) -> Distribution:
     points, density = _density(ordered, float(std)) if finite else ((), ())
     return Distribution(
         count,
-        *(float(each) for each in (mean, std, mean / std)),  # x / 0 is infinite, 0 / 0 is NaN
+        float(mean),
+        float(std),
+        float(mean / std),  # x / 0 is infinite with the sign of x, and 0 / 0 is NaN
         {q: _quantile(ordered, q) for q in QUANTILES},
         edges,
         counts,

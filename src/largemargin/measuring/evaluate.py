@@ -317,9 +317,12 @@ class _Pass:
         """Shape of an image, from the first batch; () for other inputs, None without a batch."""
         config = self.config
         read = source_batches(
-            self.data, batch_size=config.batch_size, device=self.device, workers=config.workers,
+            self.data,
+            batch_size=config.batch_size,
+            device=self.device,
+            workers=config.workers,
             shared=self.shared,
-        )  # fmt: skip
+        )
         first = next(read, None)
         if first is None:
             return None

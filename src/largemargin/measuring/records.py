@@ -88,13 +88,15 @@ def _check_format(kind: Any, value: Any) -> None:
 
 
 @contextmanager
-def whole_file(path: str | Path, **options: str) -> Iterator[IO[str]]:
+def whole_file(
+    path: str | Path, *, newline: str | None = None, errors: str | None = None
+) -> Iterator[IO[str]]:
     """A UTF-8 file to write, there in the end whole or not at all."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        with partial.open("w", encoding="utf-8", **options) as file:
+        with partial.open("w", encoding="utf-8", newline=newline, errors=errors) as file:
             yield file
         partial.replace(path)
     finally:
