@@ -31,7 +31,7 @@ from largemargin.losses.base.loss import LogitLoss
 from largemargin.losses.base.setting_ranges import Limits, Range
 from largemargin.losses.base.terms import (
     at_target,
-    check_plain_margin,
+    check_setting,
     class_count,
     over_targets,
     require,
@@ -57,22 +57,17 @@ class SquaredHinge(LogitLoss):
 
     def __init__(self, *, margin: float | Tensor = 1.0, **options: Any) -> None:
         super().__init__(**options)
-        check_plain_margin("margin", margin)
+        check_setting("margin", margin)
         self._keep("margin", margin)
 
     def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
         return squared_hinge(*inputs, margin=self.margin, **logits, **self.how)
 
 
-def squared_hinge(
-    features, prototypes, labels=None, *, margin=1.0, bias=None, similarity="dot", scale=1.0, **how
-):
+def squared_hinge(features, prototypes, labels=None, *, margin=1.0, **options):
     """Squared hinge per sample; :class:`SquaredHinge` has the equation."""
     count = class_count(features, prototypes, labels)
-    stats, labels = stats_of(
-        features, prototypes, labels, ("target", "rival"),
-        bias=bias, similarity=similarity, scale=scale, how=how,
-    )
+    stats, labels = stats_of(features, prototypes, labels, ("target", "rival"), options)
     required = at_target(margin, labels, count, "margin")
     gap = require(stats.rival) - require(stats.target) + required
     return over_targets(F.relu(gap) ** 2, labels)

@@ -11,12 +11,7 @@ from torch import Tensor
 from largemargin.errors import check_choice
 from largemargin.losses.base.angles import clipped, continued_cosine, sine_of_target
 from largemargin.losses.base.loss import Loss, LossOptions, MarginCeiling
-from largemargin.losses.base.scale import (
-    Scale,
-    check_scale_setting,
-    psi0_of_angular_margin,
-    resolve_scale,
-)
+from largemargin.losses.base.scale import Scale, check_scale_setting, psi0_of_angular_margin
 from largemargin.losses.base.schedules import Schedule, margin_warm_up
 from largemargin.losses.base.setting_ranges import RADIANS, Dimension, Limits, Range
 from largemargin.losses.base.terms import (
@@ -24,7 +19,7 @@ from largemargin.losses.base.terms import (
     check_margin,
     check_setting,
     over_targets,
-    target_and_rest,
+    scaled_cosines,
 )
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.ops.scheduled_values import current
@@ -144,9 +139,8 @@ def arcface(
     check_choice("mode", mode, MODES)
     check_choice("gradient", gradient, GRADIENTS)
     _check_radians(margin)
-    s = resolve_scale(scale, prototypes, psi0_of_angular_margin, margin)
-    target, rest = target_and_rest(
-        features, prototypes, labels, similarity="cosine", scale=s, **how
+    s, target, rest = scaled_cosines(
+        features, prototypes, labels, scale, how, psi0_of_angular_margin, margin
     )
     m = at_target(margin, labels, prototypes.shape[0], "margin")
     cosine = clipped(target / s)
@@ -272,10 +266,7 @@ def unified_margin(
     hint = "m2 is in radians; convert degrees with math.radians."
     check_margin("m2", m2, {"at_least": 0, "below": math.pi, "hint": hint})
     check_setting("m3", m3, at_least=0)
-    s = resolve_scale(scale, prototypes, _psi0, m2, m3)
-    target, rest = target_and_rest(
-        features, prototypes, labels, similarity="cosine", scale=s, **how
-    )
+    s, target, rest = scaled_cosines(features, prototypes, labels, scale, how, _psi0, m2, m3)
     num_classes = prototypes.shape[0]
     cosine = clipped(target / s)
     sine = sine_of_target(cosine, features, prototypes, labels, how.get("precision"))

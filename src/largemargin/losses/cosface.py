@@ -10,13 +10,7 @@ from torch import Tensor
 from largemargin.errors import check_number
 from largemargin.losses.base.class_counts import balanced_weights
 from largemargin.losses.base.loss import Loss, LossOptions, MarginCeiling
-from largemargin.losses.base.scale import (
-    Scale,
-    check_scale_setting,
-    psi0_of_cosine_margin,
-    psi0_without_margin,
-    resolve_scale,
-)
+from largemargin.losses.base.scale import Scale, check_scale_setting, psi0_of_cosine_margin
 from largemargin.losses.base.schedules import (
     DeferredReweighting,
     Schedule,
@@ -24,7 +18,7 @@ from largemargin.losses.base.schedules import (
     share_of,
 )
 from largemargin.losses.base.setting_ranges import Dimension, Limits, Range, cosine_margin_limits
-from largemargin.losses.base.terms import at_target, check_margin, over_targets, target_and_rest
+from largemargin.losses.base.terms import at_target, check_margin, over_targets, scaled_cosines
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
@@ -72,10 +66,7 @@ def normface(
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
     """NormFace per sample; :class:`NormFace` has equation, arguments and an example."""
-    s = resolve_scale(scale, prototypes, psi0_without_margin)
-    target, rest = target_and_rest(
-        features, prototypes, labels, similarity="cosine", scale=s, **how
-    )
+    _, target, rest = scaled_cosines(features, prototypes, labels, scale, how)
     return over_targets(F.softplus(rest - target), labels)
 
 
@@ -162,9 +153,8 @@ def cosface(
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
     """CosFace per sample; :class:`CosFace` has equation, arguments and an example."""
-    s = resolve_scale(scale, prototypes, psi0_of_cosine_margin, margin)
-    target, rest = target_and_rest(
-        features, prototypes, labels, similarity="cosine", scale=s, **how
+    s, target, rest = scaled_cosines(
+        features, prototypes, labels, scale, how, psi0_of_cosine_margin, margin
     )
     num_classes = prototypes.shape[0]
     check_margin("margin", margin, cosine_margin_limits(num_classes))

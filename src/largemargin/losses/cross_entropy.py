@@ -29,9 +29,7 @@ class CrossEntropy(LogitLoss):
     Call it with (features, prototypes, labels) or with (logits, labels). Departure: none.
 
     Args:
-        similarity, scale: how features make logits; None (default) as the head does, see
-            :class:`LogitLoss`.
-        options: those of every :class:`Loss`.
+        similarity, scale, options: those of every :class:`LogitLoss`.
 
     Example:
         Two equal logits cost log 2:
@@ -68,9 +66,7 @@ class Focal(LogitLoss):
         gamma: >= 0, default 2 (original); long-tail code often uses 1.
         alpha: (C,) factor per class, default 1. Unlike a class weight it does not enter the
             denominator of the mean.
-        similarity, scale: how features make logits; None (default) as the head does, see
-            :class:`LogitLoss`.
-        options: those of every :class:`Loss`.
+        similarity, scale, options: those of every :class:`LogitLoss`.
 
     Departures: none.
 
@@ -136,9 +132,7 @@ class LabelSmoothing(LogitLoss):
 
     Args:
         smoothing: lambda in [0, 1], default 0.1 (LMS).
-        similarity, scale: how features make logits; None (default) as the head does, see
-            :class:`LogitLoss`.
-        options: those of every :class:`Loss`.
+        similarity, scale, options: those of every :class:`LogitLoss`.
 
     Departures: none.
 

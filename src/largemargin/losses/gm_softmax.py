@@ -8,14 +8,9 @@ from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_length
 from largemargin.losses.base.loss import Loss, LossOptions
-from largemargin.losses.base.scale import (
-    Scale,
-    check_scale_setting,
-    psi0_without_margin,
-    resolve_scale,
-)
+from largemargin.losses.base.scale import Scale, check_scale_setting
 from largemargin.losses.base.setting_ranges import Limits
-from largemargin.losses.base.terms import over_targets, require, target_and_rest
+from largemargin.losses.base.terms import over_targets, require, scaled_cosines
 from largemargin.ops.class_stats import ComputeOptions, class_stats
 from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
@@ -118,9 +113,8 @@ def gm_softmax(
     """GM-Softmax per sample; :class:`GMSoftmax` has equation, arguments and an example."""
     if check:
         _check_theorem(alpha1, alpha2)
-    s = resolve_scale(scale, prototypes, _aligned, alpha2, beta2)
-    target, rest = target_and_rest(
-        features, prototypes, labels, similarity="cosine", scale=s, **how
+    s, target, rest = scaled_cosines(
+        features, prototypes, labels, scale, how, _aligned, alpha2, beta2
     )
     numerator = _rows("alpha1", alpha1, labels) * target + s * _rows("beta1", beta1, labels)
     denominator = _rows("alpha2", alpha2, labels) * target + s * _rows("beta2", beta2, labels)
@@ -199,10 +193,7 @@ def lm_softmax(
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
     """LM-Softmax per sample; :class:`LMSoftmax` has equation, arguments and an example."""
-    s = resolve_scale(scale, prototypes, psi0_without_margin)
-    target, rest = target_and_rest(
-        features, prototypes, labels, similarity="cosine", scale=s, **how
-    )
+    s, target, rest = scaled_cosines(features, prototypes, labels, scale, how)
     return over_targets((rest - target) / s, labels)
 
 

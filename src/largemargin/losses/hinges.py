@@ -14,7 +14,7 @@ from largemargin.losses.base.terms import (
     LogitOptions,
     at_target,
     check_form,
-    check_plain_margin,
+    check_setting,
     class_count,
     over_targets,
     require,
@@ -38,9 +38,7 @@ class MaxHinge(LogitLoss):
 
     Args:
         margin: rho, a number or one per class (C,); default 1 (LMS).
-        similarity, scale: how features make logits; None (default) as the head does, see
-            :class:`LogitLoss`.
-        options: those of every :class:`Loss`.
+        similarity, scale, options: those of every :class:`LogitLoss`.
 
     Example:
         >>> MaxHinge()(torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor([0]))
@@ -62,7 +60,7 @@ class MaxHinge(LogitLoss):
     ) -> None:
         super().__init__(similarity=similarity, scale=scale, **options)
         self._keep("margin", margin)
-        check_plain_margin("margin", self.margin)
+        check_setting("margin", self.margin)
 
     def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
         return max_hinge(*inputs, margin=self.margin, **logits, **self.how)
@@ -118,9 +116,7 @@ class DenseHinge(MaxHinge):
 
     Args:
         margin: rho, a number or one per class (C,); default 1 (LMS 14).
-        similarity, scale: how features make logits; None (default) as the head does, see
-            :class:`LogitLoss`.
-        options: those of every :class:`Loss`.
+        similarity, scale, options: those of every :class:`LogitLoss`.
 
     Example:
         >>> DenseHinge()(torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor([0]))
@@ -143,7 +139,7 @@ def dense_hinge(
     **options: Unpack[LogitOptions],
 ) -> PerSample:
     """Dense hinge per sample; :class:`DenseHinge` has equation, arguments and an example."""
-    check_plain_margin("margin", margin)
+    check_setting("margin", margin)
     logits, labels = _logits(features, prototypes, labels, options, "dense_hinge")
     rivals = logits.shape[1] - 1
     required = at_target(margin, labels, rivals + 1, "margin")
@@ -166,9 +162,7 @@ class SoftHinge(LogitLoss):
     Departure: erratum D2; as printed the loss rewards wrong answers and is unbounded below.
 
     Args:
-        similarity, scale: how features make logits; None (default) as the head does, see
-            :class:`LogitLoss`.
-        options: those of every :class:`Loss`.
+        similarity, scale, options: those of every :class:`LogitLoss`.
 
     Example:
         >>> SoftHinge()(torch.zeros(1, 3), torch.tensor([0]))
@@ -205,7 +199,7 @@ def _gap(
     options: Any,
 ) -> tuple[Tensor, Tensor]:
     """rival - target + margin, and the labels."""
-    check_plain_margin("margin", margin)
+    check_setting("margin", margin)
     num_classes = class_count(features, prototypes, labels)
     stats, labels = stats_of(features, prototypes, labels, ("target", "rival"), options)
     required = at_target(margin, labels, num_classes, "margin")

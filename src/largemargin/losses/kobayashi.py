@@ -13,7 +13,7 @@ from largemargin.losses.base.setting_ranges import Dimension, Limits, Range
 from largemargin.losses.base.terms import (
     LogitOptions,
     at_target,
-    check_plain_margin,
+    check_setting,
     class_count,
     over_targets,
     require,
@@ -42,9 +42,7 @@ class RivalDivergence(LogitLoss):
     Args:
         kind: "symmetric" (default, the paper's choice), "rivals_to_uniform" D(q||u) or
             "uniform_to_rivals" D(u||q).
-        similarity, scale: how features make logits; None (default) as the head does, see
-            :class:`LogitLoss`.
-        options: those of every :class:`Loss`.
+        similarity, scale, options: those of every :class:`LogitLoss`.
 
     Departures: erratum K1 (x is read as the logit).
 
@@ -109,9 +107,7 @@ class BiasedSoftmax(LogitLoss):
     Args:
         margin: rho in logit units, a number or one per class (C,); default 1 (LMS section 3).
         strength: lambda of the symmetric divergence, default 0; LMS Table 4 combines the two.
-        similarity, scale: how features make logits; None (default) as the head does, see
-            :class:`LogitLoss`.
-        options: those of every :class:`Loss`.
+        similarity, scale, options: those of every :class:`LogitLoss`.
 
     Departures: none.
 
@@ -137,7 +133,7 @@ class BiasedSoftmax(LogitLoss):
     ) -> None:
         super().__init__(similarity=similarity, scale=scale, **options)
         self._keep("margin", margin)
-        check_plain_margin("margin", self.margin)
+        check_setting("margin", self.margin)
         check_number("strength", strength, at_least=0)
         self.strength = strength
 
@@ -161,7 +157,7 @@ def biased_softmax(
     **options: Unpack[LogitOptions],
 ) -> PerSample:
     """Biased softmax per sample; :class:`BiasedSoftmax` has equation, arguments and an example."""
-    check_plain_margin("margin", margin)
+    check_setting("margin", margin)
     check_number("strength", strength, at_least=0)
     num_classes = class_count(features, prototypes, labels)
     want: tuple[Statistic, ...] = ("target", "rest", "spread", "mean")
@@ -184,9 +180,7 @@ class Kobayashi(LogitLoss):
 
     Args:
         strength: lambda >= 0, default 0.3 (LMS Table 1); 0.5 and 1 are used too.
-        similarity, scale: how features make logits; None (default) as the head does, see
-            :class:`LogitLoss`.
-        options: those of every :class:`Loss`.
+        similarity, scale, options: those of every :class:`LogitLoss`.
 
     Departures: erratum K1.
 

@@ -12,16 +12,17 @@ from largemargin.errors import LargeMarginError
 from largemargin.heads.head_spec import HeadSpec
 from largemargin.losses.base.angles import multiplied_angle
 from largemargin.losses.base.loss import Loss, LossOptions
-from largemargin.losses.base.scale import (
-    Scale,
-    check_scale_setting,
-    psi0_without_margin,
-    resolve_scale,
-)
+from largemargin.losses.base.scale import Scale, check_scale_setting
 from largemargin.losses.base.schedules import Annealing, Schedule
 from largemargin.losses.base.setting_ranges import Choice, Dimension, Range
 from largemargin.losses.base.settings import size_as_built
-from largemargin.losses.base.terms import at_target, check_setting, over_targets, target_and_rest
+from largemargin.losses.base.terms import (
+    at_target,
+    check_setting,
+    over_targets,
+    scaled_cosines,
+    target_and_rest,
+)
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.ops.norms import EPS, safe_norm
 from largemargin.ops.scheduled_values import current
@@ -127,10 +128,7 @@ def sphereface(
         length = safe_norm(features)
         length = length if labels.dim() == 1 else length[:, None]
     else:
-        s = resolve_scale(scale, prototypes, psi0_without_margin)
-        target, rest = target_and_rest(
-            features, prototypes, labels, similarity="cosine", scale=s, **how
-        )
+        s, target, rest = scaled_cosines(features, prototypes, labels, scale, how)
         length = torch.ones_like(target) * s
     cosine = target / length.clamp_min(EPS)
     penalised = length * _annealed(cosine, margin, annealing)

@@ -91,18 +91,14 @@ def _of_losses(
     scheduled = {setting.path for setting in settings}
     for name, loss in objective.terms.items():
         assert isinstance(loss, Loss)
+        # Integers, which schedules cannot move but tuning can.
         found += [
-            (f"objective.{names[name]}.{argument}", loss.search_space[argument], value)
-            for argument, value in _whole_numbers(loss).items()
-            if f"{name}.{argument}" not in scheduled
+            (f"objective.{names[name]}.{argument}", dimension, value)
+            for argument, dimension in loss.search_space.items()
+            if isinstance(value := getattr(loss, argument, None), int)
+            and f"{name}.{argument}" not in scheduled
         ]
     return found
-
-
-def _whole_numbers(loss: Loss) -> dict[str, int]:
-    """Integers, which schedules cannot move but tuning can."""
-    values = {name: getattr(loss, name, None) for name in loss.search_space}
-    return {name: value for name, value in values.items() if isinstance(value, int)}
 
 
 def dimension_of(loss: str, name: str) -> Dimension | None:

@@ -41,7 +41,10 @@ def sine_of_target(
     """
     known = cosine.detach()
     near = known.abs() > NEAR
-    if labels.dim() == 2 or is_shared(prototypes) or _none(near):
+    if labels.dim() == 2 or is_shared(prototypes):
+        return _safe_sine(cosine)
+    # Known to be far from aligned, as most batches are, where asking costs nothing.
+    if values_are_checked(near, None) and not bool(near.any()):
         return _safe_sine(cosine)
     rows = prototypes.detach().index_select(0, labels.long().clamp(0, prototypes.shape[0] - 1))
     both = torch.cat(in_one_dtype(features.detach(), rows))
@@ -56,11 +59,6 @@ def sine_of_target(
     square = torch.where(near, small * small, 1 - known * known)
     square = torch.where(constant, 1, square + (known * known - cosine * cosine))
     return torch.where(constant, small, torch.sqrt(square))
-
-
-def _none(near: Tensor) -> bool:
-    """Known not to hold anywhere, where asking costs nothing: most batches are far from aligned."""
-    return values_are_checked(near, None) and not bool(near.any())
 
 
 def _safe_sine(cosine: Tensor) -> Tensor:

@@ -145,12 +145,13 @@ class ClassWise(Loss):
                     f"{num_classes}. Build both with the same number of classes."
                 )
             centroids = self.bank(features, kept, valid, complete=complete)
-        weights = self._class_weights(centroids.slots)
+        slots = centroids.slots
+        weights = slots.present.to(slots.counts.dtype)
+        if self.weight is not None:
+            weights = torch.where(slots.present, self.weight.to(weights.dtype)[slots.classes], 0)
         total = weights.sum()
         share = torch.where(total == 0, 1, total)
-        return ClassBatch(
-            centroids, centroids.slots, valid, guard, weights, share, num_classes, complete
-        )
+        return ClassBatch(centroids, slots, valid, guard, weights, share, num_classes, complete)
 
     @property
     def _synced(self) -> bool:
@@ -179,9 +180,3 @@ class ClassWise(Loss):
         if self.reduction == "sum":
             return total
         return total / batch.share
-
-    def _class_weights(self, slots: Slots) -> Tensor:
-        if self.weight is None:
-            return slots.present.to(slots.counts.dtype)
-        weight = self.weight.to(slots.counts.dtype)[slots.classes]
-        return torch.where(slots.present, weight, 0)

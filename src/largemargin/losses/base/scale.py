@@ -1,13 +1,12 @@
 r"""``scale="auto"``: the scale a cosine loss needs for its number of classes and its margin."""
 
 import math
-from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_matrix, check_num_classes, check_number
+from largemargin.errors import LargeMarginError, check_num_classes, check_number
 from largemargin.tracing import values_are_checked
 
 Scale: TypeAlias = float | Literal["auto"]
@@ -85,21 +84,6 @@ def auto_scale(
     return wanted / gap
 
 
-def resolve_scale(
-    scale: float | Tensor | str,
-    prototypes: Tensor,
-    aligned: Callable[..., float | Tensor],
-    *margins: float | Tensor,
-) -> float | Tensor:
-    """``scale``, or :func:`auto_scale` for these prototypes; ``aligned(*margins)`` is psi(0)."""
-    if not isinstance(scale, str):
-        return scale
-    if scale != "auto":
-        check_scale_setting(scale)
-    check_matrix("prototypes", prototypes, "(C, D)")
-    return auto_scale(prototypes.shape[0], aligned(*margins))
-
-
 def check_scale_setting(scale: float | Tensor | str) -> None:
     """A number > 0, or "auto"; a tensor is checked where it is used."""
     if isinstance(scale, str):
@@ -109,11 +93,6 @@ def check_scale_setting(scale: float | Tensor | str) -> None:
             )
     elif not isinstance(scale, Tensor):
         check_number("scale", scale, above=0)
-
-
-def psi0_without_margin() -> float:
-    r""":math:`\psi(0)` without a margin, or with a factor of the angle."""
-    return 1.0
 
 
 def psi0_of_cosine_margin(margin: float | Tensor) -> float | Tensor:

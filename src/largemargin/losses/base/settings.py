@@ -3,6 +3,7 @@
 import inspect
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, get_args
 
 from torch import Tensor, nn
@@ -101,7 +102,9 @@ def settings_of(objective: Objective) -> list[Setting]:
     found = []
     for term, loss in objective.terms.items():
         assert isinstance(loss, Loss)
-        found += [Setting(objective, term, name) for name in (*_movable(loss), WEIGHT)]
+        names = _float_arguments(type(loss))  # type: ignore[arg-type]  # a class is hashable
+        moved = [name for name in names if _is_number(loss, name)]
+        found += [Setting(objective, term, name) for name in (*moved, WEIGHT)]
     return found
 
 
@@ -153,16 +156,7 @@ def _largest(value: Any) -> float | None:
     return float(value.max()) if isinstance(value, Tensor) else float(value)
 
 
-def _movable(loss: Loss) -> list[str]:
-    kind = type(loss)
-    if kind not in _FLOATS:
-        _FLOATS[kind] = _float_arguments(kind)
-    return [name for name in _FLOATS[kind] if _is_number(loss, name)]
-
-
-_FLOATS: dict[type[Loss], list[str]] = {}
-
-
+@cache
 def _float_arguments(kind: type[Loss]) -> list[str]:
     """Arguments of the constructor that are numbers and can be set later."""
     names: list[str] = []

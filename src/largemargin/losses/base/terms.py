@@ -6,7 +6,14 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from largemargin.errors import LargeMarginError, check_choice, check_length, check_number
+from largemargin.errors import (
+    LargeMarginError,
+    check_choice,
+    check_length,
+    check_matrix,
+    check_number,
+)
+from largemargin.losses.base.scale import auto_scale, check_scale_setting
 from largemargin.losses.base.setting_ranges import Limits
 from largemargin.ops.class_stats import (
     IMPLS,
@@ -73,6 +80,32 @@ def target_and_rest(
     return stats.target, stats.rest
 
 
+def scaled_cosines(
+    features: Tensor,
+    prototypes: Tensor,
+    labels: Tensor,
+    scale: float | Tensor | str,
+    how: ComputeOptions,
+    aligned: Callable[..., float | Tensor] | None = None,
+    *margins: float | Tensor,
+) -> tuple[float | Tensor, Tensor, Tensor]:
+    """The scale as a number, and the target and rest of cosines times it.
+
+    ``aligned(*margins)`` is psi(0) of :func:`auto_scale`; None where no margin changes it.
+    """
+    if isinstance(scale, str):
+        check_scale_setting(scale)
+        check_matrix("prototypes", prototypes, "(C, D)")
+        scale = auto_scale(prototypes.shape[0], aligned(*margins) if aligned else 1.0)
+    want: tuple[Statistic, ...] = ("target", "rest")
+    stats = class_stats(
+        features, prototypes, labels, similarity="cosine", scale=scale, want=want, **how
+    )
+    assert stats.target is not None
+    assert stats.rest is not None
+    return scale, stats.target, stats.rest
+
+
 def check_form(options: LogitOptions) -> None:
     """Names that the operator checks, for calls that do not reach it."""
     check_choice("similarity", options.get("similarity", "dot"), SIMILARITIES)
@@ -86,18 +119,10 @@ def class_count(features: Tensor, prototypes: Tensor, labels: Tensor | None) -> 
     return features.shape[-1] if labels is None else prototypes.shape[0]
 
 
-def check_plain_margin(name: str, margin: float | Tensor) -> None:
-    """A margin without limits: any number, or one per class."""
-    if not isinstance(margin, Tensor):
-        check_number(name, margin)
-
-
-def check_setting(
-    name: str, value: float | Tensor, *, at_least: float | None = None, above: float | None = None
-) -> None:
-    """A limit on a number; a tensor stands for one that a schedule moves, and has checked."""
+def check_setting(name: str, value: float | Tensor, **limits: Unpack[Limits]) -> None:
+    """Limits on a number; a tensor holds one per class, or one that a schedule has checked."""
     if not isinstance(value, Tensor):
-        check_number(name, value, at_least=at_least, above=above)
+        check_number(name, value, **limits)
 
 
 def require(value: Tensor | None) -> Tensor:
