@@ -25,6 +25,37 @@ class Cell:
     strong: bool = False
     title: str = ""
 
+    @classmethod
+    def of(cls, text: object, *, strong: bool = False) -> "Cell":
+        return cls(str(text), str(text), strong)
+
+    @classmethod
+    def number(cls, value: float | None, *, strong: bool = False, digits: int = 4) -> "Cell":
+        return cls(number(value, digits), value if known(value) else None, strong)
+
+    @classmethod
+    def percent(cls, value: float | None, *, strong: bool = False) -> "Cell":
+        return cls(percent(value), value if known(value) else None, strong)
+
+    @classmethod
+    def degrees(cls, value: float | None, *, strong: bool = False) -> "Cell":
+        return cls(degrees(value), value if known(value) else None, strong)
+
+    @classmethod
+    def count(cls, value: int | None) -> "Cell":
+        return cls(NOTHING if value is None else f"{value:,}", value)
+
+    @classmethod
+    def points(cls, value: float | None) -> "Cell":
+        """A difference of two shares, in points of a percent."""
+        return cls(f"{round(100 * value, 2) + 0.0:+.2f}", value) if known(value) else cls(NOTHING)
+
+    @classmethod
+    def interval(cls, low: float | None, high: float | None) -> "Cell":
+        if known(low) and known(high):
+            return cls(f"{100 * low:+.2f} to {100 * high:+.2f}", low)
+        return cls(NOTHING)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -384,39 +415,8 @@ def seconds(value: float | None) -> str:
     return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:.1f} h"
 
 
-def number_cell(value: float | None, *, strong: bool = False, digits: int = 4) -> Cell:
-    return Cell(number(value, digits), value if known(value) else None, strong)
-
-
-def percent_cell(value: float | None, *, strong: bool = False) -> Cell:
-    return Cell(percent(value), value if known(value) else None, strong)
-
-
-def degrees_cell(value: float | None, *, strong: bool = False) -> Cell:
-    return Cell(degrees(value), value if known(value) else None, strong)
-
-
 def minus(own: Number, other: Number) -> Number:
     return None if own is None or other is None else own - other
-
-
-def points_cell(value: float | None) -> Cell:
-    """A difference of two shares, in points of a percent."""
-    return Cell(f"{round(100 * value, 2) + 0.0:+.2f}", value) if known(value) else Cell(NOTHING)
-
-
-def interval_cell(low: float | None, high: float | None) -> Cell:
-    if known(low) and known(high):
-        return Cell(f"{100 * low:+.2f} to {100 * high:+.2f}", low)
-    return Cell(NOTHING)
-
-
-def count_cell(value: int | None) -> Cell:
-    return Cell(NOTHING if value is None else f"{value:,}", value)
-
-
-def text_cell(text: object, *, strong: bool = False) -> Cell:
-    return Cell(str(text), str(text), strong)
 
 
 def rounded(value: float | int | None, digits: int = 5) -> float | int | None:

@@ -15,8 +15,8 @@ from largemargin.app.training.objective import parse_objective
 from largemargin.losses import LOSSES
 from largemargin.losses.base.loss import Loss
 from largemargin.measuring.accuracy import paired_counts, paired_interval, wilson
+from largemargin.measuring.feature_geometry import PrototypeGeometry
 from largemargin.measuring.geometry_result import Geometry
-from largemargin.measuring.prototype_geometry import PrototypeGeometry
 
 Level = Literal["green", "amber", "red", "unknown"]
 
@@ -179,8 +179,7 @@ def worst_classes(model: ReportModel) -> Judgement:
     ranked = ranked_classes(model)
     if not ranked:
         return Judgement(name, "unknown", NOTHING, rule, command=model.evaluate_command)
-    mean = statistics.fmean(share for share, _ in ranked)
-    worst = ranked[0][0]
+    mean, worst = statistics.fmean(share for share, _ in ranked), ranked[0][0]
     level: Level = "red" if near_guessing(worst, model) else graded(worst - mean, -0.10, -0.25)
     shown = ", ".join(f"{model.class_name(c)} ({percent(s)})" for s, c in ranked[:3])
     return Judgement(name, level, percent(worst), rule, f"lowest: {shown}")

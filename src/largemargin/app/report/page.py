@@ -24,13 +24,8 @@ from largemargin.app.report.charts import (
     Cell,
     Chart,
     Heat,
-    Number,
     Section,
-    Series,
     Table,
-    number_cell,
-    percent_cell,
-    text_cell,
 )
 from largemargin.app.report.plotly_charts import figure
 from largemargin.app.report.report_models import ReportModels
@@ -59,12 +54,14 @@ def render(models: ReportModels, sections: Sequence[Section], title: str) -> str
     environment.filters["slug"] = slug
     sections = [with_numbers(section) for section in sections]
     plotly, script = _inline(get_plotlyjs()), _inline(_read("script.js"))
+    style = _read("style.css").replace("/*light*/", _colors(LIGHT, NEUTRAL_LIGHT))
+    style = style.replace("/*dark*/", _colors(DARK, NEUTRAL_DARK))
     return environment.get_template("page.html").render(
         title=title,
         version=__version__,
         sections=sections,
         models=models,
-        style=Markup(_style()),
+        style=Markup(style),
         plotly=Markup(plotly),
         script=Markup(script),
         policy=_policy(plotly, script),
@@ -76,10 +73,8 @@ def render(models: ReportModels, sections: Sequence[Section], title: str) -> str
 def slug(text: str) -> str:
     """A name as an id of the page: letters, digits and dashes, different for different names."""
     plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-    if plain == text:
-        return plain
     digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:6]
-    return f"{plain[:40]}-{digest}"
+    return plain if plain == text else f"{plain[:40]}-{digest}"
 
 
 def _read(name: str) -> str:
@@ -91,13 +86,9 @@ def _inline(script: str) -> str:
     return re.sub(r"</(script)", r"<\\/\1", script, flags=re.IGNORECASE)
 
 
-def _style() -> str:
-    def colors(palette: Sequence[str], neutral: str) -> str:
-        named = "".join(f"--c{at}:{color};" for at, color in enumerate(palette))
-        return f"{named}--neutral:{neutral};"
-
-    light, dark = colors(LIGHT, NEUTRAL_LIGHT), colors(DARK, NEUTRAL_DARK)
-    return _read("style.css").replace("/*light*/", light).replace("/*dark*/", dark)
+def _colors(palette: Sequence[str], neutral: str) -> str:
+    named = "".join(f"--c{at}:{color};" for at, color in enumerate(palette))
+    return f"{named}--neutral:{neutral};"
 
 
 def _policy(*scripts: str) -> str:
@@ -129,12 +120,8 @@ def _payload(models: ReportModels, sections: Sequence[Section]) -> dict[str, Any
         key = model.data_key
         classes.setdefault(key, list(model.classes))
         if model.views is not None:
-            own = {str(at): uri for at, uri in model.views.pictures.items()}
-            pictures[key] = {**own, **pictures.get(key, {})}
-            names[key] = {
-                **{str(at): name for at, name in model.views.ids.items()},
-                **names.get(key, {}),
-            }
+            for kept, own in ((pictures, model.views.pictures), (names, model.views.ids)):
+                kept[key] = {str(at): text for at, text in own.items()} | kept.get(key, {})
     return {
         "charts": {slug(c.key): strict(figure(c)) for part in sections for c in part.charts},
         "pictures": pictures,
@@ -158,13 +145,11 @@ GRID = 5
 
 def with_numbers(section: Section) -> Section:
     """The section with a table for every figure that has numbers to read."""
-    blocks = tuple(
-        replace(block, table=numbers(block))
-        if isinstance(block, Chart) and block.table is None
-        else block
-        for block in section.blocks
-    )
-    return replace(section, blocks=blocks)
+    blocks = list(section.blocks)
+    for at, block in enumerate(blocks):
+        if isinstance(block, Chart) and block.table is None:
+            blocks[at] = replace(block, table=numbers(block))
+    return replace(section, blocks=tuple(blocks))
 
 
 def numbers(chart: Chart) -> Table | None:
@@ -174,24 +159,23 @@ def numbers(chart: Chart) -> Table | None:
     curves = [series for series in chart.series if not series.faint]
     if chart.equal or chart.solid or not curves:
         return None
-    columns = [_by_place(chart, series) for series in curves]
-    places = thinned(sorted(set().union(*columns)), ROWS)
-    heads = (chart.x, *(series.name for series in curves))
-    rows = tuple(_row(chart, place, [column.get(place) for column in columns]) for place in places)
-    return Table(heads, rows, key=f"numbers-{chart.key}", numeric=tuple(range(1, len(heads))))
-
-
-def _row(chart: Chart, place: float, values: Sequence[Number]) -> tuple[Cell, ...]:
-    first = text_cell(chart.names[int(place)]) if chart.names else number_cell(place)
-    show = percent_cell if chart.percent_y else number_cell
-    return first, *map(show, values)
-
-
-def _by_place(chart: Chart, series: Series) -> dict[float, Number]:
     # Points beside a name stand a little to its left or right.
     digits = 0 if chart.names else 6
-    pairs = zip(series.x, series.y, strict=True)
-    return {round(x, digits): y for x, y in pairs if x is not None}
+    columns = [
+        {round(x, digits): y for x, y in zip(each.x, each.y, strict=True) if x is not None}
+        for each in curves
+    ]
+    places = thinned(sorted(set().union(*columns)), ROWS)
+    heads = (chart.x, *(series.name for series in curves))
+    show = Cell.percent if chart.percent_y else Cell.number
+    rows = tuple(
+        (
+            Cell.of(chart.names[int(place)]) if chart.names else Cell.number(place),
+            *(show(column.get(place)) for column in columns),
+        )
+        for place in places
+    )
+    return Table(heads, rows, key=f"numbers-{chart.key}", numeric=tuple(range(1, len(heads))))
 
 
 Item = TypeVar("Item")
@@ -205,7 +189,7 @@ def thinned(items: Sequence[Item], most: int) -> list[Item]:
 
 
 def _matrix(chart: Chart, heat: Heat) -> Table | None:
-    if heat.rows and len(heat.rows) > MATRIX:
+    if len(heat.rows) > MATRIX:
         return None
     if heat.rows:
         rows, columns = list(range(len(heat.rows))), list(range(len(heat.columns)))
@@ -215,7 +199,7 @@ def _matrix(chart: Chart, heat: Heat) -> Table | None:
         names = [f"{heat.y[at]:.3g}" for at in rows]
         heads = (f"{chart.y} \\ {chart.x}", *(f"{heat.x[at]:.3g}" for at in columns))
     cells = tuple(
-        (text_cell(name), *(number_cell(heat.values[row][at]) for at in columns))
+        (Cell.of(name), *(Cell.number(heat.values[row][at]) for at in columns))
         for name, row in zip(names, rows, strict=True)
     )
     return Table(heads, cells, key=f"numbers-{chart.key}", numeric=tuple(range(1, len(heads))))

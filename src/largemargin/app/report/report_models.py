@@ -3,13 +3,14 @@
 import itertools
 import json
 import shlex
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from largemargin.app.config import RunConfig
-from largemargin.app.report.charts import Dash, Number, Series
+from largemargin.app.report.charts import Dash, Number, Series, finite
 from largemargin.app.report.sample_views import Rivals, SampleViews, rivals_in
 from largemargin.app.training.comparison_result import RESULT as COMPARISON
 from largemargin.app.training.comparison_result import RUNS, Comparison
@@ -160,6 +161,23 @@ class ReportModel:
         return () if self.views is None else self.views.class_accuracy
 
     @property
+    def worst_class(self) -> float | None:
+        """The lowest accuracy of a class."""
+        return min(finite(self.class_accuracy), default=None)
+
+    @property
+    def perturbed_accuracy(self) -> float | None:
+        """Mean over all perturbations."""
+        found = self.evaluation and self.evaluation.perturbed
+        return statistics.fmean(result.accuracy for result in found.values()) if found else None
+
+    @property
+    def attacked_accuracy(self) -> float | None:
+        """Under the strongest attack."""
+        found = self.evaluation and self.evaluation.attacked
+        return min(result.accuracy for result in found) if found else None
+
+    @property
     def calibration(self) -> Calibration | None:
         """The calibration that was evaluated, or else measured."""
         if self.evaluation is not None:
@@ -173,6 +191,13 @@ class ReportModel:
         if angles is not None and len(angles) > 1:
             return rivals_in(angles)
         return None if self.views is None else self.views.rivals
+
+
+def number_at(record: Any, path: str) -> float | None:
+    """A number by its path, as "margins.cosine.overall.mean"; None where it was not measured."""
+    for name in path.split("."):
+        record = record.get(name) if isinstance(record, dict) else getattr(record, name, None)
+    return None if record is None else float(record)
 
 
 def _measured_options(geometry: Geometry) -> Iterator[str]:

@@ -6,6 +6,7 @@ from largemargin.app.report.charts import (
     Block,
     Blocks,
     Cards,
+    Cell,
     Chart,
     Note,
     Points,
@@ -13,8 +14,6 @@ from largemargin.app.report.charts import (
     Series,
     Table,
     number,
-    number_cell,
-    text_cell,
 )
 from largemargin.app.report.report_models import ReportModel, ReportModels
 from largemargin.app.report.sample_views import METHODS, WORST, SampleViews
@@ -90,11 +89,11 @@ def _charts(model: ReportModel, embeddings: Embeddings) -> list[Chart]:
 def _table(embedded: list[Embedded]) -> Table:
     rows = tuple(
         (
-            text_cell(model.title),
-            text_cell(layer.layer),
-            text_cell(condition),
-            number_cell(layer.feature_variance[condition].ratio),
-            number_cell(plane.ratio),
+            Cell.of(model.title),
+            Cell.of(layer.layer),
+            Cell.of(condition),
+            Cell.number(layer.feature_variance[condition].ratio),
+            Cell.number(plane.ratio),
         )
         for model, embeddings in embedded
         for layer in embeddings.layers

@@ -4,7 +4,7 @@ import inspect
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -23,24 +23,17 @@ from largemargin.app.report.charts import (
     Section,
     Series,
     Table,
-    count_cell,
-    degrees_cell,
     finite,
     known,
-    number_cell,
-    percent_cell,
-    text_cell,
 )
 from largemargin.app.report.judgements import class_margin_share
-from largemargin.app.report.report_models import Measured, ReportModel, ReportModels
+from largemargin.app.report.report_models import Measured, ReportModel, ReportModels, number_at
 from largemargin.app.report.sample_views import drawn_points
 from largemargin.app.training.objective import parse_objective
 from largemargin.integrations.objective_text import build_loss, needs_counts
 from largemargin.losses import LOSSES
-from largemargin.measuring.compare_geometry import relative_margin
 from largemargin.measuring.distributions import Distribution
-from largemargin.measuring.geometry_result import Geometry
-from largemargin.measuring.layer_geometry import LayerGeometry
+from largemargin.measuring.geometry_result import Geometry, relative_margin
 from largemargin.measuring.sphere import Sphere
 
 READING = (
@@ -139,7 +132,7 @@ def _quantiles(measured: list[Measured], kind: str, units: list[float]) -> Table
         d = geometry.margins[kind].overall
         ends = (value / unit for value in (d.minimum, d.quantiles[0.05], d.median, d.maximum))
         values = (d.mean / unit, d.std / unit, d.ratio, *ends)
-        rows.append((text_cell(model.title), *map(number_cell, values)))
+        rows.append((Cell.of(model.title), *map(Cell.number, values)))
     heads = ("model", "mean", "std", "mean / std", "minimum", "5 %", "median", "maximum")
     return Table(heads, tuple(rows), key=f"quantiles-{kind}", numeric=tuple(range(1, 8)))
 
@@ -156,7 +149,7 @@ def _cumulative(measured: list[Measured]) -> Chart:
         shares = [n / max(1, margins.count) for n in total]
         series.append(Series(model.title, margins.edges, shares, color=model.color))
         below = (_share_below(margins, limit) for limit in LIMITS)
-        rows.append((text_cell(model.title), *map(percent_cell, below)))
+        rows.append((Cell.of(model.title), *map(Cell.percent, below)))
     heads = ("model", *(f"below {limit:g}" for limit in LIMITS))
     return Chart(
         "cumulative",
@@ -241,13 +234,13 @@ def _angles(models: ReportModels) -> list[Block]:
         views = model.views
         if views is None or views.own_angle is None or views.rival_angle is None:
             continue
-        cells = [text_cell(model.title)]
+        cells = [Cell.of(model.title)]
         pairs: list[tuple[Distribution, str, Dash]] = [
             (views.own_angle, "own class", "solid"),
             (views.rival_angle, "nearest rival", "dot"),
         ]
         for angles, style, dash in pairs:
-            cells += map(number_cell, (angles.mean, angles.std, angles.median))
+            cells += map(Cell.number, (angles.mean, angles.std, angles.median))
             if angles.density:
                 xs, ys = angles.density_at, angles.density
                 series.append(model.line(xs, ys, style, dash))
@@ -429,8 +422,8 @@ def _sphere_angles(model: ReportModel, sphere: Sphere) -> Table:
             statistics.fmean(column[at] for at in own) if own else None
             for column in (sphere.angles, sphere.rival_angles)
         )
-        cells = (degrees_cell(mean) for mean in means)
-        rows.append((text_cell(model.class_name(label)), count_cell(len(own)), *cells))
+        cells = (Cell.degrees(mean) for mean in means)
+        rows.append((Cell.of(model.class_name(label)), Cell.count(len(own)), *cells))
     return Table(
         ("class", "points", "mean angle to its vector", "to the nearest other"),
         tuple(rows),
@@ -454,16 +447,16 @@ def class_rows(model: ReportModel, geometry: Geometry) -> list[tuple[Cell, ...]]
     accuracy, trained, rivals = model.class_accuracy, model.train_counts, model.rivals
     return [
         (
-            text_cell(model.title),
-            text_cell(model.class_name(label)),
-            count_cell(margins.counts[label]),
-            count_cell(trained[label] if trained else None),
-            percent_cell(accuracy[label] if label < len(accuracy) else None),
-            number_cell(margins.mean[label]),
-            number_cell(margins.q05[label]),
-            number_cell(None if compact is None else compact.dispersion[label]),
-            text_cell(NOTHING if rivals is None else model.class_name(rivals.nearest[label])),
-            degrees_cell(None if rivals is None else rivals.angle[label]),
+            Cell.of(model.title),
+            Cell.of(model.class_name(label)),
+            Cell.count(margins.counts[label]),
+            Cell.count(trained[label] if trained else None),
+            Cell.percent(accuracy[label] if label < len(accuracy) else None),
+            Cell.number(margins.mean[label]),
+            Cell.number(margins.q05[label]),
+            Cell.number(None if compact is None else compact.dispersion[label]),
+            Cell.of(NOTHING if rivals is None else model.class_name(rivals.nearest[label])),
+            Cell.degrees(None if rivals is None else rivals.angle[label]),
         )
         for label in range(geometry.classes)
     ]
@@ -503,104 +496,69 @@ def geometry_blocks(measured: list[Measured]) -> list[Block]:
     return [_geometry_table(measured), *_layers(measured), *notes]
 
 
-Read = Callable[[Geometry], float | None]
-Show = Callable[[float | None], Cell]
+COMPUTED = {"class_margin_share": class_margin_share, "relative_margin": relative_margin}
+"""Quantities that are no fields of a geometry."""
 
-MORE = "more"
-ROWS: tuple[tuple[str, str, Read, Show], ...] = (
-    ("class margin / largest known to be possible", "100 %", class_margin_share, percent_cell),
+SHARES = ("class_margin_share", "collapse.nearest_center")
+"""Quantities written in percent."""
+
+QUANTITIES = (
+    ("class margin / largest known to be possible", "100 %", "class_margin_share"),
+    ("longest / shortest class vector", "near 1", "prototypes.magnitude_ratio"),
+    ("cosine margin of samples, mean / std", "more", "margins.cosine.overall.ratio"),
+    ("distance to the boundary / spread of a class", "more", "relative_margin"),
+    ("variance between / within classes", "more", "variance.ratio"),
+    ("largest dispersion / separation of classes", "below 1", "compactness.ideal_ratio"),
+    ("neural collapse, NC1: variability within classes", "to 0", "collapse.variability"),
+    ("NC2: class means from a simplex, in cosines", "to 0", "collapse.simplex_gap"),
+    ("NC3: class vectors from class means", "to 0", "collapse.duality"),
+    ("NC4: predictions other than the nearest class mean", "to 0", "collapse.nearest_center"),
     (
-        *("longest / shortest class vector", "near 1"),
-        *(lambda g: g.prototypes.magnitude_ratio, number_cell),
+        "errors detected by the logit margin, AUROC",
+        *("to 1; 0.5 is chance", "errors.auroc.lead_raw"),
     ),
     (
-        *("cosine margin of samples, mean / std", MORE),
-        *(lambda g: g.margins["cosine"].overall.ratio, number_cell),
+        "out-of-distribution images detected by the logit margin, AUROC",
+        *("to 1; 0.5 is chance", "ood.auroc.lead_raw"),
     ),
-    ("distance to the boundary / spread of a class", MORE, relative_margin, number_cell),
-    ("variance between / within classes", MORE, lambda g: g.variance.ratio, number_cell),
-    (
-        *("largest dispersion / separation of classes", "below 1"),
-        *(lambda g: g.compactness and g.compactness.ideal_ratio, number_cell),
-    ),
-    (
-        *("neural collapse, NC1: variability within classes", "to 0"),
-        *(lambda g: g.collapse and g.collapse.variability, number_cell),
-    ),
-    (
-        *("NC2: class means from a simplex, in cosines", "to 0"),
-        *(lambda g: g.collapse and g.collapse.simplex_gap, number_cell),
-    ),
-    (
-        *("NC3: class vectors from class means", "to 0"),
-        *(lambda g: g.collapse and g.collapse.duality, number_cell),
-    ),
-    (
-        *("NC4: predictions other than the nearest class mean", "to 0"),
-        *(lambda g: g.collapse and g.collapse.nearest_center, percent_cell),
-    ),
-    (
-        *("errors detected by the logit margin, AUROC", "to 1; 0.5 is chance"),
-        *(lambda g: g.errors.auroc.get("lead_raw"), number_cell),
-    ),
-    (
-        *("out-of-distribution images detected by the logit margin, AUROC", "to 1; 0.5 is chance"),
-        *(lambda g: g.ood and g.ood.auroc.get("lead_raw"), number_cell),
-    ),
-    (
-        *("linearised margin at the input, mean", MORE),
-        *(lambda g: g.input_margins and g.input_margins.overall.mean, number_cell),
-    ),
-    (
-        *("linearised margin at the input, mean / std", MORE),
-        *(lambda g: g.input_margins and g.input_margins.overall.ratio, number_cell),
-    ),
+    ("linearised margin at the input, mean", "more", "input_margins.overall.mean"),
+    ("linearised margin at the input, mean / std", "more", "input_margins.overall.ratio"),
 )
-"""Name, what is good, where it is read, and how it is written. Nothing here grows with features."""
+"""Name, what is good, and the path in a geometry. Nothing here grows with features."""
 
 
 def _geometry_table(measured: list[Measured]) -> Table:
-    rows = []
-    for name, good, read, show in (*ROWS, *_layer_rows(measured)):
-        values = [read(geometry) for _, geometry in measured]
-        if any(value is not None for value in values):
-            rows.append((text_cell(name), *(show(value) for value in values), text_cell(good)))
+    geometries = [geometry for _, geometry in measured]
+    found = []
+    for name, good, path in QUANTITIES:
+        read = COMPUTED.get(path, lambda geometry, path=path: number_at(geometry, path))
+        show = Cell.percent if path in SHARES else Cell.number
+        found.append((name, good, show, [read(geometry) for geometry in geometries]))
+    for layer in dict.fromkeys(name for each in geometries for name in each.layer_margins or ()):
+        margins = [(geometry.layer_margins or {}).get(layer) for geometry in geometries]
+        values = [number_at(each, "overall.ratio") for each in margins]
+        found.append((f"linearised margin at {layer}, mean / std", "more", Cell.number, values))
     return Table(
         ("quantity", *(model.title for model, _ in measured), "good is"),
-        tuple(rows),
+        tuple(
+            (Cell.of(name), *map(show, values), Cell.of(good))
+            for name, good, show, values in found
+            if any(value is not None for value in values)
+        ),
         caption="Geometry in numbers: cosines and ratios, which do not grow with the features",
         key="geometry",
         numeric=tuple(range(1, 1 + len(measured))),
     )
 
 
-def _layer_rows(measured: list[Measured]) -> list[tuple[str, str, Read, Show]]:
-    """Linearised margins at layers, which differ from run to run."""
-
-    def reader(layer: str) -> Read:
-        def read(geometry: Geometry) -> float | None:
-            margins = (geometry.layer_margins or {}).get(layer)
-            return None if margins is None else margins.overall.ratio
-
-        return read
-
-    layers = dict.fromkeys(
-        name for _, geometry in measured for name in geometry.layer_margins or ()
-    )
-    return [
-        (f"linearised margin at {layer}, mean / std", MORE, reader(layer), number_cell)
-        for layer in layers
-    ]
-
-
-LAYER_CHARTS: tuple[tuple[str, str, str, Callable[[LayerGeometry], float]], ...] = (
+LAYER_CHARTS = (
     (
-        *("accuracy", "Accuracy of the nearest class mean", "accuracy, sample left out"),
-        lambda layer: layer.left_out_accuracy,
+        *("accuracy", "Accuracy of the nearest class mean"),
+        *("accuracy, sample left out", "left_out_accuracy"),
     ),
     (
-        *("variance", "Variance between / within classes, by layer", "between / within"),
-        lambda layer: layer.variance.ratio,
+        *("variance", "Variance between / within classes, by layer"),
+        *("between / within", "variance.ratio"),
     ),
 )
 
@@ -611,18 +569,23 @@ def _layers(measured: list[Measured]) -> list[Chart]:
     if not layered:
         return []
     names = tuple(layer.name for layer in layered[0][1])
-    same = [pair for pair in layered if tuple(layer.name for layer in pair[1]) == names]
-    return [
-        Chart(
+    charts = []
+    for key, title, axis, path in LAYER_CHARTS:
+        curves = [
+            model.line(range(len(names)), [number_at(layer, path) for layer in layers])
+            for model, layers in layered
+            if tuple(layer.name for layer in layers) == names
+        ]
+        chart = Chart(
             f"layers-{key}",
             title,
-            tuple(model.line(range(len(names)), list(map(read, layers))) for model, layers in same),
+            tuple(curve for curve in curves if finite(curve.y)),
             x="layer, from the input to the head",
             y=axis,
             names=names,
             percent_y=key == "accuracy",
             alt=f"{title} of every layer that was measured. Good rises towards the head.",
         )
-        for key, title, axis, read in LAYER_CHARTS
-        if any(known(read(layer)) for _, layers in same for layer in layers)
-    ]
+        if chart.series:
+            charts.append(chart)
+    return charts

@@ -19,10 +19,9 @@ from largemargin.app.report.charts import (
     Table,
     number,
     seconds,
-    text_cell,
 )
 from largemargin.app.report.judgements import judge
-from largemargin.app.report.report_models import Measured, ReportModel, ReportModels
+from largemargin.app.report.report_models import ReportModel, ReportModels
 from largemargin.app.report.sections.margins import COLUMNS, class_rows
 from largemargin.measuring.predictions import harmless
 from largemargin.measuring.records import plain
@@ -89,7 +88,7 @@ def _modifier(record: dict[str, Any]) -> str:
 def _origin(runs: list[ReportModel]) -> Table:
     facts = [_facts(model) for model in runs]
     rows = tuple(
-        (text_cell(name), *(text_cell(each[name] or "–") for each in facts)) for name in facts[0]
+        (Cell.of(name), *(Cell.of(each[name] or "–") for each in facts)) for name in facts[0]
     )
     return Table(("", *(model.title for model in runs)), rows, caption="Origin", key="origin")
 
@@ -98,10 +97,10 @@ def _settings(runs: list[ReportModel]) -> Table:
     settings = [flat(model.settings) for model in runs]
     rows = []
     for name in dict.fromkeys(name for own in settings for name in own):
-        values = [own.get(name, NOTHING) for own in settings]
+        values = [_shown(own.get(name, NOTHING)) for own in settings]
         differs = len(set(values)) > 1 and name not in IGNORED
         cells = (Cell(value, value, differs) for value in values)
-        rows.append((text_cell(name, strong=differs), *cells))
+        rows.append((Cell.of(name, strong=differs), *cells))
     rows.sort(key=lambda row: not row[0].strong)
     return Table(
         ("setting", *(model.title for model in runs)),
@@ -112,16 +111,19 @@ def _settings(runs: list[ReportModel]) -> Table:
     )
 
 
-def flat(value: Any, before: str = "") -> dict[str, str]:
-    """Settings by their path: ``optimizer.lr``."""
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+def flat(value: Any, before: str = "") -> dict[str, Any]:
+    """Values of nested dicts by their path: ``optimizer.lr``, ``validation.accuracy``."""
     if isinstance(value, dict) and value:
         return {
-            path: text
+            path: found
             for name, inner in value.items()
-            for path, text in flat(inner, f"{before}{name}.").items()
+            for path, found in flat(inner, f"{before}{name}.").items()
         }
-    shown = value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-    return {before.rstrip("."): shown}
+    return {before.rstrip("."): value}
 
 
 MATRIX_CLASSES = 64
@@ -140,14 +142,18 @@ class Download:
 
 def downloads(models: ReportModels) -> tuple[Download, ...]:
     """Classes and training curves as CSV, everything measured as JSON."""
-    made = [_file("summary.json", "verdicts and results of all models", _summary(models))]
+    made = []
     if models.measured:
-        text = as_csv(*_classes(models.measured))
-        made.insert(0, _file("classes.csv", "every class of every model", text))
-    trained = [model for model in models if model.epochs()]
-    if trained:
-        text = as_csv(*_epochs(trained))
-        made.insert(1, _file("training.csv", "every epoch of every model", text))
+        rows = [[c.value for c in row] for pair in models.measured for row in class_rows(*pair)]
+        made.append(_file("classes.csv", "every class of every model", as_csv(COLUMNS, rows)))
+    epochs = [{"model": model.title, **flat(row)} for model in models for row in model.epochs()]
+    if epochs:
+        names = dict.fromkeys(
+            name for row in epochs for name, value in row.items() if name != "kind" and value != {}
+        )
+        text = as_csv(tuple(names), [[row.get(name) for name in names] for row in epochs])
+        made.append(_file("training.csv", "every epoch of every model", text))
+    made.append(_file("summary.json", "verdicts and results of all models", _summary(models)))
     return tuple(made)
 
 
@@ -155,16 +161,9 @@ def as_csv(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """CSV in which no text is a formula of a spreadsheet."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([_harmless(head) for head in heads])
-    for row in rows:
-        writer.writerow([_harmless(cell) for cell in row])
+    for row in (heads, *rows):
+        writer.writerow([harmless(cell) if isinstance(cell, str) else cell for cell in row])
     return file.getvalue()
-
-
-def _harmless(cell: Any) -> Any:
-    if isinstance(cell, str):
-        return harmless(cell)
-    return "" if cell is None else cell
 
 
 def _file(name: str, what: str, text: str) -> Download:
@@ -174,32 +173,6 @@ def _file(name: str, what: str, text: str) -> Download:
     encoded = base64.b64encode(raw).decode()
     size = f"{len(raw) / 1000:.0f} kB" if len(raw) >= 1000 else f"{len(raw)} bytes"
     return Download(name, what, f"data:{kind};base64,{encoded}", size)
-
-
-def _classes(measured: list[Measured]) -> tuple[Sequence[str], list[Sequence[Any]]]:
-    rows = [
-        [cell.value if cell.value is not None else "" for cell in row]
-        for model, geometry in measured
-        for row in class_rows(model, geometry)
-    ]
-    return COLUMNS, list(rows)
-
-
-def _epochs(trained: list[ReportModel]) -> tuple[Sequence[str], list[Sequence[Any]]]:
-    rows = [{"model": model.title, **_numbers(row)} for model in trained for row in model.epochs()]
-    heads = list(dict.fromkeys(name for row in rows for name in row))
-    return heads, [[row.get(name) for name in heads] for row in rows]
-
-
-def _numbers(row: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """The numbers of a row of metrics by their path: ``validation.accuracy``."""
-    numbers: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, dict):
-            numbers |= _numbers(value, f"{before}{name}.")
-        elif name != "kind":
-            numbers[before + name] = value
-    return numbers
 
 
 def _summary(models: ReportModels) -> str:

@@ -18,11 +18,7 @@ from largemargin.app.report.charts import (
     Section,
     Series,
     Table,
-    count_cell,
     known,
-    number_cell,
-    percent_cell,
-    text_cell,
 )
 from largemargin.app.report.report_models import ReportModel, ReportModels
 from largemargin.measuring.calibration import Calibration
@@ -112,7 +108,7 @@ def _perturbations(evaluated: list[Evaluated]) -> Block:
         )
     shown = tuple(name.replace("_", " ") for name in names)
     rows = tuple(
-        (text_cell(words), *(_accuracy_cell(each.perturbed.get(name)) for _, each in evaluated))
+        (Cell.of(words), *(_accuracy_cell(each.perturbed.get(name)) for _, each in evaluated))
         for name, words in zip(names, shown, strict=True)
     )
     heads = ("perturbation", *(model.title for model, _ in evaluated))
@@ -188,12 +184,12 @@ def _attack_curves(model: ReportModel, evaluation: Evaluation, norm: str) -> Ite
 def _attack_table(evaluated: list[Evaluated]) -> Table:
     rows = tuple(
         (
-            text_cell(model.title),
-            text_cell(attack.attack),
-            percent_cell(attack.accuracy),
-            percent_cell(attack.low),
-            percent_cell(attack.high),
-            count_cell(attack.samples),
+            Cell.of(model.title),
+            Cell.of(attack.attack),
+            Cell.percent(attack.accuracy),
+            Cell.percent(attack.low),
+            Cell.percent(attack.high),
+            Cell.count(attack.samples),
         )
         for model, evaluation in evaluated
         for attack in evaluation.attacked
@@ -226,7 +222,7 @@ def _calibration(evaluated: list[Evaluated]) -> Chart:
         dash: Dash = "solid" if title == model.title else "dot"
         series.append(Series(title, xs, ys, color=model.color, dash=dash))
         rows += [
-            (text_cell(title), percent_cell(x), percent_cell(y), count_cell(count))
+            (Cell.of(title), Cell.percent(x), Cell.percent(y), Cell.count(count))
             for x, y, count in bins
             if count
         ]
@@ -249,10 +245,10 @@ def _ood(evaluated: list[Evaluated]) -> Block:
     """How well scores tell out-of-distribution images from test images."""
     rows = tuple(
         (
-            text_cell(model.title),
-            text_cell(name.replace("_", " ")),
-            number_cell(area),
-            percent_cell(scores.fpr95[name]),
+            Cell.of(model.title),
+            Cell.of(name.replace("_", " ")),
+            Cell.number(area),
+            Cell.percent(scores.fpr95[name]),
         )
         for model, evaluation in evaluated
         if (scores := evaluation.ood) is not None
@@ -270,8 +266,8 @@ def _retrieval(evaluated: list[Evaluated]) -> Table:
     for model, evaluation in evaluated:
         if evaluation.retrieval is not None:
             recalls = (f"at {k}: {100 * v:.2f} %" for k, v in evaluation.retrieval.recall.items())
-            mean = percent_cell(evaluation.retrieval.mean_average_precision)
-            rows.append((text_cell(model.title), text_cell(", ".join(recalls)), mean))
+            mean = Cell.percent(evaluation.retrieval.mean_average_precision)
+            rows.append((Cell.of(model.title), Cell.of(", ".join(recalls)), mean))
     heads = ("model", "recall", "mean average precision")
     return Table(heads, tuple(rows), caption="Search by features", key="retrieval", numeric=(2,))
 
@@ -306,10 +302,10 @@ def _boxes(curved: list[Curved]) -> Chart:
         correlation = next((value for value in correlations if known(value)), None)
         rows.append(
             (
-                text_cell(model.title),
-                *(number_cell(value) for value in (*five, overall.mean)),
-                count_cell(curvature.samples),
-                number_cell(correlation, digits=3),
+                Cell.of(model.title),
+                *(Cell.number(value) for value in (*five, overall.mean)),
+                Cell.count(curvature.samples),
+                Cell.number(correlation, digits=3),
             )
         )
     heads = (

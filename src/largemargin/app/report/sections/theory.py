@@ -1,17 +1,6 @@
 """Section 7: which statements of the papers hold on these models."""
 
-from largemargin.app.report.charts import (
-    Block,
-    Cell,
-    Note,
-    Section,
-    Table,
-    known,
-    number,
-    number_cell,
-    percent,
-    text_cell,
-)
+from largemargin.app.report.charts import Block, Cell, Note, Section, Table, known, number, percent
 from largemargin.app.report.report_models import ReportModel, ReportModels
 from largemargin.measuring.geometry_result import Geometry
 
@@ -43,8 +32,8 @@ def theory_section(models: ReportModels) -> Section:
 
 
 def _row(model: ReportModel, name: str, value: Cell, says: str, informs: bool) -> tuple[Cell, ...]:
-    mark = text_cell(INFORMATIVE if informs else NOT, strong=informs)
-    return text_cell(model.title), text_cell(name), value, text_cell(says), mark
+    mark = Cell.of(INFORMATIVE if informs else NOT, strong=informs)
+    return Cell.of(model.title), Cell.of(name), value, Cell.of(says), mark
 
 
 def _propositions(model: ReportModel, geometry: Geometry) -> list[tuple[Cell, ...]]:
@@ -69,7 +58,7 @@ def _propositions(model: ReportModel, geometry: Geometry) -> list[tuple[Cell, ..
         if ideal
         else "not ideal: some class is wider than the smallest gap between classes"
     )
-    dispersion, ratio = number_cell(c.largest_dispersion), number_cell(c.ideal_ratio)
+    dispersion, ratio = Cell.number(c.largest_dispersion), Cell.number(c.ideal_ratio)
     return [
         _row(model, "LMD Prop. 4.1, largest dispersion", dispersion, first, bounded),
         _row(model, "LMD Prop. 4.2, dispersion / separation", ratio, second, ideal),
@@ -94,5 +83,5 @@ def _stability(model: ReportModel, geometry: Geometry) -> list[tuple[Cell, ...]]
         f"a heuristic: curvature is below the bound for {percent(found.upper_kept)} of samples, "
         f"noise {found.sigma:g}; {found.assumes}"
     )
-    value = number_cell(found.upper.median)
+    value = Cell.number(found.upper.median)
     return [_row(model, "ROB Theorem 6.1, bound on curvature", value, says, False)]

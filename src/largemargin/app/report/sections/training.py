@@ -6,17 +6,14 @@ from typing import Any
 from largemargin.app.report.charts import (
     DASHES,
     Block,
+    Cell,
     Chart,
     Dash,
     Note,
     Section,
     Series,
     Table,
-    count_cell,
-    number_cell,
-    percent_cell,
     seconds,
-    text_cell,
 )
 from largemargin.app.report.report_models import ReportModel, ReportModels
 
@@ -232,14 +229,14 @@ def _last_epoch(trained: list[ReportModel]) -> Table:
         validation = last.get("validation") or {}
         rows.append(
             (
-                text_cell(model.title),
-                count_cell(last["epoch"] + 1),
-                count_cell(None if best is None else best + 1),
-                number_cell(last.get("loss")),
-                percent_cell(validation.get("accuracy")),
-                number_cell(validation.get("loss")),
-                number_cell(last.get("gradient_norm")),
-                text_cell(seconds(model.result.get("seconds"))),
+                Cell.of(model.title),
+                Cell.count(last["epoch"] + 1),
+                Cell.count(None if best is None else best + 1),
+                Cell.number(last.get("loss")),
+                Cell.percent(validation.get("accuracy")),
+                Cell.number(validation.get("loss")),
+                Cell.number(last.get("gradient_norm")),
+                Cell.of(seconds(model.result.get("seconds"))),
             )
         )
     return Table(

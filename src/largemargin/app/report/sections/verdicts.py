@@ -1,7 +1,6 @@
 """Section 1: what the models are worth, at a glance, and what to try next."""
 
 import shlex
-import statistics
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,28 +11,15 @@ from largemargin.app.report.charts import (
     Note,
     Section,
     Table,
-    degrees_cell,
     finite,
-    interval_cell,
     known,
     minus,
     number,
-    number_cell,
-    percent_cell,
-    points_cell,
-    text_cell,
 )
-from largemargin.app.report.judgements import (
-    advise,
-    comparable,
-    difference,
-    judge,
-    paired,
-)
-from largemargin.app.report.report_models import ReportModel, ReportModels
+from largemargin.app.report.judgements import advise, comparable, difference, judge, paired
+from largemargin.app.report.report_models import ReportModel, ReportModels, number_at
 from largemargin.app.training.comparison_result import Comparison, verdict_text
 
-Read = Callable[[ReportModel], float | None]
 Show = Callable[..., Cell]
 
 READING = (
@@ -65,11 +51,11 @@ def _glance(models: ReportModels) -> Table:
     """The few numbers of every model that stand at the top."""
     ranked = len(models) > 1 and len(_groups(models)) < 2
     columns = [
-        _column([read(model) for model in models], show, better if ranked else 0)
-        for _, read, show, better in QUANTITIES
+        _column([number_at(model, path) for model in models], show, better if ranked else 0)
+        for _, path, show, better in QUANTITIES
     ]
     rows = tuple(
-        (text_cell(model.title), *cells)
+        (Cell.of(model.title), *cells)
         for model, cells in zip(models, zip(*columns, strict=True), strict=True)
     )
     seed = "" if models.comparison is None else ": the runs of the first seed"
@@ -92,38 +78,16 @@ def _column(values: list[float | None], show: Show, better: int) -> list[Cell]:
     ]
 
 
-def _perturbed(model: ReportModel) -> float | None:
-    found = model.evaluation and model.evaluation.perturbed
-    return statistics.fmean(result.accuracy for result in found.values()) if found else None
-
-
-def _attacked(model: ReportModel) -> float | None:
-    found = model.evaluation and model.evaluation.attacked
-    return min(result.accuracy for result in found) if found else None
-
-
-def _class_margin(model: ReportModel) -> float | None:
-    return None if model.geometry is None else model.geometry.prototypes.class_margin
-
-
-def _mean_margin(model: ReportModel) -> float | None:
-    return None if model.geometry is None else model.geometry.margins["cosine"].overall.mean
-
-
-def _calibration(model: ReportModel) -> float | None:
-    return None if model.calibration is None else model.calibration.expected_error
-
-
-QUANTITIES: tuple[tuple[str, Read, Show, int], ...] = (
-    ("accuracy", lambda m: m.accuracy, percent_cell, 1),
-    ("worst class", lambda m: min(finite(m.class_accuracy), default=None), percent_cell, 1),
-    ("class margin", _class_margin, degrees_cell, 1),
-    ("mean cosine margin", _mean_margin, number_cell, 1),
-    ("perturbed accuracy", _perturbed, percent_cell, 1),
-    ("strongest attack", _attacked, percent_cell, 1),
-    ("calibration error", _calibration, percent_cell, -1),
+QUANTITIES: tuple[tuple[str, str, Show, int], ...] = (
+    ("accuracy", "accuracy", Cell.percent, 1),
+    ("worst class", "worst_class", Cell.percent, 1),
+    ("class margin", "geometry.prototypes.class_margin", Cell.degrees, 1),
+    ("mean cosine margin", "geometry.margins.cosine.overall.mean", Cell.number, 1),
+    ("perturbed accuracy", "perturbed_accuracy", Cell.percent, 1),
+    ("strongest attack", "attacked_accuracy", Cell.percent, 1),
+    ("calibration error", "calibration.expected_error", Cell.percent, -1),
 )
-"""Name, where it is read, how it is written, and whether more (1) or less (-1) is better."""
+"""Name, path in the model, how it is written, and whether more (1) or less (-1) is better."""
 
 
 def changes(models: ReportModels) -> list[Block]:
@@ -178,17 +142,17 @@ def _changed(model: ReportModel, base: ReportModel) -> tuple[Cell, ...]:
     clear = known(low) and not low <= 0 <= high
     says = ("more accurate" if low > 0 else "less accurate") if clear else "no clear difference"
     cells = []
-    for _, read, show, _ in QUANTITIES[1:]:
-        change = minus(read(model), read(base))
-        cell = points_cell(change) if show is percent_cell else show(change)
-        if change is not None and change > 0 and show is not percent_cell:
+    for _, path, show, _ in QUANTITIES[1:]:
+        change = minus(number_at(model, path), number_at(base, path))
+        cell = Cell.points(change) if show == Cell.percent else show(change)
+        if change is not None and change > 0 and show != Cell.percent:
             cell = replace(cell, text=f"+{cell.text}")
         cells.append(cell)
     return (
-        text_cell(model.title),
-        points_cell(minus(model.accuracy, base.accuracy)),
-        interval_cell(low, high),
-        text_cell(says if known(low) else "not known", strong=clear),
+        Cell.of(model.title),
+        Cell.points(minus(model.accuracy, base.accuracy)),
+        Cell.interval(low, high),
+        Cell.of(says if known(low) else "not known", strong=clear),
         *cells,
     )
 
@@ -200,13 +164,13 @@ def _comparison(comparison: Comparison) -> Table:
         test = result.test
         rows.append(
             (
-                text_cell(result.method),
+                Cell.of(result.method),
                 Cell(f"{100 * result.mean:.2f}{spread} %", result.mean),
-                points_cell(None if test is None else test.difference),
-                interval_cell(*((None, None) if test is None else (test.low, test.high))),
+                Cell.points(None if test is None else test.difference),
+                Cell.interval(*((None, None) if test is None else (test.low, test.high))),
                 Cell(number(result.corrected, 3), result.corrected),
-                text_cell(verdict_text(result)),
-                degrees_cell(result.class_margin),
+                Cell.of(verdict_text(result)),
+                Cell.degrees(result.class_margin),
                 Cell(str(result.trials), result.trials),
             )
         )
