@@ -169,7 +169,7 @@ def test_features_far_from_the_origin_keep_their_digits() -> None:
 
 
 def test_wide_features_go_without_covariance(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["largemargin.measuring.measure"], "COVARIANCE_DIM", 3)
+    monkeypatch.setattr(sys.modules["largemargin.measuring.stream"], "COVARIANCE_DIM", 3)
     g = measure_arrays(torch.randn(9, 4), torch.arange(9) % 3, torch.randn(3, 4))
     assert g.collapse is not None
     assert math.isnan(g.collapse.variability)
@@ -355,7 +355,7 @@ def test_an_arrangement_wider_than_the_search_finds_counts(monkeypatch: pytest.M
     cell = torch.zeros(24, 4)
     for row, (i, j, a, b) in zip(cell, rows, strict=True):
         row[i], row[j] = a, b
-    place = sys.modules["largemargin.measuring.prototype_geometry"]
+    place = sys.modules["largemargin.measuring.feature_geometry"]
     monkeypatch.setattr(place, "widest_known", lambda classes, dim: math.radians(58.9))
     g = measure_arrays(cell, torch.arange(24), cell)
     assert g.prototypes.class_margin == pytest.approx(60)

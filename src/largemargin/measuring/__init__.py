@@ -11,6 +11,8 @@ from largemargin.measuring.calibrate import TemperatureScaled as TemperatureScal
 from largemargin.measuring.calibrate import Threshold as Threshold
 from largemargin.measuring.calibrate import calibrate_temperature as calibrate_temperature
 from largemargin.measuring.calibrate import calibrate_threshold as calibrate_threshold
+from largemargin.measuring.confidence import OODScores as OODScores
+from largemargin.measuring.confidence import detect_ood as detect_ood
 from largemargin.measuring.embed import Embeddings as Embeddings
 from largemargin.measuring.embed import embed as embed
 from largemargin.measuring.embed import embed_arrays as embed_arrays
@@ -31,11 +33,9 @@ from largemargin.measuring.input_curvature import measure_curvature as measure_c
 from largemargin.measuring.input_curvature import measure_surface as measure_surface
 from largemargin.measuring.input_margins import LinearizedMargins as LinearizedMargins
 from largemargin.measuring.input_margins import measure_input_margins as measure_input_margins
-from largemargin.measuring.layer_geometry import LayerGeometry as LayerGeometry
+from largemargin.measuring.layers import LayerGeometry as LayerGeometry
 from largemargin.measuring.measure import measure as measure
 from largemargin.measuring.measure import measure_arrays as measure_arrays
-from largemargin.measuring.ood import OODScores as OODScores
-from largemargin.measuring.ood import detect_ood as detect_ood
 from largemargin.measuring.predictions import Prediction as Prediction
 from largemargin.measuring.predictions import Predictions as Predictions
 from largemargin.measuring.rescale_model import rescale_model as rescale_model

@@ -9,12 +9,17 @@ from typing import Any, ClassVar
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.calibration import Calibration, Rejection
 from largemargin.measuring.distributions import Distribution, Margins
-from largemargin.measuring.feature_geometry import Centers, ClassCompactness, Collapse, Variance
+from largemargin.measuring.feature_geometry import (
+    Centers,
+    ClassCompactness,
+    Collapse,
+    PrototypeGeometry,
+    Variance,
+)
 from largemargin.measuring.generalization import Bound
 from largemargin.measuring.input_curvature import Curvature
 from largemargin.measuring.input_margins import LinearizedMargins
-from largemargin.measuring.layer_geometry import LayerGeometry
-from largemargin.measuring.prototype_geometry import PrototypeGeometry
+from largemargin.measuring.layers import LayerGeometry
 from largemargin.measuring.records import Record
 from largemargin.measuring.sphere import Sphere
 

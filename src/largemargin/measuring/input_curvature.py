@@ -30,7 +30,7 @@ from largemargin.geometry.input_gradients import (
     sample_groups,
 )
 from largemargin.geometry.pairs import blocks
-from largemargin.measuring.batches import device_of, loader_batches, take_rows
+from largemargin.measuring.batches import device_of, loader_batches
 from largemargin.measuring.distributions import (
     ClassDistribution,
     Distribution,
@@ -246,7 +246,7 @@ class StabilityCollector:
         self, images: Tensor, labels: Tensor, index: Tensor, batch_size: int
     ) -> dict[str, Tensor]:
         weight, bias = self.space.linear_head()
-        found: dict[str, list[Tensor]] = {}
+        found = []
         with evaluation(self.space, images):
             for part in sample_groups(images, self.draws, batch_size):
                 x = images[part]
@@ -271,9 +271,8 @@ class StabilityCollector:
                 }
                 if bounds.lhs_upper is not None and bounds.lhs_lower is not None:
                     values |= {"left_upper": bounds.lhs_upper, "left_lower": bounds.lhs_lower}
-                for name, each in values.items():
-                    found.setdefault(name, []).append(each)
-        return {name: torch.cat(each) for name, each in found.items()}
+                found.append(values)
+        return {name: torch.cat([each[name] for each in found]) for name in found[0]}
 
     def result(self, columns: dict[str, Tensor], bins: int) -> FeatureStability:
         eta, l_out, lower = (columns[name].double() for name in ("eta", "l_out", "lower"))
@@ -325,13 +324,12 @@ class CurvatureCollector:
             self.stability = StabilityCollector(space, settings.sigma, settings)
 
     def add(self, inputs: Any, labels: Tensor | None, index: Tensor) -> None:
-        found = self.columns.choose(labels, index)
+        found = self.columns.choose(inputs, labels, index)
         if found is None:
             return
-        rows, targets, numbers = found
-        images = need_tensor(take_rows(inputs, rows, self.columns.size), "curvature")
-        images = self.space.raw(images)
-        size = self.batch_size or self.columns.size
+        chosen, targets, numbers = found
+        images = self.space.raw(need_tensor(chosen, "curvature"))
+        size = self.batch_size or len(index)
         for part in sample_groups(images, self.settings.num_directions, size):
             x, y, which = images[part], targets[part], numbers[part]
             self.columns.add(curvature=self._curvature(x, y, which, size))
@@ -395,50 +393,40 @@ class CurvatureCollector:
             tuple(index.tolist()),
             tuple(values.tolist()),
             {
-                kind: describe_robustness(
-                    values, columns[kind], kind, amount, self.settings.shares, notes
-                )
-                for kind, amount in self.settings.noise.items()
+                kind: self._robustness(values, columns[kind], kind, notes)
+                for kind in self.settings.noise
             },
             None if self.stability is None else self.stability.result(columns, bins),
         )
 
-
-def describe_robustness(
-    curvature: Tensor,
-    correct: Tensor,
-    kind: str,
-    amount: float,
-    shares: tuple[float, ...],
-    notes: list[str],
-) -> CurvatureRobustness:
-    """Curves and correlation of (N,) curvatures and (N, draws) right predictions under noise."""
-    hits = correct.double()
-    curve = low_curvature_accuracy(curvature.double(), hits.mean(1), shares)
-    draws = correct.shape[1]
-    groups = curvature_by_robustness(curvature.double(), correct.sum(1), draws=draws)
-    correlation = float(groups.pearson)
-    if math.isnan(correlation):
-        notes.append(
-            f"curvature and robustness to {kind} noise have no correlation: "
-            f"{int((groups.size > 0).sum())} group(s) of samples, or no spread between them"
+    def _robustness(
+        self, values: Tensor, correct: Tensor, kind: str, notes: list[str]
+    ) -> CurvatureRobustness:
+        """Curves and correlation of curvatures and of (N, draws) right predictions under noise."""
+        hits, draws = correct.double(), self.settings.draws
+        curve = low_curvature_accuracy(values.double(), hits.mean(1), self.settings.shares)
+        groups = curvature_by_robustness(values.double(), correct.sum(1), draws=draws)
+        correlation = float(groups.pearson)
+        if math.isnan(correlation):
+            notes.append(
+                f"curvature and robustness to {kind} noise have no correlation: "
+                f"{int((groups.size > 0).sum())} group(s) of samples, or no spread between them"
+            )
+        return CurvatureRobustness(
+            kind,
+            float(self.settings.noise[kind]),
+            draws,
+            float(hits.mean()),
+            float(hits.mean(0).std(correction=0)),
+            tuple(float(share) for share in self.settings.shares),
+            tuple(curve.strict.tolist()),
+            tuple(curve.weak.tolist()),
+            tuple(curve.size_strict.tolist()),
+            tuple(curve.size_weak.tolist()),
+            tuple(groups.mean.tolist()),
+            tuple(groups.size.tolist()),
+            correlation,
         )
-    by_draw = hits.mean(0)
-    return CurvatureRobustness(
-        kind,
-        float(amount),
-        draws,
-        float(hits.mean()),
-        float(by_draw.std(correction=0)),
-        tuple(float(share) for share in shares),
-        tuple(curve.strict.tolist()),
-        tuple(curve.weak.tolist()),
-        tuple(curve.size_strict.tolist()),
-        tuple(curve.size_weak.tolist()),
-        tuple(groups.mean.tolist()),
-        tuple(groups.size.tolist()),
-        correlation,
-    )
 
 
 @dataclass(frozen=True)

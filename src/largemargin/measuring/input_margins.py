@@ -12,7 +12,7 @@ from largemargin.dropin.model_outputs import tensors_in
 from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.geometry.input_gradients import evaluation
 from largemargin.losses.input_margin import NORMS
-from largemargin.measuring.batches import device_of, loader_batches, take_rows
+from largemargin.measuring.batches import device_of, loader_batches
 from largemargin.measuring.distributions import (
     ClassDistribution,
     Distribution,
@@ -95,11 +95,10 @@ class MarginCollector:
         self.columns = Columns(space.num_classes, max_samples)
 
     def add(self, inputs: Any, labels: Tensor | None, index: Tensor) -> None:
-        found = self.columns.choose(labels, index)
-        if found is None:
-            return
-        rows, targets, _ = found
-        self.columns.add(**self._margins(take_rows(inputs, rows, self.columns.size), targets))
+        found = self.columns.choose(inputs, labels, index)
+        if found is not None:
+            chosen, targets, _ = found
+            self.columns.add(**self._margins(chosen, targets))
 
     def _margins(self, inputs: Any, labels: Tensor) -> dict[str, Tensor]:
         with evaluation(self.space, labels):
@@ -293,15 +292,11 @@ def _keep_in(points: dict[str, Tensor], name: str) -> LayerHook:
 def _differentiable(inputs: Any) -> tuple[Tensor | None, Any]:
     """The first floating point tensor of a model's inputs as a leaf, and the inputs with it."""
     if isinstance(inputs, Tensor):
-        if not inputs.is_floating_point():
-            return None, inputs
-        leaf = inputs.detach().clone().requires_grad_()
-        return leaf, leaf
-    given = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
-    leaf_found: Tensor | None = None
-    for position, each in enumerate(given):
-        if leaf_found is None and isinstance(each, Tensor) and each.is_floating_point():
-            leaf_found = given[position] = each.detach().clone().requires_grad_()
-    if isinstance(inputs, dict):
-        return leaf_found, dict(zip(inputs, given, strict=True))
-    return leaf_found, tuple(given)
+        leaf, (inputs,) = _differentiable((inputs,))
+        return leaf, inputs
+    given = dict(inputs) if isinstance(inputs, dict) else dict(enumerate(inputs))
+    for name, each in given.items():
+        if isinstance(each, Tensor) and each.is_floating_point():
+            leaf = given[name] = each.detach().clone().requires_grad_()
+            return leaf, given if isinstance(inputs, dict) else tuple(given.values())
+    return None, inputs

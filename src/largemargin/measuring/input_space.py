@@ -18,6 +18,7 @@ from largemargin.measuring.batches import (
     change_tensors,
     gather,
     need_labels,
+    take_rows,
 )
 from largemargin.measuring.probe import LayerHook, Probe, Reading
 from largemargin.ops.norms import normalize
@@ -149,28 +150,27 @@ class Columns:
         self.num_classes = num_classes
         self.limit = math.inf if max_samples is None else max_samples
         self.parts: dict[str, list[Tensor]] = {}
-        self.size = 0
-        """Rows of the batch that was looked at last."""
 
-    def choose(self, labels: Tensor | None, index: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Which rows of a batch to take, with their labels and indices; None for no row."""
+    def choose(
+        self, inputs: Any, labels: Tensor | None, index: Tensor
+    ) -> tuple[Any, Tensor, Tensor] | None:
+        """The rows of a batch to take, with their labels and indices; None for no row."""
         labels = need_labels(labels)
         if labels.dim() != 1:
             raise LargeMarginError(
                 "margins and curvature in input space need one label per sample, but the labels' "
                 f"shape is {tuple(labels.shape)}."
             )
-        self.size = len(labels)
         index = index.cpu()
         keep = (index >= 0) & (index < self.limit) & (labels != IGNORED).cpu()
         rows = keep.nonzero()[:, 0]
         if len(rows) == 0:
             return None
-        here = rows.to(labels.device)
+        here, count = rows.to(labels.device), len(labels)
         labels = labels[here]
         check_labels(labels, len(rows), self.num_classes, soft=False, skip=SKIP, validate=True)
         self.add(label=labels.long(), index=index[rows])
-        return here, labels.long(), index[rows]
+        return take_rows(inputs, here, count), labels.long(), index[rows]
 
     def add(self, **values: Tensor) -> None:
         for name, each in values.items():

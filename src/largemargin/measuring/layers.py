@@ -1,8 +1,10 @@
-"""Outputs of named layers in a pass, one row per sample each, and sums of them by class.
+"""Layers before the head: their outputs in a pass, one row per sample, and the geometry of these.
 
-:func:`block_names` finds the blocks of a network, which studies "block by block" look at.
+:func:`block_names` finds the blocks of a network, which studies "block by block" look at. Class
+means stand for the class vectors that a layer does not have.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,15 +18,39 @@ from largemargin.dropin.find_head import ancestors, find_module
 from largemargin.dropin.model_outputs import tensors_in
 from largemargin.errors import LargeMarginError
 from largemargin.geometry.pairs import blocks, widen
+from largemargin.heads.head_spec import HeadView
 from largemargin.measuring.batches import gather
+from largemargin.measuring.distributions import Distribution, Margins, describe, describe_classes
+from largemargin.measuring.feature_geometry import (
+    Centers,
+    ClassCompactness,
+    Collapse,
+    Variance,
+    collapse_of,
+    compactness_of,
+    measure_centers,
+    measure_variance,
+)
 from largemargin.measuring.probe import LayerHook, Probe
-from largemargin.measuring.stream import ClassSums, FeatureStore, append, check_norms, gather_store
+from largemargin.measuring.records import Record
+from largemargin.measuring.scores import HeadScores
+from largemargin.measuring.stream import (
+    ClassSums,
+    FeatureStore,
+    Stream,
+    append,
+    check_norms,
+    gather_store,
+)
 from largemargin.ops.norms import safe_norm
 
 BLOCKS = "blocks"
 """Stands for the blocks that :func:`block_names` finds."""
 
 ROWS = 65_536
+
+CLASS_MEANS = "class means of these samples"
+MARGINS = ("raw", "cosine", "distance")
 
 Pool: TypeAlias = Callable[[Any], Tensor]
 """From what a layer gives to (N, D)."""
@@ -254,7 +280,6 @@ class LayerStreams:
     reader: LayerReader
     num_classes: int
     like: Tensor
-    widest: int
     store: Callable[[str], FeatureStore | None]
     streams: dict[str, LayerStream] = field(default_factory=dict)
     batch: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -289,8 +314,7 @@ class LayerStreams:
             self.streams[name].merge()
 
     def _new(self, name: str, facts: LayerFacts) -> LayerStream:
-        keep = facts.dim <= self.widest
-        sums = ClassSums.empty(self.num_classes, facts.dim, covariance=keep, like=self.like)
+        sums = ClassSums.empty(self.num_classes, facts.dim, covariance=True, like=self.like)
         return LayerStream(name, facts, sums, self.store(f"layer.{len(self.streams)}"))
 
 
@@ -371,12 +395,145 @@ def _end_of_run(model: nn.Module, path: str) -> str:
     parent = model.get_submodule(parent_path)
     if not isinstance(parent, nn.Sequential):
         return path
-    children = list(parent.named_children())
-    last = start = [each for each, _ in children].index(name)
-    for position in range(start + 1, len(children)):
-        child = children[position][1]
+    children = dict(parent.named_children())
+    for following in list(children)[list(children).index(name) + 1 :]:
+        child = children[following]
         weights = any(parameter.dim() >= 2 for parameter in child.parameters())
         if weights or isinstance(child, nn.Flatten):  # images are pooled, not flattened
             break
-        last = position
-    return _join(parent_path, children[last][0])
+        name = following
+    return _join(parent_path, name)
+
+
+@dataclass(frozen=True)
+class LayerGeometry(Record):
+    """How well a layer tells the classes apart.
+
+    There is no linear head at it, so the class means of the measured samples are the prototypes and
+    the nearest one is the prediction. They come from the samples they are measured on: with few
+    samples per class in many dimensions, accuracy and margins are better than on new data, which
+    ``left_out_accuracy`` is not.
+    """
+
+    name: str
+    module: str
+    """Its type."""
+    shape: tuple[int, ...]
+    """Of the output of one sample."""
+    pooling: str
+    """How that became one vector."""
+    dim: int
+    prototypes: str
+    """What stands for class vectors."""
+    feature_norm: Distribution
+    variance: Variance
+    centers: Centers
+    collapse: Collapse | None
+    """NC3 is NaN, there are no class vectors; NC4 is the share of samples whose nearest class mean
+    at this layer is not what the head predicts."""
+    accuracy: float
+    """Of the nearest class mean; NaN where features were not kept."""
+    left_out_accuracy: float
+    """The same with each sample left out of the mean of its own class, as if it were new; a sample
+    alone in its class counts as wrong."""
+    margins: dict[str, Margins] | None
+    """Of the classifier by the nearest class mean; None where features were not kept. "distance":
+    signed Euclidean distance to the nearest boundary, the plane halfway between two means; "raw":
+    half the difference of squared distances to the nearest other mean and the own one; "cosine":
+    from the middle of the class means."""
+    compactness: ClassCompactness | None
+
+
+def measure_layer(
+    layer: LayerStream,
+    stream: Stream,
+    *,
+    radius: float,
+    bins: int,
+    notes: list[str],
+) -> LayerGeometry:
+    """The geometry of a layer beside the stream of the head, whose samples it shares."""
+    own: list[str] = []
+    index, norms = stream.column("index"), layer.norm
+    check_norms(norms, index, f"features at layer {layer.name!r}")
+    facts, sums = layer.facts, layer.sums
+    rows = None if layer.store is None else layer.store.all()
+    accuracy = left_out = math.nan
+    margins, compactness = None, None
+    if rows is not None:
+        labels = stream.column("label")
+        columns = _by_means(layer, rows, labels, own) | {"label": labels, "index": index}
+        if "predicted" in columns:
+            accuracy = float((columns["predicted"] == labels).double().mean())
+            left_out = float(columns["left_out"].mean())
+            margins = {
+                name: Margins(
+                    describe(columns[name], bins=bins),
+                    describe_classes(columns[name], labels, stream.num_classes),
+                )
+                for name in MARGINS
+            }
+        compactness = compactness_of(rows, columns, sums, radius, own)
+    found = LayerGeometry(
+        layer.name,
+        facts.module,
+        facts.shape,
+        facts.pooling,
+        facts.dim,
+        CLASS_MEANS,
+        describe(norms, bins=bins),
+        measure_variance(sums, own),
+        measure_centers(sums),
+        collapse_of(sums, None, rows, stream.column("predicted"), own),
+        accuracy,
+        left_out,
+        margins,
+        compactness,
+    )
+    notes += [f"layer {layer.name!r}: {note}" for note in own]
+    return found
+
+
+def _by_means(
+    layer: LayerStream, rows: Tensor, labels: Tensor, notes: list[str]
+) -> dict[str, Tensor]:
+    """Margins, boundaries and predictions of the nearest class mean, for each row."""
+    sums = layer.sums
+    present = (sums.counts > 0).nonzero()[:, 0]
+    if len(present) < 2:
+        notes.append("margins to class means need samples of two classes at least: None")
+        unknown = torch.full((len(rows),), math.nan, dtype=torch.float64)
+        return {"distance": unknown, "boundary": unknown}
+    means = sums.means[present]
+    # From the middle of the means: far from it, squares would lose the digits margins are made of.
+    middle = means[0] + (means - means[0]).mean(0)
+    scores = HeadScores(HeadView(means - middle, None, "euclidean", 1.0))
+    sizes = sums.counts[present].to(means.dtype)
+    place = torch.full_like(sums.counts, -1)
+    place[present] = torch.arange(len(present), device=present.device)
+    names = (*MARGINS, "boundary", "predicted", "left_out")
+    found = {
+        name: torch.empty(len(rows), dtype=torch.long if name == "predicted" else torch.float64)
+        for name in names
+    }
+    for part in blocks(len(rows), scores.rows_at_once):
+        features = widen(rows[part].to(means.device)) - middle
+        own = place[labels[part].to(means.device)]
+        columns = scores.labelled(features, own)
+        columns["predicted"] = present[columns["predicted"]]
+        columns["left_out"] = _right_when_left_out(
+            (features - scores.weight[own]).square().sum(1), columns["raw"], sizes[own]
+        )
+        for name in names:
+            found[name][part] = columns[name].cpu()
+    return found
+
+
+def _right_when_left_out(own: Tensor, raw: Tensor, sizes: Tensor) -> Tensor:
+    """Whether the own class mean is nearest when the sample is no part of it, 1 or 0.
+
+    Leaving one of n samples out moves the mean away from it by the factor n / (n - 1). ``own`` are
+    squared distances to the whole mean; twice ``raw`` further is the nearest other one.
+    """
+    moved = own * (sizes / (sizes - 1).clamp_min(1)).square()
+    return ((moved < own + 2 * raw) & (sizes > 1)).to(own.dtype)

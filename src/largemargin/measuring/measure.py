@@ -27,7 +27,6 @@ from largemargin.measuring.batches import (
     loader_batches,
     need_labels,
     order_note,
-    take_rows,
 )
 from largemargin.measuring.calibration import Rejection, calibration, rejection
 from largemargin.measuring.distributions import Margins, describe, describe_classes
@@ -35,6 +34,7 @@ from largemargin.measuring.feature_geometry import (
     measure_centers,
     measure_collapse,
     measure_compactness,
+    measure_prototypes,
     measure_variance,
 )
 from largemargin.measuring.generalization import BoundSettings, FullyConnected, measure_bounds
@@ -42,18 +42,19 @@ from largemargin.measuring.geometry_result import Geometry, WorstSample
 from largemargin.measuring.input_curvature import CurvatureCollector, CurvatureSettings
 from largemargin.measuring.input_margins import MarginCollector
 from largemargin.measuring.input_space import Columns, InputSpace, Normalization
-from largemargin.measuring.layer_geometry import LayerGeometry, measure_layer
-from largemargin.measuring.layers import LayerReader, Layers, LayerStreams
+from largemargin.measuring.layers import (
+    LayerGeometry,
+    LayerReader,
+    Layers,
+    LayerStreams,
+    measure_layer,
+)
 from largemargin.measuring.probe import Probe, differs
-from largemargin.measuring.prototype_geometry import measure_prototypes
 from largemargin.measuring.scores import LEADS
 from largemargin.measuring.sphere import check_sphere, measure_sphere
 from largemargin.measuring.stream import FeatureStore, Stream, check_norms
 from largemargin.ops.distributed import world_size
 from largemargin.ops.similarity import SIMILARITIES
-
-COVARIANCE_DIM = 4096
-"""Widest features whose D x D covariance (NC1) is kept: 128 MiB in float64."""
 
 
 def measure(
@@ -148,7 +149,7 @@ def measure(
         stack.enter_context(probe.evaluating())
         keep = bool(pairwise or bounds or sphere)
         folder = _folder(store, stack) if keep else None
-        stream = _stream(probe.view(), _store(folder, "features", keep))
+        stream = Stream(probe.view(), store=_store(folder, "features", keep))
         settings.check_head(stream)
         streams: LayerStreams | None = None
         if layers:
@@ -156,7 +157,6 @@ def measure(
                 LayerReader(probe, layers),
                 num_classes=stream.num_classes,
                 like=stream.scores.weight,
-                widest=COVARIANCE_DIM,
                 store=lambda name: _store(folder, name, pairwise),
             )
         run = MeasuringPass(probe, stream, where, progress, parts, streams)
@@ -210,9 +210,9 @@ def measure_arrays(
     features, labels, weight = (torch.as_tensor(each) for each in (features, labels, weight))
     bias = None if bias is None else torch.as_tensor(bias).detach()
     _check_arrays(features, labels, weight, bias)
-    stream = _stream(
+    stream = Stream(
         HeadView(weight.detach(), bias, similarity, scale),
-        FeatureStore() if pairwise or sphere else None,
+        store=FeatureStore() if pairwise or sphere else None,
     )
     settings.check_head(stream)
     for part in blocks(len(features), batch_size):
@@ -282,10 +282,6 @@ class MeasureSettings:
             )
         if self.sphere:
             check_sphere(stream.dim)
-
-
-def _stream(head: HeadView, store: FeatureStore | None) -> Stream:
-    return Stream(head, covariance=head.weight.shape[-1] <= COVARIANCE_DIM, store=store)
 
 
 def _folder(store: str | Path | None, stack: ExitStack) -> Path | None:
@@ -499,9 +495,9 @@ class InputParts:
         if self.curvature is not None:
             self.curvature.add(inputs, labels, index)
         if self.bounds is not None and self.network.reason is None:
-            found = self.columns.choose(labels, index)
+            found = self.columns.choose(inputs, labels, index)
             if found is not None:
-                images = take_rows(inputs, found[0], self.columns.size)
+                images, _, _ = found
                 with torch.no_grad():
                     if isinstance(images, Tensor):
                         images = self.space.raw(images)

@@ -1,5 +1,6 @@
 """Random numbers that depend on what they are for, never on what was drawn before."""
 
+from collections.abc import Callable
 from hashlib import blake2b
 
 import torch
@@ -34,17 +35,11 @@ class SampleDraws:
 
     def normal(self, index: Tensor, count: int, like: Tensor) -> Tensor:
         """(n, count, ...) from N(0, 1) for the samples ``like`` (n, ...) with these indices."""
-        drawn, generator = self._place(index, count, like)
-        for row, which in zip(drawn, index.tolist(), strict=True):
-            torch.randn(row.shape, generator=self._at(generator, which), out=row)
-        return drawn.to(like.dtype)
+        return self._drawn(torch.randn, index, count, like).to(like.dtype)
 
     def uniform(self, index: Tensor, count: int, like: Tensor) -> Tensor:
         """(n, count, ...) from U(-1, 1)."""
-        drawn, generator = self._place(index, count, like)
-        for row, which in zip(drawn, index.tolist(), strict=True):
-            torch.rand(row.shape, generator=self._at(generator, which), out=row)
-        return drawn.mul_(2).sub_(1).to(like.dtype)
+        return self._drawn(torch.rand, index, count, like).mul_(2).sub_(1).to(like.dtype)
 
     def generator(self, index: int) -> torch.Generator:
         """One for the draws of a sample on the CPU."""
@@ -54,9 +49,14 @@ class SampleDraws:
         """One number per sample, for an order of chance that each sample has by itself."""
         return [self._seed(which) for which in index.tolist()]
 
-    def _place(self, index: Tensor, count: int, like: Tensor) -> tuple[Tensor, torch.Generator]:
+    def _drawn(
+        self, draw: Callable[..., Tensor], index: Tensor, count: int, like: Tensor
+    ) -> Tensor:
         drawn = like.new_empty((len(index), count, *like.shape[1:]), dtype=torch.float32)
-        return drawn, torch.Generator(like.device)
+        generator = torch.Generator(like.device)
+        for row, which in zip(drawn, index.tolist(), strict=True):
+            draw(row.shape, generator=self._at(generator, which), out=row)
+        return drawn
 
     def _at(self, generator: torch.Generator, index: int) -> torch.Generator:
         return generator.manual_seed(self._seed(index))

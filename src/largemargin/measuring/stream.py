@@ -19,6 +19,9 @@ from largemargin.measuring.batches import SKIP, gather
 from largemargin.measuring.scores import LEADS, HeadScores
 from largemargin.ops.distributed import world_size
 
+COVARIANCE_DIM = 4096
+"""Widest features whose D x D covariance (NC1) is kept: 128 MiB in float64."""
+
 
 @dataclass
 class FeatureStore:
@@ -73,7 +76,8 @@ class ClassSums:
     squares: Tensor
     """(C,) sums of squared distances to the anchor."""
     outer: Tensor | None
-    """(D, D) sum of outer products of differences to the anchors, where it is asked for."""
+    """(D, D) sum of outer products of differences to the anchors, where it is asked for and D is
+    at most ``COVARIANCE_DIM``."""
     rounding: float = torch.finfo(torch.float64).eps
     """Of the features that were added: that of float32 unless all were float64."""
 
@@ -85,7 +89,7 @@ class ClassSums:
             new(num_classes, dim),
             new(num_classes, dim),
             new(num_classes),
-            new(dim, dim) if covariance else None,
+            new(dim, dim) if covariance and dim <= COVARIANCE_DIM else None,
         )
 
     def add(self, features: Tensor, labels: Tensor) -> None:
