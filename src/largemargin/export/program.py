@@ -129,7 +129,7 @@ def _inputs(example: Example, device: str | None) -> tuple[tuple[Tensor, ...], t
         )
     if any(value.dim() == 0 for value in given):
         raise LargeMarginError("example must hold batches, but one of its tensors is 0-dim.")
-    return tuple(value.detach().to(device or value.device) for value in given), keywords
+    return tuple(value.detach().to(device=device) for value in given), keywords
 
 
 def _values(example: object) -> tuple[Any, ...]:
