@@ -10,9 +10,15 @@ from torch import Tensor, nn
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
-from largemargin.measuring.confidence import SCORES, Scored, Scorer
+from largemargin.measuring.confidence import (
+    SCORES,
+    OODScores,
+    Scored,
+    Scorer,
+    detect_ood,
+    false_positive_rate,
+)
 from largemargin.measuring.logit_model import LogitModel
-from largemargin.measuring.ood import OODScores, detect_ood, false_positive_rate
 
 
 def problem() -> tuple[nn.Sequential, Tensor, Tensor]:

@@ -1,13 +1,21 @@
-"""Confidence scores of predictions: probability, margin, largest logit, energy."""
+"""Confidence scores of predictions (probability, margin, largest logit, energy), and how well they
+detect out-of-distribution (OOD) data.
+"""
 
-from typing import Any, NamedTuple
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from largemargin.errors import LargeMarginError, check_number
 from largemargin.geometry.pairs import widen
-from largemargin.measuring.logit_model import LogitModel
+from largemargin.measuring.batches import DataBatch, Source
+from largemargin.measuring.calibration import auroc, keep_threshold
+from largemargin.measuring.logit_model import LogitModel, ReadingOptions, columns_of
 from largemargin.measuring.probe import head_view
+from largemargin.measuring.records import Record
 from largemargin.measuring.scores import HeadScores
 
 
@@ -66,3 +74,96 @@ class Scorer:
         name = f"lead_{self.margin}"
         margin = torch.cat([self.scores.unlabelled(part)[name] for part in parts])
         return Scored(predicted, divided.reciprocal(), margin, top - second, top, top + total.log())
+
+
+@dataclass(frozen=True)
+class OODScores(Record):
+    """How well scores tell known data from out-of-distribution data: see :func:`detect_ood`."""
+
+    known: int
+    """Samples of the known data."""
+    ood: int
+    """Out-of-distribution samples."""
+    auroc: dict[str, float]
+    """Probability that a known sample scores above an OOD sample, ties counting half."""
+    fpr95: dict[str, float]
+    """Share of OOD samples taken for known where 95 % of the known samples are kept."""
+    margin: str
+    """What "margin" is: distance to the boundary, or cosine for cosine heads."""
+
+    RENAMED: ClassVar[dict[str, str]] = {"strangers": "ood"}
+
+
+def false_positive_rate(known: Tensor, ood: Tensor, *, keep: float = 0.95) -> float:
+    """Share of OOD samples that score at least as high as the threshold that keeps ``keep``.
+
+    The threshold is the largest at which at least that share of the known samples is kept, a
+    sample being kept when its score is not below it.
+
+    Example:
+        >>> known, ood = torch.tensor([4.0, 3.0, 2.0, 1.0]), torch.tensor([0.0, 2.0])
+        >>> false_positive_rate(known, ood, keep=0.75)
+        0.5
+    """
+    check_number("keep", keep, above=0, at_most=1)
+    known, ood = known.double().cpu(), ood.double().cpu()
+    if len(known) == 0 or len(ood) == 0:
+        return math.nan
+    if bool(known.isnan().any()) or bool(ood.isnan().any()):
+        return math.nan
+    return float((ood >= keep_threshold(known, keep)).double().mean())
+
+
+def compare_scores(known: dict[str, Tensor], ood: dict[str, Tensor], margin: str) -> OODScores:
+    """AUROC and false positive rate of every score."""
+    return OODScores(
+        len(known["margin"]),
+        len(ood["margin"]),
+        {name: auroc(known[name], ood[name]) for name in SCORES},
+        {name: false_positive_rate(known[name], ood[name]) for name in SCORES},
+        margin,
+    )
+
+
+def detect_ood(
+    model: nn.Module,
+    data: Source,
+    ood: Source,
+    **options: Unpack[ReadingOptions],
+) -> OODScores:
+    """How well five scores of predictions tell known data from out-of-distribution data.
+
+    ``margin``, ``logit_margin``, ``probability`` (Hendrycks and Gimpel 2017), ``max_logit``
+    (Hendrycks et al. 2022) and ``energy`` (Liu et al. 2020), the larger the more known.
+
+    Args:
+        model: any model :func:`largemargin.attach` can read.
+        data: of the classes it was trained on; labels are not used.
+        ood: data of no known class: a split, or a loader of inputs or (inputs, labels).
+        options: batch_size, device, workers, sync and progress as in :func:`accuracy_of`.
+
+    Example:
+        >>> model = nn.Linear(2, 2, bias=False)
+        >>> _ = model.weight.data.copy_(torch.eye(2))
+        >>> known, ood = [torch.tensor([[3.0, 0.0], [0.0, 2.0]])], [torch.tensor([[1.0, 1.0]])]
+        >>> detect_ood(model, known, ood).auroc["margin"]
+        1.0
+    """
+    reader = LogitModel(model)
+    found = (scores_of(reader, data, "data", **options), scores_of(reader, ood, "ood", **options))
+    return compare_scores(*found, Scorer(reader).margin)
+
+
+def scores_of(
+    reader: LogitModel, data: Source, what: str, **options: Unpack[ReadingOptions]
+) -> dict[str, Tensor]:
+    """Every score of every sample, (N,) float64 on the CPU; see :func:`columns_of`."""
+    scorer = Scorer(reader)
+
+    def columns(batch: DataBatch) -> tuple[Tensor, ...]:
+        return tuple(column.double() for column in scorer(batch.inputs)[1:])
+
+    found = columns_of(reader, data, columns, what, **options)
+    if not found or len(found[0]) == 0:
+        raise LargeMarginError(f"the data given as {what} is empty.")
+    return dict(zip(SCORES, found, strict=True))

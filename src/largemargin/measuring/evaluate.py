@@ -33,9 +33,14 @@ from largemargin.measuring.batches import (
 )
 from largemargin.measuring.calibrate import Temperature, number_of
 from largemargin.measuring.calibration import Calibration
-from largemargin.measuring.confidence import SCORES, Scorer
+from largemargin.measuring.confidence import (
+    SCORES,
+    OODScores,
+    Scorer,
+    compare_scores,
+    scores_of,
+)
 from largemargin.measuring.logit_model import LogitModel, ReadingOptions
-from largemargin.measuring.ood import OODScores, compare_scores, scores_of
 from largemargin.measuring.records import Record
 from largemargin.measuring.retrieval import (
     CrossCamera,
@@ -254,9 +259,7 @@ def evaluate(
         "progress": progress,
     }  # fmt: skip
     if ood is not None:
-        known = {name: torch.cat([part["scores"][name] for part in parts]) for name in SCORES}
-        other = scores_of(reader, ood, "ood", **options)
-        found["ood"] = compare_scores(known, other, Scorer(reader).margin)
+        found["ood"] = run.ood_scores(parts, scores_of(reader, ood, "ood", **options))
     if search is not None:
         found["cross_camera"] = run.across(search, options)
     return Evaluation(
@@ -459,6 +462,10 @@ class _Pass:
             similarity=self.config.similarity,
             at=self.config.recall_at,
         )
+
+    def ood_scores(self, parts: list[dict[str, Any]], other: dict[str, Tensor]) -> OODScores:
+        known = {name: torch.cat([part["scores"][name] for part in parts]) for name in SCORES}
+        return compare_scores(known, other, Scorer(self.reader).margin)
 
     def across(self, search: Search, options: ReadingOptions) -> CrossCamera:
         """What a search across cameras finds."""
