@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from largemargin.app.data.image_files import UnreadableImage, bombs_are_errors, read_pixels
 from largemargin.app.data.samples import Samples, as_float
-from largemargin.app.data.sources.image_paths import images as images_below
+from largemargin.app.data.sources.image_folders import images as images_below
 from largemargin.errors import LargeMarginError, check_number
 from largemargin.geometry.pairs import blocks
 from largemargin.measuring.batches import with_bar

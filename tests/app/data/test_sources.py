@@ -191,7 +191,7 @@ def test_what_augmentation_needs_decides_what_is_kept_in_memory(tmp_path):
 
 
 def test_what_is_too_large_stays_in_files_until_it_is_thinned_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("largemargin.app.data.read_images.IN_MEMORY", 10 * 3 * 12 * 12)
+    monkeypatch.setattr("largemargin.app.data.load.IN_MEMORY", 10 * 3 * 12 * 12)
     class_folders(tmp_path, ("a", "b"), 20)
     whole = load("folder", tmp_path, validation=0)
     part = load("folder", tmp_path, validation=0, fraction=0.25)

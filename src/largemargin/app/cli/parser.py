@@ -210,7 +210,7 @@ def _written_out(group: str, value: str) -> list[str]:
 def _is_data_set(name: str, folder: Path) -> bool:
     """Whether the name of this folder means the data set that is called so; either way it says."""
     from largemargin.app.data.sources import SOURCES
-    from largemargin.app.data.sources.image_paths import holds_images
+    from largemargin.app.data.sources.image_folders import holds_images
 
     if name not in SOURCES or name in LAYOUTS:
         return False

@@ -1,7 +1,12 @@
 """From settings to images: ``load_data`` reads, checks, modifies and records a data set.
 
-Below it: images that the data holds twice, byte for byte (in two parts of it, or under two labels),
-mean and standard deviation of the pixels, and images in memory brought to another size.
+Headers of all image files are looked at. Files that fit into memory are then decoded once; larger
+sets are decoded batch by batch, and fully checked beforehand only under ``corrupt: skip``, because
+an image can be left out only before the batches are planned. An unreadable image is never silent:
+it is an error that names it, or it is counted, named in the record and warned of.
+
+Below that: images that the data holds twice, byte for byte (in two parts of it, or under two
+labels), mean and standard deviation of the pixels, and images in memory brought to another size.
 """
 
 import difflib
@@ -9,8 +14,11 @@ import hashlib
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import torch
@@ -19,15 +27,16 @@ from torch import Tensor
 
 from largemargin.app.config import DataConfig
 from largemargin.app.data.augment import Augment
-from largemargin.app.data.modify import modified
-from largemargin.app.data.read_images import (
-    IN_MEMORY,
-    SMALL,
-    in_memory,
-    readable,
-    wholly_readable,
-    without_files,
+from largemargin.app.data.image_files import (
+    ImageFiles,
+    UnreadableImage,
+    bombs_are_errors,
+    lies_on_its_side,
+    open_image,
+    read_pixels,
+    read_rgb,
 )
+from largemargin.app.data.modify import modified
 from largemargin.app.data.samples import Samples, as_float
 from largemargin.app.data.sources import SOURCES
 from largemargin.app.data.sources.source import Source
@@ -51,6 +60,16 @@ GREY_IMAGENET: Statistics = ((0.449,), (0.226,))
 """Means over the three channels, for images with one."""
 MOST_FILES = 2000
 """Image files that are read to compute statistics; images in memory are all used."""
+IN_MEMORY = 2 * 2**30
+"""Bytes up to which ``resident: auto`` keeps images in memory."""
+USUAL_SIZE = (224, 224)
+"""(H, W) of image files, that of ImageNet's models."""
+SMALL = 64
+"""Image files that all have one size of at most this side keep it."""
+AT_ONCE = 256
+"""Files that a thread takes at a time."""
+NAMED = 10
+"""Files that a message names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,11 +126,12 @@ def load_data(config: DataConfig) -> Data:
     keep = ("train",) if augment_of(source, config).kind == "resized_crop" else ()
     source = wholly_readable(source, config, keep, skipped)
     others = [name for name in source.splits if name != "train"]
-    same = duplicates(source, config, others) | contradictions(source, config)
+    own = source.from_files or config.name == "arrays"  # data of people's own, not a known set
+    same = duplicates(source, others) | contradictions(source) if own else {}
     source = in_memory(source, config, keep, skipped)
     source, modifiers = modified(source, config)
     # Of two copies of an image, one may have been held out.
-    same |= duplicates(source, config, [name for name in ("validation",) if name not in others])
+    same |= duplicates(source, ["validation"]) if own and "validation" not in others else {}
     # What was too large as a whole may fit now.
     source = without_files(in_memory(source, config, keep, skipped))
     skipped.warn()
@@ -173,14 +193,10 @@ def augment_of(source: Source, config: DataConfig) -> Augment:
     """The augmentation asked for; ``auto`` mirrors nothing that might be digits or letters."""
     if config.augment != "auto":
         return Augment(config.augment)
-    if config.name in CROPPED:
-        return Augment("crop_flip")
-    if config.name == "rscd":
-        return Augment("perspective_flip")
-    if config.name == "fashion_mnist":
-        return Augment("flip")
     large = source.from_files and max(shape_of(source.train)[1]) > SMALL
-    return Augment("resized_crop" if large else "none")
+    usual = {"rscd": "perspective_flip", "fashion_mnist": "flip"}
+    usual |= dict.fromkeys(CROPPED, "crop_flip")
+    return Augment(usual.get(config.name, "resized_crop" if large else "none"))
 
 
 def shape_of(samples: Samples) -> tuple[int, tuple[int, int]]:
@@ -210,28 +226,23 @@ def shape_text(shape: tuple[int, tuple[int, int]]) -> str:
 
 def record_of(source: Source, config: DataConfig) -> dict[str, Any]:
     """Where the data comes from and how much of it there is."""
-    splits = source.splits
+    splits, classes = source.splits, source.classes
+    sizes = {
+        name: torch.bincount(splits[name].labels, minlength=len(classes)).tolist()
+        for name in ("train", "validation", "test")
+        if name in splits
+    }
     return {
         "source": config.name,
         "path": config.path,
         "licence": source.licence,
-        "classes": list(source.classes),
+        "classes": list(classes),
         "images": {name: len(samples) for name, samples in splits.items()},
-        "counts": {
-            name: counts(splits[name], source.classes)
-            for name in ("train", "validation", "test")
-            if name in splits
-        },
+        "counts": {name: dict(zip(classes, each, strict=True)) for name, each in sizes.items()},
         "digests": {name: digest(samples) for name, samples in splits.items()},
         "in_memory": {name: samples.pixels is not None for name, samples in splits.items()},
         **source.record,
     }
-
-
-def counts(samples: Samples, classes: tuple[str, ...]) -> dict[str, int]:
-    """Images of every class."""
-    sizes = torch.bincount(samples.labels, minlength=len(classes)).tolist()
-    return dict(zip(classes, sizes, strict=True))
 
 
 def samples_text(data: Data, split: str, samples: Samples) -> str:
@@ -239,10 +250,185 @@ def samples_text(data: Data, split: str, samples: Samples) -> str:
     return f"{data.name}, {split} images, digest {digest(samples)[:12]}"
 
 
-def duplicates(source: Source, config: DataConfig, others: list[str]) -> dict[str, Any]:
-    """Training images that are images of these parts too; only of data of people's own."""
-    if not is_own_data(source, config):
-        return {}
+@dataclass
+class Skipped:
+    """Images left out, as the record has them."""
+
+    files: list[dict[str, str]] = field(default_factory=list)
+
+    def warn(self) -> None:
+        if self.files:
+            warnings.warn(
+                f"{len(self.files)} unreadable images are left out: {failures_text(self.files)}.",
+                stacklevel=3,
+            )
+
+
+def readable(source: Source, config: DataConfig) -> tuple[Source, Skipped]:
+    """The source with images of one size and without those whose headers cannot be read."""
+    skipped = Skipped()
+    splits = {name: each for name, each in source.splits.items() if each.files is not None}
+    sizes: set[tuple[int, int]] = set()
+    for name, samples in splits.items():
+        found, failures = each_file(samples, header)
+        splits[name] = without_failures(samples, failures, name, config, skipped)
+        sizes.update(found.values())
+    size = decoded_size(source, config, sizes)
+    for name, samples in splits.items():
+        assert samples.files is not None
+        splits[name] = replace(samples, files=replace(samples.files, size=size))
+    return source.with_splits(splits), skipped
+
+
+def wholly_readable(
+    source: Source, config: DataConfig, keep: tuple[str, ...], skipped: Skipped
+) -> Source:
+    """Under ``corrupt: skip``, the source without images whose pixels cannot be decoded.
+
+    Splits that :func:`in_memory` decodes are checked there. Arguments are the same.
+    """
+    if config.corrupt != "skip":
+        return source
+    now = to_decode(source, config, keep)
+    checked_later = now if fits(now, config) else {}
+    splits = {
+        name: without_failures(each, each_file(each, decoded)[1], name, config, skipped)
+        for name, each in source.splits.items()
+        if each.files is not None and name not in checked_later
+    }
+    return source.with_splits(splits)
+
+
+def in_memory(
+    source: Source, config: DataConfig, keep: tuple[str, ...], skipped: Skipped
+) -> Source:
+    """The source with its images decoded, beside their files, where asked for and they fit.
+
+    Args:
+        source: after :func:`wholly_readable`.
+        config: says whether.
+        keep: splits that stay in files unless ``resident`` is yes.
+        skipped: takes the images left out.
+    """
+    splits = to_decode(source, config, keep)
+    if not fits(splits, config):
+        return source
+    for name, samples in splits.items():
+        assert samples.files is not None
+        pixels = torch.empty((len(samples), 3, *samples.files.size), dtype=torch.uint8)
+        _, failures = each_file(samples, partial(decode_into, pixels))
+        # Without failures nothing is left out, and the pixels need not be copied.
+        held = replace(samples, pixels=pixels)
+        splits[name] = without_failures(held, failures, name, config, skipped) if failures else held
+    return source.with_splits(splits)
+
+
+def without_files(source: Source) -> Source:
+    """The source without the files of images in memory."""
+    held = {name: each for name, each in source.splits.items() if each.pixels is not None}
+    return source.with_splits({name: replace(each, files=None) for name, each in held.items()})
+
+
+def to_decode(source: Source, config: DataConfig, keep: tuple[str, ...]) -> dict[str, Samples]:
+    """The splits in files alone that are decoded where they fit."""
+    return {
+        name: each
+        for name, each in source.splits.items()
+        if each.pixels is None and (name not in keep or config.resident == "yes")
+    }
+
+
+def fits(splits: dict[str, Samples], config: DataConfig) -> bool:
+    files = [each.files for each in splits.values() if each.files is not None]
+    total = sum(3 * len(each) * each.size[0] * each.size[1] for each in files)
+    return config.resident == "yes" or (config.resident == "auto" and total <= IN_MEMORY)
+
+
+Look = Callable[[ImageFiles, int], Any]
+
+
+def header(files: ImageFiles, index: int) -> tuple[int, int]:
+    """(H, W) of an image, from the first bytes of its file.
+
+    Upright where it may decide on the size of all; of large ones only whether it can be had counts.
+    """
+    with open_image(files.source(index)) as image:
+        turned = max(image.size) <= SMALL and lies_on_its_side(image)
+        return (image.width, image.height) if turned else (image.height, image.width)
+
+
+def decoded(files: ImageFiles, index: int) -> None:
+    """Decode an image only to see whether that is possible: JPEG files at an eighth."""
+    read_rgb(files.source(index), (1, 1))
+
+
+def decode_into(pixels: torch.Tensor, files: ImageFiles, index: int) -> None:
+    """Decode an image to its place in ``pixels``."""
+    pixels[index] = read_pixels(files.source(index), files.size, files.stretch)
+
+
+def each_file(samples: Samples, look: Look) -> tuple[dict[int, Any], dict[int, str]]:
+    """What ``look`` finds at every index, and why it failed where it did."""
+    files = samples.files
+    assert files is not None
+
+    def part(first: int) -> list[tuple[int, Any, str | None]]:
+        found: list[tuple[int, Any, str | None]] = []
+        for index in range(first, min(first + AT_ONCE, len(files))):
+            try:
+                found.append((index, look(files, index), None))
+            except UnreadableImage as error:
+                found.append((index, None, str(error)))
+        return found
+
+    threads = min(8, os.cpu_count() or 1)
+    with bombs_are_errors(), ThreadPoolExecutor(threads) as pool:
+        rows = [row for rows in pool.map(part, range(0, len(files), AT_ONCE)) for row in rows]
+    return (
+        {index: found for index, found, why in rows if why is None},
+        {index: why for index, _, why in rows if why is not None},
+    )
+
+
+def without_failures(
+    samples: Samples, failures: dict[int, str], split: str, config: DataConfig, skipped: Skipped
+) -> Samples:
+    """The samples that can be read; an error where ``corrupt`` says so."""
+    if not failures:
+        return samples
+    files = [
+        {"file": samples.ids[index], "split": split, "reason": why}
+        for index, why in sorted(failures.items())
+    ]
+    if config.corrupt == "error":
+        raise LargeMarginError(
+            f"{len(files)} of {len(samples)} {split} images cannot be read: "
+            f"{failures_text(files)}. Repair or remove them, or set corrupt: skip to leave them "
+            "out."
+        )
+    skipped.files.extend(files)
+    return samples.subset([index for index in range(len(samples)) if index not in failures])
+
+
+def failures_text(files: list[dict[str, str]]) -> str:
+    shown = "; ".join(f"{each['file']} ({each['reason']})" for each in files[:NAMED])
+    return shown if len(files) <= NAMED else f"{shown}; and {len(files) - NAMED} more"
+
+
+def decoded_size(
+    source: Source, config: DataConfig, found: set[tuple[int, int]]
+) -> tuple[int, int]:
+    """(H, W) to decode to: what is asked for, usual for the data, or the images' own if small."""
+    height, width = source.size or USUAL_SIZE
+    if config.size is not None:
+        return config.size, config.width or max(1, round(config.size * width / height))
+    if source.size is None and len(found) == 1 and max(next(iter(found))) <= SMALL:
+        return next(iter(found))
+    return height, width
+
+
+def duplicates(source: Source, others: list[str]) -> dict[str, Any]:
+    """Training images that are images of these parts too."""
     parts = {name: source.splits[name] for name in others if name in source.splits}
     found = {f"train and {name}": shared_images(source.train, each) for name, each in parts.items()}
     same = {name: each for name, each in found.items() if each.get("count")}
@@ -259,10 +445,8 @@ def duplicates(source: Source, config: DataConfig, others: list[str]) -> dict[st
     return found
 
 
-def contradictions(source: Source, config: DataConfig) -> dict[str, Any]:
+def contradictions(source: Source) -> dict[str, Any]:
     """Training images that are there under two labels, before any are replaced on purpose."""
-    if not is_own_data(source, config):
-        return {}
     found = contradicting_labels(source.train)
     if found.get("count"):
         pairs = "; ".join(f"{a} and {b}" for a, b in found["pairs"][:2])
@@ -272,11 +456,6 @@ def contradictions(source: Source, config: DataConfig) -> dict[str, Any]:
             stacklevel=3,
         )
     return {"train under two labels": found}
-
-
-def is_own_data(source: Source, config: DataConfig) -> bool:
-    """Data of people's own, not a known set."""
-    return source.from_files or config.name == "arrays"
 
 
 def shared_images(train: Samples, other: Samples) -> dict[str, Any]:
@@ -291,11 +470,8 @@ def shared_images(train: Samples, other: Samples) -> dict[str, Any]:
     known = {image_digest(train, i): i for i, each in enumerate(lengths) if each in common}
     wanted = [i for i, each in enumerate(other_lengths) if each in common]
     pairs = [(known[found], i) for i in wanted if (found := image_digest(other, i)) in known]
-    return {
-        "looked_for": True,
-        "count": len(pairs),
-        "pairs": [[train.ids[a], other.ids[b]] for a, b in pairs[:NAMED_PAIRS]],
-    }
+    named = [[train.ids[a], other.ids[b]] for a, b in pairs[:NAMED_PAIRS]]
+    return {"looked_for": True, "count": len(pairs), "pairs": named}
 
 
 def contradicting_labels(train: Samples) -> dict[str, Any]:
@@ -317,11 +493,8 @@ def contradicting_labels(train: Samples) -> dict[str, Any]:
             before = first.setdefault(same, i)
             if labels[before] != labels[i]:
                 pairs.setdefault(same, (before, i))
-    return {
-        "looked_for": True,
-        "count": len(pairs),
-        "pairs": [[train.ids[a], train.ids[b]] for a, b in list(pairs.values())[:NAMED_PAIRS]],
-    }
+    named = [[train.ids[a], train.ids[b]] for a, b in list(pairs.values())[:NAMED_PAIRS]]
+    return {"looked_for": True, "count": len(pairs), "pairs": named}
 
 
 def image_lengths(samples: Samples) -> list[int]:
@@ -329,27 +502,20 @@ def image_lengths(samples: Samples) -> list[int]:
     if samples.files is None:
         assert samples.pixels is not None
         return [samples.pixels[0].nbytes] * len(samples)
-    return [image_length(samples.files.source(i)) for i in range(len(samples))]
-
-
-def image_length(source: str | bytes | None) -> int:
-    return os.stat(source).st_size if isinstance(source, str) else len(source or b"")
+    sources = (samples.files.source(i) for i in range(len(samples)))
+    return [os.stat(one).st_size if isinstance(one, str) else len(one or b"") for one in sources]
 
 
 def image_digest(samples: Samples, index: int) -> bytes:
     if samples.files is None:
-        assert samples.pixels is not None
-        return hashlib.blake2b(samples.pixels[index].numpy().tobytes()).digest()
+        return hashlib.blake2b(samples.raw(index).numpy().tobytes()).digest()
     source = samples.files.source(index)
-    if isinstance(source, str):
-        with open(source, "rb") as file:
-            return hashlib.file_digest(file, "blake2b").digest()
-    return hashlib.blake2b(source or b"").digest()
+    content = Path(source).read_bytes() if isinstance(source, str) else source
+    return hashlib.blake2b(content or b"").digest()
 
 
 def normalization(source: Source, config: DataConfig, channels: int) -> Statistics:
     """Mean and standard deviation per channel, as ``config.normalize`` asks."""
-    check_choice("normalize", config.normalize, ("auto", "imagenet", "computed", "none"))
     kind = config.normalize
     if kind == "auto":
         if source.statistics is not None:

@@ -6,8 +6,8 @@ from largemargin.app.config import DataConfig
 from largemargin.app.data.sources import (
     arrays,
     csv_file,
-    folder,
     hugging_face_hub,
+    image_folders,
     market1501,
     rscd,
     standard_datasets,
@@ -21,7 +21,7 @@ SOURCES: dict[str, Callable[[DataConfig], Source]] = {
     "svhn": standard_datasets.read_torchvision,
     "mnist": standard_datasets.read_mnist,
     "fashion_mnist": standard_datasets.read_mnist,
-    "folder": folder.read,
+    "folder": image_folders.read,
     "csv": csv_file.read,
     "arrays": arrays.read,
     "huggingface": hugging_face_hub.read,

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from largemargin.app.config import DataConfig
 from largemargin.app.data.samples import Samples
+from largemargin.app.data.sources.image_folders import given_file
 from largemargin.app.data.sources.source import Source, class_indices, in_memory, listed
-from largemargin.errors import LargeMarginError, MissingPackage
+from largemargin.errors import LargeMarginError, optional_module
 
 KEYS = (
     "train_images and train_labels (and the same with validation_ and test_), or images and labels"
@@ -43,24 +44,8 @@ def read(config: DataConfig) -> Source:
     return from_arrays(arrays, names)
 
 
-def given_file(config: DataConfig) -> Path:
-    """The file that ``path`` names."""
-    if config.path is None:
-        raise LargeMarginError(f"data {config.name!r} needs path: the file to read.")
-    path = Path(config.path).expanduser()
-    if not path.is_file():
-        kind = "it is a folder" if path.is_dir() else "there is none"
-        raise LargeMarginError(f"path must be a file, but {kind} at {config.path}.")
-    return path
-
-
 def read_npz(path: Path) -> tuple[dict[str, Any], list[str] | None]:
-    try:
-        import numpy as np
-    except ImportError:
-        raise MissingPackage(
-            f"{path.name} needs NumPy. Install it: pip install 'largemargin[train]'"
-        ) from None
+    np = optional_module("numpy", f"{path.name} needs NumPy")
     if not zipfile.is_zipfile(path):
         raise LargeMarginError(f"{path} cannot be read: it is no .npz file, or not a whole one.")
     with np.load(path, allow_pickle=False) as file:
@@ -83,13 +68,8 @@ def without_objects(file: Any, name: str, path: Path) -> Any:
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Any], list[str] | None]:
-    try:
-        from safetensors import safe_open
-    except ImportError:
-        raise MissingPackage(
-            f"{path.name} needs safetensors. Install it: pip install 'largemargin[train]'"
-        ) from None
-    with safe_open(str(path), framework="np") as file:
+    safetensors = optional_module("safetensors", f"{path.name} needs safetensors")
+    with safetensors.safe_open(str(path), framework="np") as file:
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         names = (file.metadata() or {}).get("classes")
     return arrays, None if names is None else [str(name) for name in json.loads(names)]
@@ -105,7 +85,9 @@ def from_arrays(arrays: dict[str, Any], names: list[str] | None) -> Source:
     labels = {split: label_list(f"{each}labels", arrays) for split, each in prefixes.items()}
     if names is not None and not isinstance(labels["train"][0], str):
         labels = {split: named(each, names, split) for split, each in labels.items()}
-    classes = tuple(names) if names is not None else class_names(labels["train"])
+    # All labels once, numbers by value and names by alphabet.
+    found = sorted(set(labels["train"])) if names is None else names
+    classes = tuple(map(str, found))
     if len(set(classes)) < len(classes):
         raise LargeMarginError(f"classes must be different names, but they are {listed(classes)}.")
     splits: dict[str, Samples] = {}
@@ -137,11 +119,6 @@ def split_prefixes(arrays: dict[str, Any]) -> dict[str, str]:
             f"the file must hold {KEYS}, but it holds {listed(sorted(arrays)) or 'nothing'}."
         )
     return found
-
-
-def class_names(labels: list[Any]) -> tuple[str, ...]:
-    """All labels once, numbers by value and names by alphabet."""
-    return tuple(str(label) for label in sorted(set(labels)))
 
 
 def named(labels: list[Any], names: list[str], split: str) -> list[Any]:
@@ -230,8 +207,6 @@ TABLE = (
 
 
 def channels_first(key: str, array: Any) -> Any:
-    import numpy as np
-
     if array.ndim == 3:
         array = array[:, None]
     places = [axis for axis in (1, 3) if array.ndim == 4 and array.shape[axis] in (1, 3)]
@@ -245,4 +220,4 @@ def channels_first(key: str, array: Any) -> Any:
             f"{key} of shape {array.shape} may have its channels first or last. Store (N, H, W)."
         )
     # Of two narrow axes the first is that of the channels: (N, 1, H, 3) is an image, if a slim one.
-    return array if places[0] == 1 else np.moveaxis(array, 3, 1)
+    return array if places[0] == 1 else array.transpose(0, 3, 1, 2)

@@ -9,8 +9,7 @@ import os
 from pathlib import Path
 
 from largemargin.app.config import DataConfig
-from largemargin.app.data.sources.arrays import given_file
-from largemargin.app.data.sources.image_paths import printable
+from largemargin.app.data.sources.image_folders import given_file, printable
 from largemargin.app.data.sources.source import Source, class_indices, in_files, listed
 from largemargin.errors import LargeMarginError
 

@@ -14,7 +14,7 @@ from largemargin.app.data.image_files import ImageFiles
 from largemargin.app.data.samples import Samples
 from largemargin.app.data.sources.csv_file import ordered
 from largemargin.app.data.sources.source import Source, class_indices, listed
-from largemargin.errors import LargeMarginError, MissingPackage
+from largemargin.errors import LargeMarginError, optional_module
 
 SPLITS = {
     "train": ("train",),
@@ -86,12 +86,8 @@ def load(config: DataConfig) -> dict[str, Any]:
 
 def open_data_set(config: DataConfig) -> Any:
     """What ``datasets`` finds: a table, or tables by name. Programs in it are not run."""
-    try:
-        import datasets
-    except ImportError:
-        raise MissingPackage(
-            "data 'huggingface' needs datasets. Install it: pip install 'largemargin[huggingface]'"
-        ) from None
+    needed = "data 'huggingface' needs datasets"
+    datasets = optional_module("datasets", needed, extra="huggingface")
     if config.path is None:
         raise LargeMarginError(
             "data 'huggingface' needs path: the name of a data set on the hub, or a folder."
@@ -147,10 +143,11 @@ def names_of(table: Any, config: DataConfig) -> list[str] | None:
 def label_names(table: Any, config: DataConfig, names: list[str] | None) -> list[str]:
     """The labels of a table as names of classes; numbers are those of its own names, if any."""
     names = names_of(table, config) or names
-    if names is not None:
-        known = dict(enumerate(names)) | {None: UNLABELLED, -1: UNLABELLED}
-        return [known.get(label, str(label)) for label in table[config.label_column][:]]
-    return [as_name(label, config) for label in table[config.label_column][:]]
+    labels = table[config.label_column][:]
+    if names is None:
+        return [as_name(label, config) for label in labels]
+    known = dict(enumerate(names)) | {None: UNLABELLED, -1: UNLABELLED}
+    return [known.get(label, str(label)) for label in labels]
 
 
 def as_name(label: Any, config: DataConfig) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from largemargin.app.config import DataConfig
 from largemargin.app.data.samples import Samples
-from largemargin.app.data.sources.image_paths import folders, given_folder, id_of, images
+from largemargin.app.data.sources.image_folders import folders, given_folder, id_of, images
 from largemargin.app.data.sources.source import Source, in_files
 from largemargin.errors import LargeMarginError
 

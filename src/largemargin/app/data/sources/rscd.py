@@ -10,8 +10,14 @@ from pathlib import Path
 
 from largemargin.app.config import DataConfig
 from largemargin.app.data.samples import Samples
-from largemargin.app.data.sources.folder import read_split
-from largemargin.app.data.sources.image_paths import folders, given_folder, id_of, images, name_of
+from largemargin.app.data.sources.image_folders import (
+    folders,
+    given_folder,
+    id_of,
+    images,
+    name_of,
+    read_split,
+)
 from largemargin.app.data.sources.source import Source, class_indices, in_files
 from largemargin.errors import LargeMarginError
 
