@@ -100,7 +100,7 @@ class Checkpoints:
         fill = partial(save, model=model, config=config, class_names=classes)
         self._write(name, state, lambda draft: fill(draft / MODEL))
 
-    def _write(self, name: str, state: dict[str, Any], fill: Callable[[Path], None]) -> None:
+    def _write(self, name: str, state: dict[str, Any], fill: Callable[[Path], object]) -> None:
         self.folder.mkdir(exist_ok=True)
         remove_drafts(self.folder)
         target = self.folder / name

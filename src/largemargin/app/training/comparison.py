@@ -21,6 +21,7 @@ from largemargin.app.training.comparison_result import (
     RUNS,
     Comparison,
     MethodResult,
+    PairedTest,
     holm,
     paired_test,
     verdict,
@@ -173,11 +174,7 @@ def compare(
         folder: of the comparison: ``plan.yaml``, ``compare.json``, ``table.txt``, runs, tuning.
         seeds: of initial weights, batch order and noise; the same for all methods.
         trials: of tuning per method; 0 trains with the settings as they are.
-        space: changes of the search space, see ``search_space``.
-        data: loaded already; default ``load_data(config.data)``.
-        progress: show a progress bar for every run.
-        train: the function that trains.
-        say: where a line about every run goes.
+        space, data, progress, train, say: as of :func:`tune`.
     """
     configs, split, loaded = checked_plan(
         config, methods, seeds=seeds, trials=trials, space=space, data=data
@@ -308,28 +305,29 @@ def _write_plan(
     import yaml
 
     common = {k: v for k, v in to_dict(config).items() if k not in ("objective", "seed")}
-    plan = {
+    described = {
         "methods": [to_dict(method) for method in methods],
         "seeds": list(seeds),
         "trials": trials,
         "space": dict(space or {}),
         **common,
     }
-    path = folder / PLAN
-    known = read_yaml(path) if path.exists() else {}
-    for name in plan if known else ():
+    text = yaml.safe_dump(described, sort_keys=False, allow_unicode=True)
+    plan, path = yaml.safe_load(text), folder / PLAN
+    known = read_yaml(path) if path.exists() else plan
+    for name in plan:
         # Where it lies does not matter, and more seeds may be added to a comparison.
         if name in ("out", "name", "device") or (
             name == "seeds" and set(known[name]) <= set(plan[name])
         ):
             continue
-        if known.get(name) != yaml.safe_load(yaml.safe_dump(plan[name])):
+        if known.get(name) != plan[name]:
             raise LargeMarginError(
                 f"{folder} holds a comparison with other settings: {name} is {known.get(name)!r} "
                 f"there and {plan[name]!r} here. Choose another folder, or continue it as it is: "
                 f"largemargin compare --resume {shlex.quote(str(folder))}"
             )
-    write_text(path, yaml.safe_dump(plan, sort_keys=False, allow_unicode=True))
+    write_text(path, text)
 
 
 def _split(data: Data, trials: int) -> str:
@@ -383,26 +381,35 @@ def _conclude(
     tests = [paired_test(accuracies[method.slug], baseline) for method in methods[1:]]
     corrected = holm([test.t_test for test in tests])
     tested = [(None, None), *zip(tests, corrected, strict=True)]
-    results = []
-    for method, (test, p) in zip(methods, tested, strict=True):
-        values, found = accuracies[method.slug], [run.result for run in runs[method.slug]]
-        geometries = [result.get("geometry") or {} for result in found]
-        results.append(
-            MethodResult(
-                method=method.title,
-                folders=tuple(str(run.folder) for run in runs[method.slug]),
-                accuracies=tuple(values),
-                mean=statistics.fmean(values),
-                std=statistics.stdev(values) if len(values) > 1 else math.nan,
-                seconds=statistics.fmean(result["seconds"] for result in found),
-                trials=spent[method.slug][0],
-                tuning_seconds=spent[method.slug][1],
-                class_margin=statistics.fmean(
-                    each.get("class_margin_degrees", math.nan) for each in geometries
-                ),
-                test=test,
-                corrected=p,
-                verdict="baseline" if test is None or p is None else verdict(test, p),
-            )
-        )
-    return Comparison(split, images, seeds, tuple(results))
+    results = tuple(
+        _result(method, runs[method.slug], accuracies[method.slug], spent[method.slug], test, p)
+        for method, (test, p) in zip(methods, tested, strict=True)
+    )
+    return Comparison(split, images, seeds, results)
+
+
+def _result(
+    method: Method,
+    runs: list[Any],
+    values: list[float],
+    spent: tuple[int, float],
+    test: PairedTest | None,
+    corrected: float | None,
+) -> MethodResult:
+    found = [run.result for run in runs]
+    geometries = [result.get("geometry") or {} for result in found]
+    margins = [each.get("class_margin_degrees", math.nan) for each in geometries]
+    return MethodResult(
+        method=method.title,
+        folders=tuple(str(run.folder) for run in runs),
+        accuracies=tuple(values),
+        mean=statistics.fmean(values),
+        std=statistics.stdev(values) if len(values) > 1 else math.nan,
+        seconds=statistics.fmean(result["seconds"] for result in found),
+        trials=spent[0],
+        tuning_seconds=spent[1],
+        class_margin=statistics.fmean(margins),
+        test=test,
+        corrected=corrected,
+        verdict="baseline" if test is None or corrected is None else verdict(test, corrected),
+    )

@@ -147,22 +147,18 @@ class Comparison(Record):
     format: int = 1
 
     def __str__(self) -> str:
-        return table(self)
-
-
-def table(found: Comparison) -> str:
-    """One line a method, then the reading."""
-    rows = [HEADS, *(_cells(each) for each in found.methods)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADS))]
-    lines = [
-        "  ".join(
-            f"{cell:<{width}}" if at in (0, len(row) - 1) else f"{cell:>{width}}"
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    rule = "-" * max(map(len, lines))
-    return "\n".join([lines[0], rule, *lines[1:], "", *reading(found)])
+        """One line a method, then the reading."""
+        rows = [HEADS, *(_cells(each) for each in self.methods)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(
+                f"{cell:<{width}}" if at in (0, len(row) - 1) else f"{cell:>{width}}"
+                for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        rule = "-" * max(map(len, lines))
+        return "\n".join([lines[0], rule, *lines[1:], "", *reading(self)])
 
 
 def _cells(each: MethodResult) -> tuple[str, ...]:

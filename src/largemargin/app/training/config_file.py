@@ -98,7 +98,10 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
     if origin is tuple:
         return _tuple(value, get_args(hint)[0], place)
     if origin is dict:
-        return _free_settings(value, place)
+        if not isinstance(value, Mapping):
+            raise LargeMarginError(f"{place} must be a group of settings, but {value!r} was given.")
+        _refuse_class_paths(value, place)
+        return dict(value)
     return _scalar(value, hint, place)
 
 
@@ -106,13 +109,6 @@ def _tuple(value: Any, kind: Any, place: str) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
         raise LargeMarginError(f"{place} must be a list, but {value!r} was given.")
     return tuple(_typed(each, kind, f"{place}[{i}]") for i, each in enumerate(value))
-
-
-def _free_settings(value: Any, place: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise LargeMarginError(f"{place} must be a group of settings, but {value!r} was given.")
-    _refuse_class_paths(value, place)
-    return dict(value)
 
 
 def _refuse_class_paths(value: Any, place: str) -> None:

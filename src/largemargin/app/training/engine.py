@@ -123,16 +123,18 @@ def train(
     return run
 
 
+@dataclass(eq=False, repr=False)
 class Session:
     """A run on its way: trainer, folder, and the steps before and after training."""
 
-    def __init__(self, config: RunConfig, trainer: Trainer, processes: Processes) -> None:
-        self.config = config
-        self.trainer = trainer
-        self.processes = processes
-        self.folder = trainer.journal.folder
-        self.agreement = Agreement(processes)
-        self.training = True
+    config: RunConfig
+    trainer: Trainer
+    processes: Processes
+    training: bool = True
+
+    def __post_init__(self) -> None:
+        self.folder = self.trainer.journal.folder
+        self.agreement = Agreement(self.processes)
 
     def pause_if_asked(self) -> None:
         """Write a checkpoint and stop, if somebody asked any of the processes to."""

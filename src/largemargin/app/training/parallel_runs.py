@@ -95,18 +95,14 @@ def train_many(
 
     def load(config: RunConfig) -> Data:
         key = repr(config.data)
-        if key not in loaded:
+        if data is None and key not in loaded:
             loaded[key] = load_data(config.data)
-        return loaded[key]
+        return data or loaded[key]
 
+    places: Sequence[str | Path | None] = folders or [None] * len(configs)
     jobs = [
-        TrainingJob(
-            config,
-            None if folders is None else folders[index],
-            resume,
-            lambda config=config: data or load(config),  # type: ignore[misc]
-        )
-        for index, config in enumerate(configs)
+        TrainingJob(config, folder, resume, partial(load, config))
+        for config, folder in zip(configs, places, strict=True)
     ]
     finished: dict[int, Run] = {}
     for outcome in iter_finished(jobs, side_by_side=side_by_side, progress=progress):
@@ -140,7 +136,7 @@ def iter_finished(
     try:
         ask = True
         while not stop():
-            while ask and len(lanes) < (side_by_side if _on_gpu(lanes) else 1):
+            while ask and len(lanes) < (side_by_side if all(lane.stream for lane in lanes) else 1):
                 job = next_job()
                 ask = job is not None
                 if job is None or stop():
@@ -161,10 +157,6 @@ def iter_finished(
     finally:
         for lane in lanes:
             lane.close()
-
-
-def _on_gpu(lanes: "Sequence[_Lane]") -> bool:
-    return all(lane.stream is not None for lane in lanes)
 
 
 class _Lane:

@@ -12,6 +12,7 @@ from largemargin.app.config import NoiseConfig, ObjectiveConfig, RunConfig
 from largemargin.app.training.config_file import settings_from
 from largemargin.app.training.files import read_json
 from largemargin.app.training.objective import needs_of, objective_of, parse_objective
+from largemargin.app.training.processes import flat
 from largemargin.errors import LargeMarginError
 from largemargin.integrations.objective_text import needs_counts
 from largemargin.losses import LOSSES
@@ -172,13 +173,7 @@ def preset(name: str, *, class_counts: Sequence[int] | None = None) -> Preset:
 
 
 def _listed(values: dict[str, Any]) -> str:
-    parts = []
-    for name, value in values.items():
-        if isinstance(value, dict):
-            parts += [f"{name}.{key} {each}" for key, each in value.items()]
-        else:
-            parts.append(f"{name} {value}")
-    return ", ".join(parts)
+    return ", ".join(f"{name} {value}" for name, value in flat(values, ".").items())
 
 
 def _said(test: dict[str, Any] | None) -> str:

@@ -212,7 +212,7 @@ def _accelerator(config: RunConfig) -> Any:
 
 
 def flat(values: dict[str, Any], separator: str) -> dict[str, Any]:
-    """Values in groups by their whole names, for trackers."""
+    """Values in groups by their whole names."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict):

@@ -66,9 +66,7 @@ class Scores:
         return in_short(self._accuracy(model, self._validation))
 
     def test(self, model: nn.Module) -> Accuracy | None:
-        if not self.data.test:
-            return None
-        return self._accuracy(model, self.data.test)
+        return self._accuracy(model, self.data.test) if self.data.test else None
 
     def failure(self, model: nn.Module) -> str | None:
         """Why the model is no result, where it diverged; the same on every process."""

@@ -258,16 +258,15 @@ def _listed(names: list[str]) -> str:
 
 
 def _splits(before: dict[str, Any], now: dict[str, Any]) -> str:
-    digests, found = before.get("digests", {}), now.get("digests", {})
-    changed = [name for name in digests if digests[name] != found.get(name)]
-    counts, sizes = before.get("images", {}), now.get("images", {})
-    said = [_change(name, counts.get(name), sizes.get(name)) for name in changed]
+    said = []
+    for name, digest in before.get("digests", {}).items():
+        count, size = before.get("images", {}).get(name), now.get("images", {}).get(name)
+        if digest == now.get("digests", {}).get(name):
+            continue
+        if size is None:
+            said.append(f"there are no {name} images")
+        elif count is None or count == size:
+            said.append(f"{name} has other images or labels")
+        else:
+            said.append(f"{name} has other images ({size:,} instead of {count:,})")
     return f"{', '.join(said)} now" if said else ""
-
-
-def _change(name: str, before: int | None, now: int | None) -> str:
-    if now is None:
-        return f"there are no {name} images"
-    if before is None or before == now:
-        return f"{name} has other images or labels"
-    return f"{name} has other images ({now:,} instead of {before:,})"

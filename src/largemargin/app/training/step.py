@@ -33,7 +33,7 @@ def noisy_images(images: Tensor, noise: NoiseConfig) -> Tensor:
     return changed.clamp(0, 1) if noise.clip else changed
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Step:
     """``step(images, labels)`` changes the model once, unless loss or gradient are not finite.
 
@@ -345,12 +345,14 @@ class LearningRate:
             passed = sum(epoch >= milestone for milestone in config.milestones)
             return config.lr * config.factor**passed
         if config.schedule == "cosine":
-            wave = (1 + math.cos(math.pi * progress)) / 2
-            return config.final_lr + (config.lr - config.final_lr) * wave
+            return _wave(config.lr, config.final_lr, progress)
         if config.schedule == "log_linear":
             return float(config.lr * (config.final_lr / config.lr) ** progress)
         if config.schedule == "one_cycle":
-            return _one_cycle(config.lr, progress)
+            rise, peak = ONE_CYCLE_RISE, config.lr
+            if progress < rise:
+                return _wave(peak / 25, peak, progress / rise)
+            return _wave(peak, peak / 1e4, (progress - rise) / (1 - rise))
         return config.lr
 
     def set(self, optimizer: torch.optim.Optimizer, step: int) -> float:
@@ -364,10 +366,6 @@ class LearningRate:
         return rate
 
 
-def _one_cycle(peak: float, progress: float) -> float:
-    def between(start: float, end: float, part: float) -> float:
-        return end + (start - end) * (1 + math.cos(math.pi * part)) / 2
-
-    if progress < ONE_CYCLE_RISE:
-        return between(peak / 25, peak, progress / ONE_CYCLE_RISE)
-    return between(peak, peak / 1e4, (progress - ONE_CYCLE_RISE) / (1 - ONE_CYCLE_RISE))
+def _wave(start: float, end: float, part: float) -> float:
+    """Half a cosine from ``start`` to ``end``."""
+    return end + (start - end) * (1 + math.cos(math.pi * part)) / 2

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -47,6 +48,7 @@ NAMED = 64
 """Samples of a bad step that are named in the journal."""
 
 
+@dataclass(eq=False, repr=False)
 class Trainer:
     """Everything a run needs; :meth:`steps` trains, and pauses after every step.
 
@@ -58,22 +60,16 @@ class Trainer:
         on_epoch: called with every epoch's row; an exception from it ends the run.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        data: Data,
-        journal: Journal,
-        *,
-        processes: Processes,
-        on_epoch: Callable[[dict[str, Any]], None] | None = None,
-    ) -> None:
-        self.config = config
-        self.data = data
-        self.journal = journal
-        self.processes = processes
+    config: RunConfig
+    data: Data
+    journal: Journal
+    _: KW_ONLY
+    processes: Processes
+    on_epoch: Callable[[dict[str, Any]], None] | None = None
+
+    def __post_init__(self) -> None:
         self.progress = Progress(shown=False)
-        self.on_epoch = on_epoch
-        self.device = processes.device
+        self.device = self.processes.device
         self.rng = RunRng(self.device)
         self.stop_requested = False
         with self.rng():

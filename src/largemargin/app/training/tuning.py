@@ -131,26 +131,23 @@ def tune(
         train: the function that trains.
         say: where a line about every trial goes.
     """
-    searched, now, whole = checked_search(
+    searched, now, loaded = checked_search(
         config, trials=trials, space=space, pruner=pruner, data=data
     )
-    loaded = without_test(whole)
-    import optuna
-
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    opened = _open_study(optuna, config, place, study, storage, searched, pruner)
+    search = _Search(config, place, searched, loaded, progress, train)
+    opened = search.open(study, storage, pruner)
     tried = [trial for trial in opened.trials if _state(trial) in (*COUNTED, "waiting")]
     if not any(trial.user_attrs.get("given") for trial in tried):
         opened.enqueue_trial(now, user_attrs={"given": True})
-    search = _Search(optuna, config, place, searched, loaded, progress, train)
     while sum(_state(trial) in COUNTED for trial in opened.trials) < trials:
         opened.optimize(search, n_trials=1)
-        found = _write(place, config, opened)
+        found = search.write(opened)
         last = found.trials[-1]
         told = f"{len(found.finished):>4} of {trials}, trial {last.number}"
         say(f"{told}: {line(last, config.select)}")
-    return _write(place, config, opened)
+    return search.write(opened)
 
 
 def checked_search(
@@ -161,7 +158,7 @@ def checked_search(
     pruner: Pruner = "median",
     data: Data | None = None,
 ) -> tuple[dict[str, Dimension], dict[str, Any], Data]:
-    """What :func:`tune` would search, where it would begin, and the data.
+    """What :func:`tune` would search, where it would begin, and the data without its test images.
 
     Raises:
         LargeMarginError: where it could not begin; nothing is written.
@@ -171,16 +168,14 @@ def checked_search(
     if find_spec("optuna") is None:
         raise MissingPackage(MISSING)
     pick_device(config.device)
-    loaded = data or load_data(config.data)
-    without_test(loaded)
+    loaded = without_test(data or load_data(config.data))
     counts = torch.bincount(loaded.train.labels, minlength=len(loaded.classes)).tolist()
-    searched, now = search_space(config, class_counts=counts, changes=space)
-    return searched, now, loaded
+    return *search_space(config, class_counts=counts, changes=space), loaded
 
 
 def without_test(data: Data) -> Data:
     """The same data with nothing in it that a search must not see."""
-    if data.validation is None or len(data.validation) == 0:
+    if not data.validation:
         raise LargeMarginError(
             "tuning compares settings on validation images, but there are none. Set "
             "data.validation, for example to 0.1."
@@ -190,9 +185,8 @@ def without_test(data: Data) -> Data:
 
 @dataclass
 class _Search:
-    """The function optuna calls with every trial."""
+    """A study with its files; called by optuna with every trial."""
 
-    optuna: Any
     config: RunConfig
     folder: Path
     space: dict[str, Dimension]
@@ -201,6 +195,8 @@ class _Search:
     train: Callable[..., Any]
 
     def __call__(self, trial: Any) -> float:
+        from optuna import TrialPruned
+
         values = {path: rounded(_suggest(trial, path, each)) for path, each in self.space.items()}
         config = replace(
             with_values(self.config, values), name=f"trial-{trial.number:04d}", measure=False
@@ -215,7 +211,7 @@ class _Search:
             trial.report(row["validation"][self.config.select], row["epoch"])
             trial.set_user_attr("epochs", epochs)
             if epochs < config.epochs and trial.should_prune():
-                raise self.optuna.TrialPruned
+                raise TrialPruned
 
         try:
             run = self.train(
@@ -234,47 +230,74 @@ class _Search:
             # A study of a hundred trials need not fill the disk: best.yaml trains it again.
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
         trial.set_user_attr("diverged", True)
-        raise self.optuna.TrialPruned
+        raise TrialPruned
+
+    def open(self, name: str, storage: str | None, pruner: Pruner) -> Any:
+        """The study, made or found; one that searches something else is refused."""
+        import optuna
+        from optuna.storages.journal import JournalFileBackend, JournalStorage
+
+        config, space, folder = self.config, self.space, self.folder
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        opened = optuna.create_study(
+            study_name=name,
+            storage=storage or JournalStorage(JournalFileBackend(str(folder / STUDY))),
+            direction="minimize" if config.select == "loss" else "maximize",
+            pruner=_pruner(optuna, pruner, config.epochs),
+            load_if_exists=True,
+        )
+        # A seeded sampler that starts anew would draw what it drew before.
+        opened.sampler = optuna.samplers.TPESampler(seed=config.seed + len(opened.trials))
+        # Where runs lie and how they are shown need not agree between calls.
+        compared = to_dict(replace(config, out="", name="", trackers=(), device="auto"))
+        described = {"config": compared, "space": {key: repr(space[key]) for key in space}}
+        known = opened.user_attrs.get("tunes")
+        if known is None:
+            opened.set_user_attr("tunes", described)
+        elif known != described:
+            raise LargeMarginError(
+                f"the study {name!r} in {storage or folder} searches something else: "
+                f"{_first_difference(known, described)}. Trials of one study must be comparable; "
+                "choose another folder or another --study name."
+            )
+        return opened
+
+    def write(self, opened: Any) -> Tuning:
+        """``trials.csv`` and ``best.yaml`` of the study as it is now."""
+        config, folder = self.config, self.folder
+        rows = tuple(
+            Trial(
+                number=trial.number,
+                state=_state(trial),
+                value=trial.value if trial.value is not None else _last(trial),
+                epochs=trial.user_attrs.get("epochs", 0),
+                seconds=trial.user_attrs.get("seconds", 0.0),
+                settings={path: rounded(value) for path, value in trial.params.items()},
+            )
+            for trial in opened.trials
+            if _state(trial) != "waiting"
+        )
+        tuning = Tuning(folder, config.select, rows, None)
+        best = tuning.best_trial
+        if best is not None:
+            found: RunConfig = from_dict(opened.trials[best.number].user_attrs["config"])
+            found = replace(
+                found,
+                name=config.name,
+                measure=config.measure,
+                out=config.out,
+                device=config.device,
+            )
+            tuning = replace(tuning, best=found)
+            write_config(found, folder / BEST)
+        write_csv(folder / TRIALS, tuning)
+        return tuning
 
 
 def _suggest(trial: Any, path: str, dimension: Dimension) -> Any:
     if isinstance(dimension, Choice):
         return trial.suggest_categorical(path, list(dimension.values))
     return trial.suggest_float(path, dimension.low, dimension.high, log=dimension.log)
-
-
-def _open_study(
-    optuna: Any,
-    config: RunConfig,
-    folder: Path,
-    name: str,
-    storage: str | None,
-    space: dict[str, Dimension],
-    pruner: Pruner,
-) -> Any:
-    from optuna.storages.journal import JournalFileBackend
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    opened = optuna.create_study(
-        study_name=name,
-        storage=storage or optuna.storages.JournalStorage(JournalFileBackend(str(folder / STUDY))),
-        direction="minimize" if config.select == "loss" else "maximize",
-        pruner=_pruner(optuna, pruner, config.epochs),
-        load_if_exists=True,
-    )
-    # A seeded sampler that starts anew would draw what it drew before.
-    opened.sampler = optuna.samplers.TPESampler(seed=config.seed + len(opened.trials))
-    described = {"config": _compared(config), "space": {key: repr(space[key]) for key in space}}
-    known = opened.user_attrs.get("tunes")
-    if known is None:
-        opened.set_user_attr("tunes", described)
-    elif known != described:
-        raise LargeMarginError(
-            f"the study {name!r} in {storage or folder} searches something else: "
-            f"{_first_difference(known, described)}. Trials of one study must be comparable; "
-            "choose another folder or another --study name."
-        )
-    return opened
 
 
 def _pruner(optuna: Any, name: Pruner, epochs: int) -> Any:
@@ -284,11 +307,6 @@ def _pruner(optuna: Any, name: Pruner, epochs: int) -> Any:
     if name == "asha":
         return optuna.pruners.SuccessiveHalvingPruner(min_resource=max(1, epochs // 9))
     return optuna.pruners.NopPruner()
-
-
-def _compared(config: RunConfig) -> dict[str, Any]:
-    """What must agree between calls; where runs lie and how they are shown need not."""
-    return to_dict(replace(config, out="", name="", trackers=(), device="auto"))
 
 
 def _first_difference(known: Any, given: Any, path: str = "") -> str:
@@ -307,33 +325,9 @@ def _state(trial: Any) -> str:
     return {"fail": "interrupted"}.get(name, name)
 
 
-def _write(folder: Path, config: RunConfig, opened: Any) -> Tuning:
-    """``trials.csv`` and ``best.yaml`` of the study as it is now."""
-    rows = tuple(
-        Trial(
-            number=trial.number,
-            state=_state(trial),
-            value=trial.intermediate_values.get(trial.last_step)
-            if trial.value is None
-            else trial.value,
-            epochs=trial.user_attrs.get("epochs", 0),
-            seconds=trial.user_attrs.get("seconds", 0.0),
-            settings={path: rounded(value) for path, value in trial.params.items()},
-        )
-        for trial in opened.trials
-        if _state(trial) != "waiting"
-    )
-    tuning = Tuning(folder, config.select, rows, None)
-    best = tuning.best_trial
-    if best is not None:
-        found: RunConfig = from_dict(opened.trials[best.number].user_attrs["config"])
-        found = replace(
-            found, name=config.name, measure=config.measure, out=config.out, device=config.device
-        )
-        tuning = replace(tuning, best=found)
-        write_config(found, folder / BEST)
-    write_csv(folder / TRIALS, tuning)
-    return tuning
+def _last(trial: Any) -> float | None:
+    value: float | None = trial.intermediate_values.get(trial.last_step)
+    return value
 
 
 def write_csv(path: Path, tuning: Tuning) -> None:
