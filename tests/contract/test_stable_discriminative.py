@@ -12,7 +12,7 @@ from oracles.numgrad import numerical_gradient
 import largemargin as lm
 from contract.problems import Sizes, assert_close, call, random_problem, value_and_gradients
 from contract.zoo import build
-from largemargin.losses.stable_discriminative import feature_scale, linear_tail
+from largemargin.losses.discriminative import feature_scale, linear_tail
 
 GRADIENTS = ("bounded", "exact", "detached")
 SIZES = Sizes(7, 4, 3)

@@ -23,7 +23,6 @@ LOSSES = {
     "prototype_penalties": "zero_centroid or super_symmetry",
     "sphereface": "sphereface or lsoftmax",
     "stability": "stability",
-    "stable_discriminative": "stable_discriminative",
 }
 """Files of losses, and what the names of their tests hold."""
 

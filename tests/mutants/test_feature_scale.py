@@ -9,7 +9,7 @@ import largemargin as lm
 from largemargin.ops import distributed, norms
 from largemargin.ops.norms import EPS
 
-module = importlib.import_module("largemargin.losses.stable_discriminative")
+module = importlib.import_module("largemargin.losses.discriminative")
 
 FEATURES = torch.tensor([[3.0, 4.0], [5.0, 0.0]])
 

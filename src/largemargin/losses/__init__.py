@@ -27,7 +27,11 @@ from largemargin.losses.cross_entropy import (
     focal,
     label_smoothing,
 )
-from largemargin.losses.discriminative import Discriminative, RobustDiscriminative
+from largemargin.losses.discriminative import (
+    Discriminative,
+    RobustDiscriminative,
+    StableDiscriminative,
+)
 from largemargin.losses.gaussian_mixture import GaussianMixture, gaussian_mixture
 from largemargin.losses.gm_softmax import (
     GMSoftmax,
@@ -74,7 +78,6 @@ from largemargin.losses.prototype_penalties import (
 )
 from largemargin.losses.sphereface import LSoftmax, SphereFace, lsoftmax, sphereface, sphereface_psi
 from largemargin.losses.stability import Stability, stability
-from largemargin.losses.stable_discriminative import StableDiscriminative
 
 LOSSES: dict[str, type[Loss]] = {
     kind.key: kind

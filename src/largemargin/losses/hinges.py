@@ -114,9 +114,7 @@ class DenseHinge(MaxHinge):
     torch's ``multi_margin_loss`` divides by C instead. Needs the (N, C) logits; with soft targets
     an (N, C, C) array.
 
-    Args:
-        margin: rho, a number or one per class (C,); default 1 (LMS 14).
-        similarity, scale, options: those of every :class:`LogitLoss`.
+    Args as :class:`MaxHinge`; the default is that of LMS 14.
 
     Example:
         >>> DenseHinge()(torch.tensor([[1.0, 0.5, 0.0]]), torch.tensor([0]))

@@ -172,10 +172,7 @@ class LSoftmax(Loss):
     key: ClassVar[str] = "lsoftmax"
     has_target_curve: ClassVar[bool] = True
     widens_margins: ClassVar[bool] = True
-    search_space: ClassVar[Mapping[str, Dimension]] = {
-        "margin": Choice((2, 3, 4)),
-        "annealing": Range(0.1, 100.0),
-    }
+    search_space: ClassVar[Mapping[str, Dimension]] = SphereFace.search_space
     refuses: ClassVar[dict[str, str]] = SphereFace.refuses
 
     def __init__(
