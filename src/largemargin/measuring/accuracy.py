@@ -175,14 +175,12 @@ def accuracy_of(
         >>> found.per_class, found.balanced, found.confusion
         ((1.0, 0.5), 0.75, ((1, 0), (1, 1)))
     """
+
+    def make_counter(reader: LogitModel, where: torch.device) -> _AccuracyCounter:
+        return _AccuracyCounter(reader, data, bins, where)
+
     counter, parts = count_over(
-        model,
-        data,
-        lambda reader, where: _AccuracyCounter(reader, data, bins, where),
-        "accuracy",
-        num_classes=num_classes,
-        layer=layer,
-        **options,
+        model, data, make_counter, "accuracy", num_classes=num_classes, layer=layer, **options
     )
     found = counter.counts.result([sums for sums, _ in parts])
     return replace(found, correct=counter.rights.result([seen for _, seen in parts]))
@@ -224,17 +222,12 @@ class Counts:
         self.num_classes, self.bins = num_classes, bins
         where = torch.device(device)
         self.wide = torch.float32 if where.type == "mps" else torch.float64
-        keeps_table = num_classes <= CONFUSION_CLASSES
         sizes = {
             # One cell more, for samples that are left out.
-            "class_size": num_classes + 1,
-            "class_right": num_classes + 1,
-            "table": num_classes**2 + 1 if keeps_table else 0,
-            "bin_size": bins + 1,
-            "bin_right": bins + 1,
-            "skipped": 1,
-            "strange": 1,
-            "broken": 1,
+            **dict.fromkeys(("class_size", "class_right"), num_classes + 1),
+            "table": num_classes**2 + 1 if num_classes <= CONFUSION_CLASSES else 0,
+            **dict.fromkeys(("bin_size", "bin_right"), bins + 1),
+            **dict.fromkeys(("skipped", "strange", "broken"), 1),
         }
         self.whole = {
             name: torch.zeros(size, dtype=torch.long, device=where) for name, size in sizes.items()

@@ -77,20 +77,16 @@ class Predictions(Record):
         writer = csv.writer(file)  # lines end in \r\n, so that it quotes either in a name
         writer.writerow(("image", "label", "probability", "margin", "margin_kind", "flag", "error"))
         for row in self.rows:
-            known = row.margin is not None
-            numbers = (_number(row.probability), _number(row.margin))
             flag = "" if row.flag is None else str(row.flag).lower()
-            kind = self.margin if known else ""
-            texts = (harmless(row.image), harmless(row.label or ""))
-            writer.writerow((*texts, *numbers, kind, flag, harmless(row.error or "")))
+            kind = "" if row.margin is None else self.margin
+            image, label, error = (
+                harmless(each or "") for each in (row.image, row.label, row.error)
+            )
+            writer.writerow((image, label, row.probability, row.margin, kind, flag, error))
 
     def save_json(self, path: str | Path) -> None:
         """Write the same as JSON; :meth:`load` reads it back."""
         self.save(path)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else repr(value)
 
 
 def harmless(text: str) -> str:

@@ -105,15 +105,12 @@ def perturbed_accuracy(
         >>> len(found["noise"].runs)
         3
     """
+
+    def make_counter(reader: LogitModel, where: torch.device) -> PerturbedCounts:
+        return PerturbedCounts(reader, perturbations, draws=draws, seed=seed, device=where)
+
     counter, parts = count_over(
-        model,
-        data,
-        lambda reader, where: PerturbedCounts(
-            reader, perturbations, draws=draws, seed=seed, device=where
-        ),
-        "perturbations",
-        num_classes=num_classes,
-        **options,
+        model, data, make_counter, "perturbations", num_classes=num_classes, **options
     )
     return counter.result(parts)
 
@@ -144,12 +141,7 @@ def attacked_accuracy(
         return AttackedCounts(reader, attacks, seed=seed, device=where, stride=stride)
 
     counter, parts = count_over(
-        model,
-        data,
-        make_counter,
-        "attacks",
-        num_classes=num_classes,
-        **options,
+        model, data, make_counter, "attacks", num_classes=num_classes, **options
     )
     return counter.result(parts)
 
@@ -166,14 +158,9 @@ def attack_curve(
     **options: Unpack[ReadingOptions],
 ) -> tuple[AttackedAccuracy, ...]:
     """Accuracy under one attack at several strengths: see :func:`attacked_accuracy`."""
+    attacks = [replace(attack, epsilon=epsilon) for epsilon in epsilons]
     return attacked_accuracy(
-        model,
-        data,
-        [replace(attack, epsilon=epsilon) for epsilon in epsilons],
-        max_samples=max_samples,
-        seed=seed,
-        num_classes=num_classes,
-        **options,
+        model, data, attacks, max_samples=max_samples, seed=seed, num_classes=num_classes, **options
     )
 
 
@@ -206,8 +193,7 @@ def perturbation_suite(
         if isinstance(values, str) or not isinstance(values, Sequence):
             raise LargeMarginError(f"{name} must be a list of levels, but {values!r} was given.")
         for each in values:
-            what = f"every level of {name} noise"
-            check_number(what, each, at_least=0, at_most=1, hint=LEVELS)
+            check_number(f"every level of {name} noise", each, at_least=0, at_most=1, hint=LEVELS)
     suite = {f"gaussian {level(each)}": Perturbation(sigma=each) for each in gaussian}
     suite |= {f"uniform {level(each)}": Perturbation(amplitude=each) for each in uniform}
     if kind == "none":
@@ -228,11 +214,7 @@ def scaled_suite(height: int, width: int) -> dict[str, Perturbation]:
     thickness = max(1, round(width * 6 / 500))
     stripes = Stripes(max(1, round(0.12 * width / thickness)), thickness)
     return {
-        name: replace(
-            each,
-            occlusion=each.occlusion and patches,
-            stripes=each.stripes and stripes,
-        )
+        name: replace(each, occlusion=each.occlusion and patches, stripes=each.stripes and stripes)
         for name, each in ROAD_400X500.items()
     }
 
@@ -341,7 +323,8 @@ class PairedDraws:
             for number, each in zip(numbers, rows, strict=True)
         ]
         back = torch.cat(rows).argsort().to(images.device)
-        return PerturbationDraws(*(_joined(each, back) for each in zip(*parts, strict=True)))
+        kinds = ([x for x in each if x is not None] for each in zip(*parts, strict=True))
+        return PerturbationDraws(*(torch.cat(each)[back] if each else None for each in kinds))
 
     def _of_block(
         self, what: Perturbation, run: int, images: Tensor, number: int, rows: Tensor
@@ -355,11 +338,6 @@ class PairedDraws:
         return PerturbationDraws(
             *(None if each is None else each.to(here.device)[here] for each in drawn)
         )
-
-
-def _joined(parts: Sequence[Tensor | None], order: Tensor) -> Tensor | None:
-    given = [each for each in parts if each is not None]
-    return torch.cat(given)[order] if given else None
 
 
 def attacks_of(

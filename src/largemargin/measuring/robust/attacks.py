@@ -100,17 +100,13 @@ class Attack:
         labels: Tensor,
         generator: Generators | None = None,
     ) -> Tensor:
+        options: dict[str, Any] = {"epsilon": self.epsilon, "norm": self.norm, "loss": self.loss}
         if self.kind == "fgsm":
-            return fgsm(model, images, labels, epsilon=self.epsilon, norm=self.norm, loss=self.loss)
+            return fgsm(model, images, labels, **options)
+        options |= {"steps": self.steps, "restarts": self.restarts, "generator": generator}
         if self.kind == "apgd":
-            return apgd(
-                model, images, labels, epsilon=self.epsilon, norm=self.norm, steps=self.steps,
-                restarts=self.restarts, loss=self.loss, generator=generator,
-            )  # fmt: skip
-        return pgd(
-            model, images, labels, epsilon=self.epsilon, norm=self.norm, steps=self.steps,
-            step_size=self.step_size, restarts=self.restarts, loss=self.loss, generator=generator,
-        )  # fmt: skip
+            return apgd(model, images, labels, **options)
+        return pgd(model, images, labels, step_size=self.step_size, **options)
 
 
 def fgsm(
