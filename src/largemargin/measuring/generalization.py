@@ -179,10 +179,7 @@ class FullyConnected:
         self.cushions: NoiseCushions | None = None
         self.samples = 0
         """Over which the cushions were taken."""
-        self._look()
-
-    def _look(self) -> None:
-        model, head = self.space.model, self.space.head
+        model, head = space.model, space.head
         linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
         known = {id(p) for module in linear for p in (module.weight, module.bias) if p is not None}
         others = [name for name, p in model.named_parameters() if id(p) not in known]

@@ -204,13 +204,16 @@ def _layer_table(g: Geometry, width: int) -> list[str]:
     title = f"layers, by class means ({len(g.layers)})"
     lines = [f"{title:<{width}}" + "".join(f"{head:>11}" for head in heads)]
     for each in g.layers:
-        nc1 = math.nan if each.collapse is None else each.collapse.variability
-        values = [f"{each.dim:,}", number(each.variance.ratio), number(nc1)]
-        if kept:
-            margin = math.nan if each.margins is None else each.margins["distance"].overall.mean
-            values += [_percent(each.accuracy), _percent(each.left_out_accuracy), number(margin)]
+        values = _layer_values(each)[: len(heads)]
         lines.append(f"{'  ' + each.name:<{width}}" + "".join(f"{v:>11}" for v in values))
     return lines
+
+
+def _layer_values(layer: LayerGeometry) -> list[str]:
+    nc1 = math.nan if layer.collapse is None else layer.collapse.variability
+    margin = math.nan if layer.margins is None else layer.margins["distance"].overall.mean
+    shares = _percent(layer.accuracy), _percent(layer.left_out_accuracy)
+    return [f"{layer.dim:,}", number(layer.variance.ratio), number(nc1), *shares, number(margin)]
 
 
 def _space(g: Geometry) -> list[tuple[str, str]]:
@@ -407,6 +410,10 @@ def relative_margin(g: Geometry) -> float:
     return mean / spread
 
 
+def _layer_names(g: Geometry) -> list[str] | None:
+    return [each.name for each in g.layers] if g.layers else None
+
+
 def _differ(one: object, other: object) -> bool:
     """Whether two things that are known are not the same."""
     return one is not None and other is not None and one != other
@@ -422,7 +429,7 @@ def _notes(a: Geometry, b: Geometry, names: tuple[str, str]) -> Iterator[str]:
         yield f"they are of different data: {names[0]} of {a.data}, {names[1]} of {b.data}"
     if _differ(a.class_names, b.class_names):
         yield "their classes have different names: differences by class mean nothing"
-    one, other = ([each.name for each in g.layers] if g.layers else None for g in (a, b))
+    one, other = _layer_names(a), _layer_names(b)
     if _differ(one, other):
         yield f"layers differ ({one}; {other}): those of one name are compared"
     if (a.similarity, a.scale) != (b.similarity, b.scale):

@@ -240,9 +240,7 @@ def measure_input_margins(
         eps: default 1e-6 (both papers say "small").
         max_samples: only the first so many.
         normalization: (mean, std) of the loader's, per channel, for margins in units before it.
-        bins: of the histograms.
-        device: where to send batches; default that of the model.
-        progress: show a progress bar (needs tqdm).
+        bins, device, progress: as in :func:`largemargin.measure`.
 
     Example:
         >>> model = nn.Linear(2, 2, bias=False)

@@ -2,6 +2,7 @@
 
 import copy
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -126,8 +127,8 @@ def _produced_by(model: nn.Module, head_name: str) -> tuple[str | None, str]:
     calls = _calls(graph, head_name)
     if len(calls) != 1:
         return None, f"the model calls its head {len(calls)} times"
-    node = calls[0].args[0] if calls[0].args else next(iter(calls[0].kwargs.values()))
-    while isinstance(node, fx.Node) and node.op != "placeholder":
+    features = calls[0].args[0] if calls[0].args else next(iter(calls[0].kwargs.values()))
+    for node in _backwards(features):
         if node.op == "call_module" and isinstance(_module(model, node), AFFINE):
             uses = len(_calls(graph, str(node.target)))
             if uses > 1:
@@ -136,7 +137,6 @@ def _produced_by(model: nn.Module, head_name: str) -> tuple[str | None, str]:
         trouble = _not_homogeneous(model, node)
         if trouble:
             return None, trouble
-        node = node.args[0] if node.args else None
     return None, "no layer comes before the head"
 
 
@@ -162,6 +162,12 @@ def _calls(graph: fx.Graph, name: str) -> list[fx.Node]:
 
 def _module(model: nn.Module, node: fx.Node) -> nn.Module:
     return model.get_submodule(str(node.target))
+
+
+def _backwards(node: Any) -> Iterator[fx.Node]:
+    while isinstance(node, fx.Node) and node.op != "placeholder":
+        yield node
+        node = node.args[0] if node.args else None
 
 
 class _Tracer(fx.Tracer):
