@@ -323,23 +323,26 @@ NARROW = 1000.0
 
 def y_axis(chart: Chart) -> dict[str, Any]:
     """What plotly should know about the y axis beside its title."""
-    lines = all(series.form in ("line", "points") for series in chart.series)
-    columns = [column for each in chart.series for column in (each.y, each.low, each.high)]
-    values = finite(itertools.chain.from_iterable(columns))
-    positive = [y for y in values if y > 0]
-    # A logarithmic axis needs a power of ten to show.
-    if chart.log_y and positive and max(positive) >= 10 * min(positive):
-        return _powers(positive)
+    lines = {series.form for series in chart.series} <= {"line", "points"}
+    heights = (itertools.chain(each.y, each.low, each.high) for each in chart.series)
+    values = finite(itertools.chain.from_iterable(heights))
+    if chart.log_y and (powers := _powers([y for y in values if y > 0])):
+        return powers
     axis: dict[str, Any] = {}
     spread = max(values) - min(values) if values else math.inf
     if chart.percent_y:
         axis["tickformat"] = ".1%" if spread < 0.05 else ".0%"
     if spread == 0 and lines and not chart.equal:
-        value, step = values[0], 0.1 * abs(values[0]) or 1.0
-        # Shares stay shares.
-        share = [max(-0.005, value - 0.05), min(1.005, value + 0.05)]
-        axis["range"] = share if chart.percent_y else [value - step, value + step]
+        axis["range"] = _around(values[0], share=chart.percent_y)
     return axis
+
+
+def _around(value: float, *, share: bool) -> list[float]:
+    """A range around one number, in which shares stay shares."""
+    if share:
+        return [max(-0.005, value - 0.05), min(1.005, value + 0.05)]
+    step = 0.1 * abs(value) or 1.0
+    return [value - step, value + step]
 
 
 def x_axis(chart: Chart) -> dict[str, Any]:
@@ -358,7 +361,10 @@ def finite(values: Iterable[Number]) -> list[float]:
 
 
 def _powers(values: list[float]) -> dict[str, Any]:
-    low, high = min(values), max(values)
+    """A logarithmic axis, which needs a power of ten to show."""
+    low, high = min(values, default=1.0), max(values, default=1.0)
+    if high < 10 * low:
+        return {}
     made: dict[str, Any] = {"type": "log"}
     if high < NARROW * low:
         first, last = math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1

@@ -66,12 +66,8 @@ def draw(chart: Chart, picture: Any) -> None:
     axes = picture.add_subplot(projection="3d" if chart.solid else None)
     if chart.heat is not None:
         _heat(chart.heat, axes, picture)
-    bars = [series for series in chart.series if series.form == "bars"]
-    if bars:
-        _bars(bars, axes)
-    boxes = [series for series in chart.series if series.form == "box"]
-    if boxes:
-        _boxes(boxes, axes)
+    _bars([series for series in chart.series if series.form == "bars"], axes)
+    _boxes([series for series in chart.series if series.form == "box"], axes)
     for series in chart.series:
         if series.form in ("line", "points", "steps"):
             _curve(chart, series, axes)
@@ -79,9 +75,10 @@ def draw(chart: Chart, picture: Any) -> None:
     axes.set_title(_text(chart.title), fontsize=10)
     _ticks(chart, axes)
     _lines(chart, axes)
-    if len(named := axes.get_legend_handles_labels()[1]) > 1:
-        ncols = 10 if chart.equal else 2 if len(named) > 2 else 3
-        size = 2.5 if chart.equal else 1  # points of a map are small
+    named = axes.get_legend_handles_labels()[1]
+    if len(named) > 1:
+        # Points of a map are small.
+        ncols, size = (10, 2.5) if chart.equal else (2 if len(named) > 2 else 3, 1)
         picture.legend(loc="outside lower center", ncols=ncols, fontsize=8, markerscale=size)
 
 
@@ -102,12 +99,14 @@ def _curve(chart: Chart, series: Series, axes: Any) -> None:
         axes.step(*place, where="mid", label=label, color=color)
         axes.fill_between(*place, step="mid", alpha=0.12, color=color)
     else:
-        style = {"color": light(series.color), "linestyle": LINES[series.dash]}
-        style |= {"linewidth": 0.8, "alpha": 0.45} if series.faint else {"linewidth": 1.6}
-        if series.marked and not chart.solid:
-            style |= {"marker": "o", "markersize": 3.5}
-        axes.plot(*place, label=label, **style)
+        axes.plot(*place, label=label, **_line(series))
         _error_bars(series, axes)
+
+
+def _line(series: Series) -> dict[str, Any]:
+    style = {"color": light(series.color), "linestyle": LINES[series.dash]}
+    style |= {"linewidth": 0.8, "alpha": 0.45} if series.faint else {"linewidth": 1.6}
+    return style | ({"marker": "o", "markersize": 3.5} if series.marked else {})
 
 
 def _error_bars(series: Series, axes: Any) -> None:
@@ -136,8 +135,8 @@ def _samples(points: Points, columns: Sequence[Sequence[Number]], axes: Any) -> 
 
 
 def _bars(bars: Sequence[Series], axes: Any) -> None:
-    width = 0.8 / len(bars)
     for place, series in enumerate(bars):
+        width = 0.8 / len(bars)
         axes.bar(
             [x - 0.4 + width * (place + 0.5) for x in _numbers(series.x)],
             _numbers(series.y),
@@ -156,6 +155,8 @@ def _boxes(boxes: Sequence[Series], axes: Any) -> None:
     stats = [
         dict(zip(names, (_text(series.name), *_numbers(series.y)), strict=True)) for series in boxes
     ]
+    if not boxes:
+        return
     drawn = axes.bxp(stats, showfliers=False, patch_artist=True, medianprops={"color": "black"})
     for series, box in zip(boxes, drawn["boxes"], strict=True):
         box.set_facecolor(to_rgba(light(series.color), 0.35))

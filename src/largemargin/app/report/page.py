@@ -24,7 +24,9 @@ from largemargin.app.report.charts import (
     Cell,
     Chart,
     Heat,
+    Number,
     Section,
+    Series,
     Table,
 )
 from largemargin.app.report.plotly_charts import figure
@@ -159,23 +161,23 @@ def numbers(chart: Chart) -> Table | None:
     curves = [series for series in chart.series if not series.faint]
     if chart.equal or chart.solid or not curves:
         return None
-    # Points beside a name stand a little to its left or right.
-    digits = 0 if chart.names else 6
-    columns = [
-        {round(x, digits): y for x, y in zip(each.x, each.y, strict=True) if x is not None}
-        for each in curves
-    ]
+    columns = [_by_place(chart, series) for series in curves]
     places = thinned(sorted(set().union(*columns)), ROWS)
     heads = (chart.x, *(series.name for series in curves))
-    show = Cell.percent if chart.percent_y else Cell.number
-    rows = tuple(
-        (
-            Cell.of(chart.names[int(place)]) if chart.names else Cell.number(place),
-            *(show(column.get(place)) for column in columns),
-        )
-        for place in places
-    )
+    rows = tuple(_row(chart, place, [column.get(place) for column in columns]) for place in places)
     return Table(heads, rows, key=f"numbers-{chart.key}", numeric=tuple(range(1, len(heads))))
+
+
+def _row(chart: Chart, place: float, values: Sequence[Number]) -> tuple[Cell, ...]:
+    first = Cell.of(chart.names[int(place)]) if chart.names else Cell.number(place)
+    return first, *map(Cell.percent if chart.percent_y else Cell.number, values)
+
+
+def _by_place(chart: Chart, series: Series) -> dict[float, Number]:
+    # Points beside a name stand a little to its left or right.
+    digits = 0 if chart.names else 6
+    pairs = zip(series.x, series.y, strict=True)
+    return {round(x, digits): y for x, y in pairs if x is not None}
 
 
 Item = TypeVar("Item")

@@ -144,11 +144,11 @@ def _layout(chart: Chart) -> dict[str, Any]:
     x: dict[str, Any] = {"title": {"text": said(chart.x, 80)}} | x_axis(chart)
     y: dict[str, Any] = {"title": {"text": said(chart.y, 80)}} | y_axis(chart)
     # The page has legends of its own, which wrap and can be reached by keyboard.
-    layout: dict[str, Any] = {"xaxis": x, "yaxis": y, "showlegend": False}
+    layout: dict[str, Any] = {"showlegend": False}
     forms = {series.form for series in chart.series}
     if chart.names:
         x |= _places(chart.names)
-        if sum(min(len(name), 18) + 2 for name in chart.names[:LABELS]) > CROWDED:
+        if len("  ".join(name[:18] for name in chart.names[:LABELS])) + 2 > CROWDED:
             # Names that lean to the left end at their place: the last one has room too.
             x["tickangle"] = -30
     if "box" in forms:
@@ -161,16 +161,14 @@ def _layout(chart: Chart) -> dict[str, Any]:
         if chart.heat.rows:
             x |= _places(chart.heat.columns, MATRIX_NAMES)
             y |= _places(chart.heat.rows, MATRIX_NAMES) | {"autorange": "reversed"}
-        y["scaleanchor"] = "x"
-        for axis in (x, y):
-            axis |= {"constrain": "domain", "showgrid": False}
+        square = {"constrain": "domain", "showgrid": False}
+        x, y = x | square, y | square | {"scaleanchor": "x"}
     if chart.equal:
-        for axis in (x, y):
-            axis |= {"showticklabels": False, "ticks": "", "showgrid": False, "showline": False}
-        y["scaleanchor"] = "x"
+        bare = {"showticklabels": False, "ticks": "", "showgrid": False, "showline": False}
+        x, y = x | bare, y | bare | {"scaleanchor": "x"}
     if chart.solid:
         layout["scene"] = {"aspectmode": "data"}
-    return layout
+    return {"xaxis": x, "yaxis": y, **layout}
 
 
 def _places(names: tuple[str, ...], most: int = LABELS) -> dict[str, Any]:

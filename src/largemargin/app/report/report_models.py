@@ -257,7 +257,7 @@ class ReportModels:
 def read_models(source: ReportSources) -> ReportModels:
     """Everything the report is about, in the order given, with names that differ."""
     if isinstance(source, Mapping):
-        named = [(str(name), each) for name, each in source.items()]
+        named = list(source.items())
     elif isinstance(source, Geometry | Run | str | Path):
         named = [("", source)]
     elif isinstance(source, Sequence):
@@ -276,7 +276,7 @@ def read_models(source: ReportSources) -> ReportModels:
             comparison = Comparison.load(Path(each) / COMPARISON)
             models += [_from_run(run, method) for method, run in _runs(comparison, Path(each))]
         else:
-            models.append(_read(each, name))
+            models.append(_read(each, str(name)))
     return ReportModels(tuple(_with_distinct_names(models)), comparison)
 
 

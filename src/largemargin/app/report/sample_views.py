@@ -122,16 +122,8 @@ def view_samples(
         return SampleViews(notes=("the data has no test or validation images to look at",))
     notes: list[str] = []
     embeddings = _embeddings(model, samples, options, notes)
-    worst, drawn = [], set(embeddings.index if embeddings else ())
-    if geometry is not None and geometry.samples == len(samples):
-        worst = [sample.index for sample in geometry.worst[:WORST]]
-        if sphere := geometry.sphere:
-            drawn |= {sphere.index[at] for at in drawn_points(sphere)}
-    elif geometry is not None:
-        notes.append(
-            f"the geometry is of {geometry.samples:,} samples and the test images are "
-            f"{len(samples):,}: worst samples are shown without pictures"
-        )
+    worst, drawn = _geometry_samples(geometry, samples, notes)
+    drawn |= set(embeddings.index if embeddings else ())
     hovered = sorted(drawn)[:: -(-len(drawn) // HOVER_PICTURES) or 1]
     surface, surface_sample = _surface(model, samples, options.device, around, notes)
     named = {*drawn, *worst, *(() if surface_sample is None else (surface_sample,))}
@@ -145,6 +137,23 @@ def view_samples(
         worst_pictures=pictures(samples, worst, WORST_SIDE),
         notes=tuple(notes),
     )
+
+
+def _geometry_samples(
+    geometry: Geometry | None, samples: Samples, notes: list[str]
+) -> tuple[list[int], set[int]]:
+    """The worst samples of a geometry, and those drawn on its sphere."""
+    if geometry is None:
+        return [], set()
+    if geometry.samples != len(samples):
+        notes.append(
+            f"the geometry is of {geometry.samples:,} samples and the test images are "
+            f"{len(samples):,}: worst samples are shown without pictures"
+        )
+        return [], set()
+    sphere = geometry.sphere
+    drawn = {sphere.index[at] for at in drawn_points(sphere)} if sphere else set()
+    return [sample.index for sample in geometry.worst[:WORST]], drawn
 
 
 def _embeddings(

@@ -1,5 +1,6 @@
 """Section 3: how far samples and classes are from being mistaken, and the geometry behind it."""
 
+import functools
 import inspect
 import itertools
 import math
@@ -378,32 +379,18 @@ def _sphere(model: ReportModel, sphere: Sphere) -> Chart:
     """Features in three dimensions on the unit sphere, with the class vectors."""
     drawn = drawn_points(sphere)
     xs, ys, zs = ([sphere.points[at][axis] for at in drawn] for axis in range(3))
-    cosines = [[math.cos(math.radians(a)) for a in s] for s in (sphere.angles, sphere.rival_angles)]
-    samples = Points(
-        tuple(sphere.index[at] for at in drawn),
-        tuple(sphere.labels[at] for at in drawn),
-        tuple(sphere.predicted[at] for at in drawn),
-        tuple(cosines[0][at] - cosines[1][at] for at in drawn),
-        model.data_key,
-        "cosine margin",
-    )
     x, y, z = ([1.08 * vector[axis] for vector in sphere.prototypes] for axis in range(3))
     names = tuple(model.class_name(label) for label in range(len(sphere.prototypes)))
-    turn = [math.radians(6 * at) for at in range(61)]
-    cos, sin, zero = [math.cos(a) for a in turn], [math.sin(a) for a in turn], [0.0] * len(turn)
-    # Three great circles, to see the sphere.
-    circles = (
-        Series("sphere", *axes, color=None, faint=True)
-        for axes in ((cos, sin, zero), (cos, zero, sin), (zero, cos, sin))
-    )
     some = len(drawn) < len(sphere.points)
     return Chart(
         f"sphere-{model.name}",
         f"On the sphere: {model.title}",
         (
-            Series("features", xs, ys, zs, form="points", points=samples),
+            Series(
+                "features", xs, ys, zs, form="points", points=_sphere_samples(model, sphere, drawn)
+            ),
             Series("class vectors", x, y, z, form="points", color=None, texts=names),
-            *circles,
+            *_great_circles(),
         ),
         solid=True,
         alt="Features and class vectors as points on the unit sphere. Good is one tight cluster "
@@ -411,6 +398,29 @@ def _sphere(model: ReportModel, sphere: Sphere) -> Chart:
         note=f"{len(drawn):,} of {len(sphere.points):,} points" if some else "",
         table=_sphere_angles(model, sphere),
         wide=True,
+    )
+
+
+def _great_circles() -> list[Series]:
+    """Three of them, to see the sphere."""
+    turn = [math.radians(6 * at) for at in range(61)]
+    cos, sin, zero = [math.cos(a) for a in turn], [math.sin(a) for a in turn], [0.0] * len(turn)
+    axes = ((cos, sin, zero), (cos, zero, sin), (zero, cos, sin))
+    return [Series("sphere", *places, color=None, faint=True) for places in axes]
+
+
+def _sphere_samples(model: ReportModel, sphere: Sphere, drawn: range) -> Points:
+    own, rival = (
+        [math.cos(math.radians(angle)) for angle in angles]
+        for angles in (sphere.angles, sphere.rival_angles)
+    )
+    return Points(
+        tuple(sphere.index[at] for at in drawn),
+        tuple(sphere.labels[at] for at in drawn),
+        tuple(sphere.predicted[at] for at in drawn),
+        tuple(own[at] - rival[at] for at in drawn),
+        model.data_key,
+        "cosine margin",
     )
 
 
@@ -531,19 +541,19 @@ def _geometry_table(measured: list[Measured]) -> Table:
     geometries = [geometry for _, geometry in measured]
     found = []
     for name, good, path in QUANTITIES:
-        read = COMPUTED.get(path, lambda geometry, path=path: number_at(geometry, path))
+        read = COMPUTED.get(path, functools.partial(number_at, path=path))
         show = Cell.percent if path in SHARES else Cell.number
-        found.append((name, good, show, [read(geometry) for geometry in geometries]))
-    for layer in dict.fromkeys(name for each in geometries for name in each.layer_margins or ()):
-        margins = [(geometry.layer_margins or {}).get(layer) for geometry in geometries]
-        values = [number_at(each, "overall.ratio") for each in margins]
+        found.append((name, good, show, list(map(read, geometries))))
+    margins = [geometry.layer_margins or {} for geometry in geometries]
+    for layer in dict.fromkeys(itertools.chain.from_iterable(margins)):
+        values = [number_at(each.get(layer), "overall.ratio") for each in margins]
         found.append((f"linearised margin at {layer}, mean / std", "more", Cell.number, values))
     return Table(
         ("quantity", *(model.title for model, _ in measured), "good is"),
         tuple(
             (Cell.of(name), *map(show, values), Cell.of(good))
             for name, good, show, values in found
-            if any(value is not None for value in values)
+            if set(values) != {None}
         ),
         caption="Geometry in numbers: cosines and ratios, which do not grow with the features",
         key="geometry",

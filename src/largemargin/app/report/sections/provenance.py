@@ -148,13 +148,15 @@ def downloads(models: ReportModels) -> tuple[Download, ...]:
         made.append(_file("classes.csv", "every class of every model", as_csv(COLUMNS, rows)))
     epochs = [{"model": model.title, **flat(row)} for model in models for row in model.epochs()]
     if epochs:
-        names = dict.fromkeys(
-            name for row in epochs for name, value in row.items() if name != "kind" and value != {}
-        )
-        text = as_csv(tuple(names), [[row.get(name) for name in names] for row in epochs])
-        made.append(_file("training.csv", "every epoch of every model", text))
+        made.append(_file("training.csv", "every epoch of every model", _epochs(epochs)))
     made.append(_file("summary.json", "verdicts and results of all models", _summary(models)))
     return tuple(made)
+
+
+def _epochs(rows: list[dict[str, Any]]) -> str:
+    names = [name for row in rows for name, value in row.items() if value != {} and name != "kind"]
+    heads = tuple(dict.fromkeys(names))
+    return as_csv(heads, [[row.get(name) for name in heads] for row in rows])
 
 
 def as_csv(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

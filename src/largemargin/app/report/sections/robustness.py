@@ -93,19 +93,6 @@ def _perturbations(evaluated: list[Evaluated]) -> Block:
     if not names:
         command = f"{evaluated[0][0].evaluate_command} --perturbations auto"
         return Note("No perturbations were evaluated.", command)
-    bars = []
-    for model, evaluation in evaluated:
-        found = evaluation.perturbed
-        own = [(at, found[name]) for at, name in enumerate(names) if name in found]
-        bars.append(
-            model.line(
-                [at for at, _ in own],
-                [result.accuracy for _, result in own],
-                form="bars",
-                low=[result.accuracy - _spread(result) for _, result in own],
-                high=[result.accuracy + _spread(result) for _, result in own],
-            )
-        )
     shown = tuple(name.replace("_", " ") for name in names)
     rows = tuple(
         (Cell.of(words), *(_accuracy_cell(each.perturbed.get(name)) for _, each in evaluated))
@@ -115,7 +102,7 @@ def _perturbations(evaluated: list[Evaluated]) -> Block:
     return Chart(
         "perturbations",
         "Accuracy under each perturbation",
-        tuple(bars),
+        tuple(_bars(model, evaluation, names) for model, evaluation in evaluated),
         y="accuracy",
         percent_y=True,
         names=shown,
@@ -123,6 +110,15 @@ def _perturbations(evaluated: list[Evaluated]) -> Block:
         table=Table(heads, rows, key="perturbed", numeric=tuple(range(1, len(heads)))),
         wide=True,
     )
+
+
+def _bars(model: ReportModel, evaluation: Evaluation, names: list[str]) -> Series:
+    own = [name for name in names if name in evaluation.perturbed]
+    xs, results = [names.index(name) for name in own], [evaluation.perturbed[name] for name in own]
+    ys, spread = [result.accuracy for result in results], list(map(_spread, results))
+    low = [y - s for y, s in zip(ys, spread, strict=True)]
+    high = [y + s for y, s in zip(ys, spread, strict=True)]
+    return model.line(xs, ys, form="bars", low=low, high=high)
 
 
 def _accuracy_cell(result: PerturbedAccuracy | None) -> Cell:

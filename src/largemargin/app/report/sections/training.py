@@ -191,17 +191,7 @@ def _rates(trained: list[ReportModel]) -> Chart:
 
 def _geometry(trained: list[ReportModel]) -> list[Block]:
     blocks: list[Block] = []
-    images = {
-        (found.get("samples"), found.get("split"))
-        for model in trained
-        for row in model.epochs()
-        if (found := row.get("geometry"))
-    }
-    note = ""
-    if len(images) == 1:
-        ((samples, split),) = images
-        split = "training" if split == "train" else split
-        note = f"{samples} {split} images, always the same"
+    note = _measured_on(trained)
     for key, (title, axis, good) in GEOMETRY.items():
         both = key == "mean_cosine_margin"
         series: list[Series] = []
@@ -219,6 +209,16 @@ def _geometry(trained: list[ReportModel]) -> list[Block]:
         words = "Geometry over epochs was not recorded; see Margins for that of the trained model."
         blocks.append(Note(words, "largemargin train --geometry_samples 500"))
     return blocks
+
+
+def _measured_on(trained: list[ReportModel]) -> str:
+    """The images behind the curves, where they are the same for all models."""
+    found = [row["geometry"] for model in trained for row in model.epochs() if row.get("geometry")]
+    images = {(each.get("samples"), each.get("split")) for each in found}
+    if len(images) != 1:
+        return ""
+    ((samples, split),) = images
+    return f"{samples} {'training' if split == 'train' else split} images, always the same"
 
 
 def _last_epoch(trained: list[ReportModel]) -> Table:

@@ -100,9 +100,6 @@ def changes(models: ReportModels) -> list[Block]:
         return []
     names = (name for name, *_ in QUANTITIES[1:])
     heads = ("model", "accuracy", "95 % interval", "verdict", *names)
-    objectives = dict.fromkeys(model.config.objective.name for model in others if model.config)
-    objectives.pop("cross_entropy", None)  # is always among the methods
-    methods = shlex.quote(",".join(objectives)) if objectives else "NAME"
     return [
         Table(
             heads,
@@ -116,9 +113,16 @@ def changes(models: ReportModels) -> list[Block]:
             f"The interval is of the accuracy on {base.samples or 0:,} test images; other columns "
             f"have none. {_method(others, base)} Each model is one training run, and another seed "
             "changes all its numbers: only several seeds show whether a method is better.",
-            f"largemargin compare --methods {methods} --seeds 5",
+            f"largemargin compare --methods {_methods(others)} --seeds 5",
         ),
     ]
+
+
+def _methods(others: list[ReportModel]) -> str:
+    """What to compare softmax with, which is always among them."""
+    names = dict.fromkeys(model.config.objective.name for model in others if model.config)
+    names.pop("cross_entropy", None)
+    return shlex.quote(",".join(names)) if names else "NAME"
 
 
 def _method(others: list[ReportModel], base: ReportModel) -> str:
