@@ -96,7 +96,7 @@ class ArcFace(Loss):
         self.mode: Mode = mode
         self.gradient: Gradient = gradient
         self._keep("margin", margin)
-        _check_radians(self.margin)
+        check_margin("margin", self.margin, RADIANS)
         self._count_margins(class_counts, self.margin)
 
     def aligned_cosine(self) -> float | Tensor:
@@ -138,7 +138,7 @@ def arcface(
     """ArcFace per sample; :class:`ArcFace` has equation, arguments and an example."""
     check_choice("mode", mode, MODES)
     check_choice("gradient", gradient, GRADIENTS)
-    _check_radians(margin)
+    check_margin("margin", margin, RADIANS)
     s, target, rest = scaled_cosines(
         features, prototypes, labels, scale, how, psi0_of_angular_margin, margin
     )
@@ -162,11 +162,6 @@ def _penalised_cosine(cosine: Tensor, sine: Tensor, margin: float | Tensor, mode
     if mode == "easy":
         return torch.where(cosine > 0, shifted, cosine)
     return shifted
-
-
-def _check_radians(margin: float | Tensor) -> None:
-    hint = "Margins of ArcFace are radians; convert degrees with math.radians."
-    check_margin("margin", margin, {"at_least": 0, "below": math.pi, "hint": hint})
 
 
 class UnifiedMargin(Loss):
@@ -263,8 +258,7 @@ def unified_margin(
 ) -> PerSample:
     """Unified margin per sample; :class:`UnifiedMargin` has equation, arguments and an example."""
     check_setting("m1", m1, above=0)
-    hint = "m2 is in radians; convert degrees with math.radians."
-    check_margin("m2", m2, {"at_least": 0, "below": math.pi, "hint": hint})
+    check_margin("m2", m2, RADIANS)
     check_setting("m3", m3, at_least=0)
     s, target, rest = scaled_cosines(features, prototypes, labels, scale, how, _psi0, m2, m3)
     num_classes = prototypes.shape[0]

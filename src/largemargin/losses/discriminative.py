@@ -13,9 +13,7 @@ from largemargin.errors import (
     check_all_finite,
     check_choice,
     check_inputs,
-    check_matrix,
     check_number,
-    check_same_device,
 )
 from largemargin.heads.centroid_bank import NO_SOFT, CentroidBank, FirstSeen, Strategy
 from largemargin.losses.base.classwise import ClassBatch, ClassWise
@@ -32,6 +30,7 @@ from largemargin.losses.centroid_margin import (
 )
 from largemargin.losses.compactness import check_hinge, hinge_to_center
 from largemargin.losses.cross_entropy import CrossEntropy
+from largemargin.losses.stability import check_noisy
 from largemargin.ops.distributed import all_reduce_sum, gather_numbers
 from largemargin.ops.norms import EPS, promote, safe_norm
 from largemargin.ops.scheduled_values import current
@@ -338,14 +337,7 @@ class RobustDiscriminative(Discriminative):
     ) -> LossValue:
         """The total and its unweighted terms softmax, compact, margin, reg, noisy."""
         self._refuse("sample_weight", sample_weight is not None)
-        check_matrix("features", features, "(N, D)")
-        check_matrix("noisy", noisy, "(N, D)")
-        check_same_device(features=features, noisy=noisy)
-        if tuple(noisy.shape) != tuple(features.shape):
-            raise LargeMarginError(
-                f"noisy must hold the features of the noised inputs, shape "
-                f"{tuple(features.shape)} like features, but its shape is {tuple(noisy.shape)}."
-            )
+        check_noisy(features, noisy)
         if self.check_finite:
             counted = (
                 labels != self.ignore_index if self.ignore_index is not None else labels == labels

@@ -71,13 +71,18 @@ class Stability(Loss):
 
 def stability(features: Features, noisy: Features, *, squared: bool = False) -> PerSample:
     """Distance of clean and noisy features (N, D), row by row, (N,); see :class:`Stability`."""
-    check_matrix("features", features, "(N, D)")
-    check_matrix("noisy", noisy, "(N, D)")
-    if features.shape != noisy.shape:
-        raise LargeMarginError(
-            f"noisy must have the shape of features, {tuple(features.shape)}, but its shape is "
-            f"{tuple(noisy.shape)}."
-        )
-    check_same_device(features=features, noisy=noisy)
+    check_noisy(features, noisy)
     difference = promote(features) - promote(noisy)
     return difference.square().sum(1) if squared else safe_norm(difference)
+
+
+def check_noisy(features: Tensor, noisy: Tensor) -> None:
+    """Clean and noisy features must be matrices of one shape on one device."""
+    check_matrix("features", features, "(N, D)")
+    check_matrix("noisy", noisy, "(N, D)")
+    check_same_device(features=features, noisy=noisy)
+    if noisy.shape != features.shape:
+        raise LargeMarginError(
+            f"noisy must hold the features of the noised inputs, shape {tuple(features.shape)} "
+            f"like features, but its shape is {tuple(noisy.shape)}."
+        )

@@ -82,8 +82,9 @@ def _of_losses(
     found: list[tuple[str, Dimension, Any]] = []
     for setting in settings:
         term = names[setting.term]
-        if setting.name == WEIGHT and not _weight_matters(term, terms, setting):
-            continue
+        own = any(hasattr(setting.loss, name) for name in ("strength", "alpha", "noise_weight"))
+        if setting.name == WEIGHT and (own or term == terms[0].name):
+            continue  # that of the first term is a matter of the learning rate
         dimension = dimension_of(term, setting.name)
         value = _number(setting, len(class_counts))
         if dimension is not None and value is not None:
@@ -104,12 +105,6 @@ def _of_losses(
 def dimension_of(loss: str, name: str) -> Dimension | None:
     """Where a setting of a loss is searched; None where it is not tuned."""
     return WEIGHT_OF_A_TERM if name == WEIGHT else LOSSES[loss].search_space.get(name)
-
-
-def _weight_matters(term: str, terms: Sequence[Term], setting: Setting) -> bool:
-    """The first term's weight is a matter of the learning rate; some losses have their own."""
-    own = ("strength", "alpha", "noise_weight")
-    return term != terms[0].name and not any(hasattr(setting.loss, name) for name in own)
 
 
 def _number(setting: Setting, num_classes: int) -> float | None:
