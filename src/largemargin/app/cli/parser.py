@@ -231,13 +231,14 @@ def _is_data_set(name: str, folder: Path) -> bool:
 
 def _unknown_option(message: str) -> str | None:
     """The option jsonargparse does not know, with its dashes."""
-    if "unrecognized" in message:
-        found = re.search(r"--([\w.]+)", message)
-        return f"--{found[1]}" if found else None
-    if found := re.search(r"Group '([\w.]+)' does not accept option '([\w.]+)'", message):
-        return f"--{found[1]}.{found[2]}"
-    found = re.search(r"Option '([\w.]+)' is not accepted", message)
-    return f"--{found[1]}" if found else None
+    for pattern in (
+        r"unrecognized .*?--([\w.]+)",
+        r"Group '([\w.]+)' does not accept option '([\w.]+)'",
+        r"Option '([\w.]+)' is not accepted",
+    ):
+        if found := re.search(pattern, message):
+            return f"--{'.'.join(found.groups())}"
+    return None
 
 
 def _closest(word: str, names: Sequence[str]) -> list[str]:

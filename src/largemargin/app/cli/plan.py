@@ -30,31 +30,18 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.usage = "largemargin plan --classes C --dim D [options]"
     parser.add_argument("--classes", type=int, required=True, help="number of classes")
-    parser.add_argument("--dim", type=int, default=512, help="dimensions of the features")
     parser.add_argument("--batch_size", "--batch", type=int, default=256, help="samples per GPU")
-    parser.add_argument(
-        "--gpus", type=int, default=None, help="GPUs; default 1, 2, 4, ... until it fits"
-    )
-    parser.add_argument(
-        "--memory", type=float, default=80.0, help="GiB of a GPU that the head may take"
-    )
-    parser.add_argument("--optimizer", type=Optimizer, default="sgd_momentum", help="of the head")
-    parser.add_argument("--fused", type=bool, default=False, help="optimizer with fused=True")
-    parser.add_argument(
-        "--dtype",
-        type=Literal["float32", "bfloat16", "float16"],
-        default="float32",
-        help="of the class vectors",
-    )
-    parser.add_argument(
-        "--impl",
-        type=Literal["auto", "dense", "chunked", "triton"],
-        default="auto",
-        help="of the class statistics",
-    )
-    parser.add_argument(
-        "--sample_rate", type=float, default=1.0, help="part of the classes seen in a step"
-    )
+    for name, kind, default, text in (
+        ("dim", int, 512, "dimensions of the features"),
+        ("gpus", int | None, None, "GPUs; default 1, 2, 4, ... until it fits"),
+        ("memory", float, 80.0, "GiB of a GPU that the head may take"),
+        ("optimizer", Optimizer, "sgd_momentum", "of the head"),
+        ("fused", bool, False, "optimizer with fused=True"),
+        ("dtype", Literal["float32", "bfloat16", "float16"], "float32", "of the class vectors"),
+        ("impl", Literal["auto", "dense", "chunked", "triton"], "auto", "of the class statistics"),
+        ("sample_rate", float, 1.0, "part of the classes seen in a step"),
+    ):
+        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
     parser.add_argument(
         "--json", type=bool, nargs="?", const=True, default=False, help="print JSON"
     )

@@ -40,24 +40,16 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--out", type=str, default="report.html", help="file to write")
     parser.add_argument("--png", type=str, metavar="DIR", help="folder for static pictures")
-    parser.add_argument(
-        "--features",
-        type=Literal["tsne", "pca", "none"],
-        default="tsne",
-        help="how samples are placed in the plane: tsne, pca or none",
-    )
-    parser.add_argument(
-        "--layers",
-        type=tuple[str, ...],
-        default=("penultimate",),
-        help="names of modules to show there",
-    )
-    parser.add_argument("--max_samples", type=int, default=500, help="samples to place there")
-    parser.add_argument(
-        "--noise", type=float, default=0.06, help="of the noisy picture; 0 leaves it out"
-    )
-    parser.add_argument("--title", type=str, help="of the page")
-    parser.add_argument("--device", default="auto", type=str, help="auto, cpu, cuda or cuda:1")
+    places, layers = Literal["tsne", "pca", "none"], ("penultimate",)
+    for name, kind, default, text in (
+        ("features", places, "tsne", "how samples are placed in the plane: tsne, pca or none"),
+        ("layers", tuple[str, ...], layers, "names of modules to show there"),
+        ("max_samples", int, 500, "samples to place there"),
+        ("noise", float, 0.06, "of the noisy picture; 0 leaves it out"),
+        ("title", str, None, "of the page"),
+        ("device", str, "auto", "auto, cpu, cuda or cuda:1"),
+    ):
+        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
 
 
 def run(options: Any) -> int:

@@ -8,8 +8,7 @@ from largemargin.app.data.sources import (
     csv_file,
     hugging_face_hub,
     image_folders,
-    market1501,
-    rscd,
+    published_folders,
     standard_datasets,
 )
 from largemargin.app.data.sources.source import Source
@@ -25,9 +24,9 @@ SOURCES: dict[str, Callable[[DataConfig], Source]] = {
     "csv": csv_file.read,
     "arrays": arrays.read,
     "huggingface": hugging_face_hub.read,
-    "rscd": rscd.read,
-    "market1501": market1501.read,
-    "dukemtmc": market1501.read,
+    "rscd": published_folders.read_rscd,
+    "market1501": published_folders.read_people,
+    "dukemtmc": published_folders.read_people,
 }
 
 __all__ = ["SOURCES", "Source"]
