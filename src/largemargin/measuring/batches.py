@@ -295,13 +295,10 @@ def _as_labels(given: Any) -> Tensor:
 
 def _length(inputs: Any) -> int:
     """Samples of a batch without labels."""
-    if isinstance(inputs, dict):
-        return _length(next(iter(inputs.values())))
-    if isinstance(inputs, tuple):
-        return _length(inputs[0])
-    if isinstance(inputs, Tensor) and inputs.dim() == 0:
-        return 1
-    return len(inputs) if isinstance(inputs, Sized) else 1
+    if isinstance(inputs, dict | tuple):
+        return _length(next(iter(inputs.values() if isinstance(inputs, dict) else inputs)))
+    scalar = isinstance(inputs, Tensor) and inputs.dim() == 0
+    return len(inputs) if isinstance(inputs, Sized) and not scalar else 1
 
 
 def change_tensors(inputs: Any, change: Callable[[Tensor], Any]) -> Any:

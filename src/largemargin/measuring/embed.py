@@ -196,8 +196,6 @@ def embed(
     """
     _check(method, seed, perplexity)
     check_number("batch_size", batch_size, at_least=1)
-    if noise is not None:
-        check_noise(noise)
     probe = Probe(model, layer=layer)
     where = torch.device(device) if device is not None else device_of(probe.model)
     num_classes = len(probe.view().weight)
@@ -206,7 +204,7 @@ def embed(
     changes: dict[str, Change] = {CLEAN: lambda inputs, index: inputs}
     if noise is not None:
         changes[NOISY] = noise_change(InputSpace(probe, normalization), noise, seed)
-    drawn = draw_samples(loader, quotas, num_classes=num_classes, progress=progress)
+    drawn = draw_samples(loader, quotas, num_classes, progress)
     with probe.evaluating():
         seen = SampleReader(probe, reader, names, where).read(drawn, changes, batch_size)
     notes = [*quotas.notes(), *([] if reader is None else reader.notes())]
@@ -427,17 +425,12 @@ class ClassQuotas:
             if full and -key <= heap[0][0]:
                 continue
             entry = (-key, int(index[row]), change_tensors(inputs, own_part))
-            if full:
-                heapq.heapreplace(heap, entry)
-            else:
-                heapq.heappush(heap, entry)
+            put = heapq.heapreplace if full else heapq.heappush
+            put(heap, entry)
 
     def drawn(self) -> SampleSubset:
-        found = [
-            (index, label, inputs)
-            for label, heap in self.heaps.items()
-            for _, index, inputs in heap
-        ]
+        heaps = self.heaps.items()
+        found = [(index, label, inputs) for label, heap in heaps for _, index, inputs in heap]
         if not found:
             raise LargeMarginError(
                 f"nothing was found to embed: the loader is empty, or has no sample of the classes "
@@ -460,11 +453,7 @@ class ClassQuotas:
 
 
 def draw_samples(
-    loader: Iterable[Any],
-    quotas: ClassQuotas,
-    *,
-    num_classes: int,
-    progress: bool = False,
+    loader: Iterable[Any], quotas: ClassQuotas, num_classes: int, progress: bool
 ) -> SampleSubset:
     """The samples of a loader that the quotas take; they stay on the CPU."""
     for inputs, given, index in loader_batches(loader, torch.device("cpu"), progress=progress):
@@ -491,8 +480,8 @@ def stack_samples(samples: list[Any]) -> Any:
     if not isinstance(first, _Row):
         return first
     rows = [each.value for each in samples]
-    if len({tuple(row.shape) for row in rows}) > 1:
-        shapes = sorted({tuple(row.shape) for row in rows})
+    shapes = sorted({tuple(row.shape) for row in rows})
+    if len(shapes) > 1:
         raise LargeMarginError(
             f"samples must be of one shape to stand in one batch, but {shapes[:4]} were found. Let "
             "the loader bring them to one shape."
@@ -568,31 +557,22 @@ class SampleReader:
         return {name: each.detach().cpu().double() for name, each in found.items()}
 
 
-def check_noise(noise: object) -> None:
-    if isinstance(noise, Perturbation):
-        return
-    if isinstance(noise, int | float) and not isinstance(noise, bool):
-        check_number("noise", noise, above=0)
-        return
-    raise LargeMarginError(
-        "noise must be a standard deviation or a robust.Perturbation, but "
-        f"{type(noise).__name__} was given."
-    )
-
-
 def noise_change(space: InputSpace, noise: Noise, seed: int) -> Change:
     """Inputs under noise, which belongs to each sample and lies before normalisation."""
+    if isinstance(noise, bool) or not isinstance(noise, int | float | Perturbation):
+        raise LargeMarginError(
+            "noise must be a standard deviation or a robust.Perturbation, but "
+            f"{type(noise).__name__} was given."
+        )
+    if not isinstance(noise, Perturbation):
+        check_number("noise", noise, above=0)
 
     def change(inputs: Any, index: Tensor) -> Any:
         images = space.raw(need_tensor(inputs, "noise"))
         if isinstance(noise, Perturbation):
             draws = SampleDraws(seed, "perturbation")
-            noisy = torch.stack(
-                [
-                    noise(image, generator=draws.generator(which))
-                    for image, which in zip(images, index.tolist(), strict=True)
-                ]
-            )
+            pairs = zip(images, index.tolist(), strict=True)
+            noisy = torch.stack([noise(x, generator=draws.generator(at)) for x, at in pairs])
         else:
             drawn = SampleDraws(seed, "gaussian noise").normal(index, 1, images)[:, 0]
             noisy = add_gaussian(images, drawn, sigma=noise)

@@ -204,7 +204,11 @@ class Stream:
         index = index.to(device)
         # Made before the large tables of many classes: small tensors that stay between those would
         # keep their memory from being used again.
-        kept = {name: self._new(name, len(features)) for name in PER_SAMPLE}
+        new = self.scores.weight.new_empty
+        kept = {
+            name: new(len(features), dtype=torch.long if name in CLASSES else None)
+            for name in PER_SAMPLE
+        }
         for part in blocks(len(features), self.scores.rows_at_once):
             self._take(features[part], labels[part], index[part], kept, part)
         for name in PER_SAMPLE:
@@ -212,10 +216,6 @@ class Stream:
         self.seen += len(features)
         if self.store is not None:
             self.store.add(features)
-
-    def _new(self, name: str, size: int) -> Tensor:
-        dtype = torch.long if name in CLASSES else self.scores.weight.dtype
-        return torch.empty(size, dtype=dtype, device=self.scores.weight.device)
 
     def _take(
         self,
