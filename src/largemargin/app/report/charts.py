@@ -276,31 +276,20 @@ def _rank(block: Block) -> int:
 # Ito (2008), each darkened until it has a contrast of 3 : 1 on white, or lightened for dark paper.
 # Where there are more classes than colours, symbols tell them apart: class c has colour c mod 8 and
 # symbol c div 8, in every figure of every run.
-LIGHT = (
-    "#0072b2",
-    "#d55e00",
-    "#00805e",
-    "#b0478a",
-    "#8a6d00",
-    "#3b2f8f",
-    "#2b86b5",
-    "#7a4b2a",
+LOOKS = (
+    ("#0072b2", "#4fb0eb", "circle", "o"),
+    ("#d55e00", "#f5793a", "square", "s"),
+    ("#00805e", "#2fc79a", "diamond", "D"),
+    ("#b0478a", "#e58fc2", "triangle-up", "^"),
+    ("#8a6d00", "#e6c229", "cross", "P"),
+    ("#3b2f8f", "#a59bf5", "x", "X"),
+    ("#2b86b5", "#9adcf7", "star", "*"),
+    ("#7a4b2a", "#d2a679", "triangle-down", "v"),
 )
-DARK = (
-    "#4fb0eb",
-    "#f5793a",
-    "#2fc79a",
-    "#e58fc2",
-    "#e6c229",
-    "#a59bf5",
-    "#9adcf7",
-    "#d2a679",
-)
-NEUTRAL_LIGHT, NEUTRAL_DARK = "#5b6470", "#aab3bf"
+"""Colours on white and on dark paper; symbols of plotly, and the same of matplotlib."""
 
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
-MARKERS = ("o", "s", "D", "^", "P", "X", "*", "v")
-"""The same for matplotlib."""
+LIGHT, DARK, SYMBOLS, MARKERS = zip(*LOOKS, strict=True)
+NEUTRAL_LIGHT, NEUTRAL_DARK = "#5b6470", "#aab3bf"
 
 DASHES: tuple[Dash, ...] = get_args(Dash)
 """Kinds of lines, in the order in which charts use them."""

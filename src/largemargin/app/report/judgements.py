@@ -56,10 +56,8 @@ def judge(model: ReportModel, baseline: ReportModel | None) -> tuple[Judgement, 
 
 def comparable(model: ReportModel, baseline: ReportModel) -> bool:
     """Whether a model may be compared with the baseline: another one, tested on the same images."""
-    if model is baseline:
-        return False
-    images = {each.tested_on for each in (model, baseline)} - {None}
-    return len(images) < 2
+    images = {model.tested_on, baseline.tested_on} - {None}
+    return model is not baseline and len(images) < 2
 
 
 def graded(value: float, green: float, amber: float) -> Level:

@@ -19,10 +19,10 @@ from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.measuring.batches import call
 from largemargin.measuring.distributions import Distribution, describe
 from largemargin.measuring.embed import Embeddings, embed
+from largemargin.measuring.feature_geometry import Sphere
 from largemargin.measuring.geometry_result import Geometry
 from largemargin.measuring.input_curvature import LossSurface, measure_surface
 from largemargin.measuring.probe import Probe
-from largemargin.measuring.sphere import Sphere
 
 METHODS = {"tsne": "t-SNE", "pca": "PCA", "none": "none"}
 ANGLE_SAMPLES = 10_000
@@ -42,16 +42,7 @@ ROWS = 1024
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """What a report measures by itself.
-
-    Args:
-        features: how samples are placed in the plane: tsne, pca or none (no model is run).
-        layers: names of modules to show, "penultimate" for what enters the head.
-        max_samples: how many samples to place.
-        noise: standard deviation of the noise of the noisy picture, in units of [0, 1] pixels; 0
-            leaves it out.
-        device: where the passes run.
-    """
+    """What a report measures by itself: arguments of ``largemargin.report``."""
 
     features: str = "tsne"
     layers: tuple[str, ...] = ("penultimate",)

@@ -39,9 +39,10 @@ def report(
         path: the file to write.
         features: how samples of runs are placed in the plane: "tsne" (default), "pca" (faster), or
             "none", which leaves models and images alone.
-        layers: names of modules to show there; default what enters the head.
+        layers: names of modules to show there; default "penultimate", what enters the head.
         max_samples: how many samples to place, default 500, the same number of each class.
-        noise: standard deviation of the noise of the noisy picture, in units of [0, 1] pixels.
+        noise: standard deviation of the noise of the noisy picture, in units of [0, 1] pixels; 0
+            leaves it out.
         device: where the passes through models run.
         title: of the page; default the names of the models.
         png: folder for static pictures of all figures (needs matplotlib).

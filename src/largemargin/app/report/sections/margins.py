@@ -34,8 +34,8 @@ from largemargin.app.training.objective import parse_objective
 from largemargin.integrations.objective_text import build_loss, needs_counts
 from largemargin.losses import LOSSES
 from largemargin.measuring.distributions import Distribution
+from largemargin.measuring.feature_geometry import Sphere
 from largemargin.measuring.geometry_result import Geometry, relative_margin
-from largemargin.measuring.sphere import Sphere
 
 READING = (
     "A margin is how far a sample is from being mistaken, negative where it is. Good is a curve "

@@ -24,11 +24,9 @@ def theory_section(models: ReportModels) -> Section:
         if g.bounds is None:
             words = f"{model.title}: generalization bounds were not measured."
             blocks.append(Note(words, model.measure_command("--bounds true", "--max_samples 500")))
-    if rows:
-        heads = ("model", "statement", "value", "says", "mark")
-        table = Table(heads, tuple(rows), caption="Statements", key="theory", numeric=(2,))
-        blocks.insert(0, table)
-    return Section("theory", "Theory", READING, tuple(blocks))
+    heads = ("model", "statement", "value", "says", "mark")
+    table = Table(heads, tuple(rows), caption="Statements", key="theory", numeric=(2,))
+    return Section.arranged("theory", "Theory", READING, [table, *blocks])
 
 
 def _row(model: ReportModel, name: str, value: Cell, says: str, informs: bool) -> tuple[Cell, ...]:
