@@ -24,8 +24,9 @@ from largemargin.measuring import (
     paired_counts,
     paired_interval,
 )
-from largemargin.measuring.accuracy import CorrectCollector
-from largemargin.measuring.batches import digest
+from largemargin.measuring.accuracy import AccuracyCounter
+from largemargin.measuring.batches import DataBatch, digest
+from largemargin.measuring.logit_model import LogitModel
 
 QUIET = EvaluationConfig(perturbations="none", gaussian=(), uniform=(), attacks=(), batch_size=5)
 
@@ -75,11 +76,14 @@ def test_results_keep_which_images_are_right(model: nn.Module, samples: Samples)
 
 def test_of_several_processes_it_is_put_together(model: nn.Module, samples: Samples) -> None:
     right = torch.tensor(truth(model, samples))
-    parts = [
-        [(torch.arange(12, 20), right[12:20]), (torch.arange(20, 23), right[20:])],
-        [(torch.arange(12), right[:12])],
-    ]
-    found = CorrectCollector(samples).result(parts)
+    assert samples.pixels is not None
+    reader = LogitModel(model)
+    one, other = (AccuracyCounter(reader, samples, 15, reader.device) for _ in range(2))
+    for counter, first, last in ((one, 12, 20), (one, 20, 23), (other, 0, 12)):
+        rows = torch.arange(first, last)
+        batch = DataBatch(samples.pixels[rows], samples.labels[rows], rows)
+        counter.add_logits(batch, model(batch.inputs))
+    found = one.result([one.sums(), other.sums()]).correct
     assert found is not None
     assert torch.equal(found.right(), right)
 

@@ -6,7 +6,7 @@ curvature are the robust ones (ROB 7.3).
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -43,6 +43,17 @@ from largemargin.shapes import Labels, PerSample, Prototypes
 
 SMALL_STEP = 1e-3
 """Below this step a difference of float32 gradients is mostly rounding."""
+
+
+class DirectionOptions(TypedDict, total=False):
+    """Options of an estimate over directions; :func:`curvature` says what they mean."""
+
+    directions: Tensor | None
+    num_directions: int
+    generator: torch.Generator | None
+    loss: PerSampleLoss | None
+    chunk_size: int
+    precision: str
 
 
 class ExactCurvature(NamedTuple):
@@ -143,13 +154,7 @@ def curvature_limit(
     model: Model,
     inputs: Tensor,
     labels: Labels,
-    *,
-    directions: Tensor | None = None,
-    num_directions: int = 20,
-    generator: torch.Generator | None = None,
-    loss: PerSampleLoss | None = None,
-    chunk_size: int = 256,
-    precision: str = "highest",
+    **options: Unpack[DirectionOptions],
 ) -> PerSample:
     r"""The limit t -> 0 of :func:`curvature`, by Hessian-vector products (NGR-21).
 
@@ -168,9 +173,7 @@ def curvature_limit(
         tensor([9.])
     """
     return _mean_over_products(
-        lambda vectors, products: products.square(),
-        *(model, inputs, labels, directions, num_directions, generator, loss),
-        *(chunk_size, precision),
+        lambda vectors, products: products.square(), model, inputs, labels, **options
     )
 
 
@@ -178,13 +181,7 @@ def hessian_trace(
     model: Model,
     inputs: Tensor,
     labels: Labels,
-    *,
-    directions: Tensor | None = None,
-    num_directions: int = 20,
-    generator: torch.Generator | None = None,
-    loss: PerSampleLoss | None = None,
-    chunk_size: int = 256,
-    precision: str = "highest",
+    **options: Unpack[DirectionOptions],
 ) -> PerSample:
     r"""Trace of the input Hessian of each sample, by Hutchinson's estimator.
 
@@ -206,9 +203,7 @@ def hessian_trace(
         tensor([0.5000])
     """
     return _mean_over_products(
-        lambda vectors, products: vectors * products,
-        *(model, inputs, labels, directions, num_directions, generator, loss),
-        *(chunk_size, precision),
+        lambda vectors, products: vectors * products, model, inputs, labels, **options
     )
 
 
@@ -217,12 +212,13 @@ def _mean_over_products(
     model: Model,
     inputs: Tensor,
     labels: Labels,
-    directions: Tensor | None,
-    num_directions: int,
-    generator: torch.Generator | None,
-    loss: PerSampleLoss | None,
-    chunk_size: int,
-    precision: str,
+    *,
+    directions: Tensor | None = None,
+    num_directions: int = 20,
+    generator: torch.Generator | None = None,
+    loss: PerSampleLoss | None = None,
+    chunk_size: int = 256,
+    precision: str = "highest",
 ) -> PerSample:
     """Mean over directions v of the sum of ``terms(v, H v)``, which must be 0 where v is."""
     inputs, labels = prepare(model, inputs, labels)

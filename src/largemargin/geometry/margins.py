@@ -326,6 +326,8 @@ def min_distance(prototypes: Prototypes) -> Tensor:
 
 
 def _log_energy(prototypes: Prototypes, t: float) -> Tensor:
+    check_prototypes(prototypes)
+    check_number("t", t, above=0)
     rows = _wide(prototypes)
     total = rows.new_tensor(-math.inf)
     for block in blocks(len(rows)):
@@ -359,8 +361,6 @@ def riesz_energy(prototypes: Prototypes, t: float) -> Tensor:
         >>> riesz_energy(torch.tensor([[0.0], [2.0]]), 1.0)
         tensor(1.)
     """
-    check_prototypes(prototypes)
-    check_number("t", t, above=0)
     return _log_energy(prototypes, t).exp().to(promote(prototypes).dtype)
 
 
@@ -374,6 +374,4 @@ def riesz_root(prototypes: Prototypes, t: float) -> Tensor:
         >>> riesz_root(torch.tensor([[0.0], [2.0]]), 1.0)
         tensor(1.)
     """
-    check_prototypes(prototypes)
-    check_number("t", t, above=0)
     return torch.exp(_log_energy(prototypes, t) / -t).to(promote(prototypes).dtype)

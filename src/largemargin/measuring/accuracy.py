@@ -176,34 +176,13 @@ def accuracy_of(
         ((1.0, 0.5), 0.75, ((1, 0), (1, 1)))
     """
 
-    def make_counter(reader: LogitModel, where: torch.device) -> _AccuracyCounter:
-        return _AccuracyCounter(reader, data, bins, where)
+    def make_counter(reader: LogitModel, where: torch.device) -> AccuracyCounter:
+        return AccuracyCounter(reader, data, bins, where)
 
     counter, parts = count_over(
         model, data, make_counter, "accuracy", num_classes=num_classes, layer=layer, **options
     )
-    found = counter.counts.result([sums for sums, _ in parts])
-    return replace(found, correct=counter.rights.result([seen for _, seen in parts]))
-
-
-class _AccuracyCounter:
-    """Counts and, of a split, which images are right."""
-
-    passes = 1
-
-    def __init__(self, reader: LogitModel, data: Source, bins: int, device: torch.device) -> None:
-        self.reader = reader
-        self.counts = Counts(reader.num_classes, bins=bins, device=device)
-        self.rights = CorrectCollector(data)
-
-    def add(self, batch: DataBatch, shown: Bar) -> None:
-        logits, labels = self.reader(batch.inputs), need_labels(batch.labels)
-        self.counts.add(logits, labels)
-        self.rights.add(batch, logits)
-        shown.update()
-
-    def sums(self) -> tuple[dict[str, Tensor], Seen]:
-        return self.counts.sums(), self.rights.found()
+    return counter.result(parts)
 
 
 class Counts:
@@ -325,31 +304,42 @@ class Counts:
         )
 
 
-class CorrectCollector:
-    """Collects a :class:`Correct` in a pass over a split; of other data nothing is kept."""
+class AccuracyCounter:
+    """Counts and, of a split, which images are right; of other data those are not kept."""
 
-    def __init__(self, data: Source) -> None:
+    passes = 1
+
+    def __init__(self, reader: LogitModel, data: Source, bins: int, device: torch.device) -> None:
+        self.reader = reader
+        self.counts = Counts(reader.num_classes, bins=bins, device=device)
         self.split: Split | None = None
         if isinstance(data, Split) and 0 < len(data) <= MOST:
             self.split = None if bool((data.labels == IGNORED).any()) else data
         self.seen: Seen = []
 
-    def add(self, batch: DataBatch, logits: Tensor) -> None:
+    def add(self, batch: DataBatch, shown: Bar) -> None:
+        self.add_logits(batch, self.reader(batch.inputs))
+        shown.update()
+
+    def add_logits(self, batch: DataBatch, logits: Tensor) -> None:
+        labels = need_labels(batch.labels)
+        self.counts.add(logits, labels)
         if self.split is not None:
-            self.seen.append((batch.indices, is_right(logits, need_labels(batch.labels))))
+            self.seen.append((batch.indices, is_right(logits, labels)))
 
-    def found(self) -> Seen:
+    def sums(self) -> tuple[dict[str, Tensor], Seen]:
         """What this process has, on the CPU."""
-        return [(positions, right.cpu()) for positions, right in self.seen]
+        return self.counts.sums(), [(positions, right.cpu()) for positions, right in self.seen]
 
-    def result(self, parts: Sequence[Seen]) -> Correct | None:
+    def result(self, parts: Sequence[tuple[dict[str, Tensor], Seen]]) -> Accuracy:
         """Of all processes together."""
+        found = self.counts.result([sums for sums, _ in parts])
         if self.split is None:
-            return None
+            return found
         right = torch.zeros(len(self.split), dtype=torch.bool)
-        for positions, own in (each for part in parts for each in part):
+        for positions, own in (each for _, seen in parts for each in seen):
             right[positions] = own
-        return Correct.of(right, digest(self.split))
+        return replace(found, correct=Correct.of(right, digest(self.split)))
 
 
 def is_right(logits: Tensor, labels: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_count
 from largemargin.geometry.pairs import widen
-from largemargin.measuring.accuracy import Accuracy, CorrectCollector, Counts, wilson
+from largemargin.measuring.accuracy import Accuracy, AccuracyCounter, Counts, wilson
 from largemargin.measuring.batches import (
     IGNORED,
     DataBatch,
@@ -300,8 +300,7 @@ class _Pass:
     ) -> None:
         self.reader, self.data, self.config, self.device = reader, data, config, device
         self.temperature, self.shared = temperature, shared
-        self.clean = Counts(reader.num_classes, bins=config.bins, device=device)
-        self.rights = CorrectCollector(data)
+        self.clean = AccuracyCounter(reader, data, config.bins, device)
         self.calibrated = (
             None
             if temperature is None
@@ -388,7 +387,6 @@ class _Pass:
                     part.add(batch, shown)
         return {
             "clean": self.clean.sums(),
-            "rights": self.rights.found(),
             "calibrated": None if self.calibrated is None else self.calibrated.sums(),
             "perturbed": None if self.perturbed is None else self.perturbed.sums(),
             "attacked": None if self.attacked is None else self.attacked.sums(),
@@ -411,8 +409,7 @@ class _Pass:
                 self.scores[name].append(getattr(scored, name).cpu())
 
     def _count(self, logits: Tensor, labels: Tensor, batch: DataBatch) -> None:
-        self.clean.add(logits, labels)
-        self.rights.add(batch, logits)
+        self.clean.add_logits(batch, logits)
         if self.calibrated is not None and self.temperature is not None:
             self.calibrated.add(widen(logits) / self.temperature, labels)
 
@@ -422,10 +419,7 @@ class _Pass:
         def sums(name: str) -> list[Any]:
             return [part[name] for part in parts]
 
-        clean = replace(
-            self.clean.result(sums("clean")),
-            correct=self.rights.result(sums("rights")),
-        )
+        clean = self.clean.result(sums("clean"))
         if clean.skipped:
             self.notes.append(f"{clean.skipped} samples labelled {IGNORED} were skipped")
         if clean.broken:
