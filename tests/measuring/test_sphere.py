@@ -47,7 +47,7 @@ def test_a_model_with_three_features() -> None:
 
 
 def test_many_samples_are_thinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["largemargin.measuring.sphere"], "POINTS", 12)
+    monkeypatch.setattr(sys.modules["largemargin.measuring.feature_geometry"], "POINTS", 12)
     features, labels = torch.randn(40, 3), torch.arange(40) % 2
     g = measure_arrays(features, labels, torch.eye(2, 3), sphere=True)
     assert g.sphere is not None

@@ -21,6 +21,7 @@ from largemargin.measuring.evaluate import EvaluationConfig as EvaluationConfig
 from largemargin.measuring.evaluate import Origin as Origin
 from largemargin.measuring.evaluate import Search as Search
 from largemargin.measuring.evaluate import evaluate as evaluate
+from largemargin.measuring.feature_geometry import Sphere as Sphere
 from largemargin.measuring.generalization import Bound as Bound
 from largemargin.measuring.generalization import BoundSettings as BoundSettings
 from largemargin.measuring.geometry_result import Geometry as Geometry
@@ -51,6 +52,5 @@ from largemargin.measuring.robust_accuracy import attack_curve as attack_curve
 from largemargin.measuring.robust_accuracy import attacked_accuracy as attacked_accuracy
 from largemargin.measuring.robust_accuracy import perturbation_suite as perturbation_suite
 from largemargin.measuring.robust_accuracy import perturbed_accuracy as perturbed_accuracy
-from largemargin.measuring.sphere import Sphere as Sphere
 
 __all__ = [name for name, each in vars().items() if hasattr(each, "__qualname__")]

@@ -1,4 +1,7 @@
-"""How the class vectors of a head are arranged, and how tight and how far apart its classes are."""
+"""How the class vectors of a head are arranged, and how tight and how far apart its classes are.
+
+In three dimensions both are points on a sphere, which can be drawn.
+"""
 
 import math
 from dataclasses import dataclass
@@ -7,6 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from largemargin.errors import LargeMarginError
 from largemargin.geometry.margins import (
     angle_matrix,
     class_minimum,
@@ -26,7 +30,7 @@ from largemargin.losses.prototype_penalties import super_symmetry
 from largemargin.measuring.records import Record
 from largemargin.measuring.scores import rows_at_once
 from largemargin.measuring.stream import ClassSums, Stream
-from largemargin.ops.norms import EPS, normalize
+from largemargin.ops.norms import EPS, normalize, safe_norm
 
 MATRIX_CLASSES = 512
 """Up to this many classes matrices of angles and distances are part of the result."""
@@ -39,6 +43,14 @@ SEARCH_STEPS, SEARCH_STARTS = 400, 8
 
 PAIRED_CLASSES = 4096
 """Up to this many classes all pairs enter a sum."""
+
+POINTS = 5000
+"""A sphere of more samples is thinned: more would only hide each other."""
+
+POINT_SEED = 0
+"""Of the samples that are kept then."""
+
+Point = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -133,6 +145,29 @@ class ClassCompactness(Record):
     """delta_v of the next number."""
     inside_radius: float
     """Share of samples within the radius around their class mean."""
+
+
+@dataclass(frozen=True)
+class Sphere(Record):
+    """Directions of features and class vectors; angles in degrees.
+
+    Beyond 5000 samples a random part of that size, drawn with ``seed``, is kept.
+    """
+
+    samples: int
+    """That were measured; ``points`` are as many or fewer."""
+    seed: int
+    points: tuple[Point, ...]
+    """Features of length 1, in the order of sample indices; (0, 0, 0) for a feature of length 0."""
+    index: tuple[int, ...]
+    labels: tuple[int, ...]
+    predicted: tuple[int, ...]
+    angles: tuple[float, ...]
+    """Of each point to its class vector; NaN where one of them has no direction."""
+    rival_angles: tuple[float, ...]
+    """To the nearest class vector of another class."""
+    prototypes: tuple[Point, ...]
+    """Class vectors of length 1, by class."""
 
 
 def measure_prototypes(weight: Tensor, notes: list[str]) -> PrototypeGeometry:
@@ -378,3 +413,68 @@ def _with_room(rows: Tensor, device: torch.device) -> torch.device:
     free, _ = torch.cuda.mem_get_info(device)
     needed = 3 * rows.numel() * rows.element_size()
     return device if needed < free // 2 else torch.device("cpu")
+
+
+def check_sphere(dim: int) -> None:
+    if dim != 3:
+        raise LargeMarginError(
+            f"sphere=True needs features of 3 dimensions, but these have {dim}. Train the model "
+            f"with a feature layer of 3 before its head, as nn.Linear({dim}, 3) and "
+            "lm.ClassHead(3, C); for a picture of these features use lm.measuring.embed."
+        )
+
+
+def measure_sphere(stream: Stream, notes: list[str]) -> Sphere:
+    """Points of a stream that has kept its features."""
+    assert stream.store is not None
+    index = stream.column("index")
+    chosen = _shown_rows(index)
+    if len(chosen) < len(index):
+        notes.append(f"the sphere shows {len(chosen)} of {len(index)} samples, seed {POINT_SEED}")
+    rows = widen(stream.store.all()[chosen])
+    labels = stream.column("label")[chosen]
+    unit, prototypes = _directions(rows), _directions(stream.scores.weight.cpu())
+    angles = _angles_between(unit, prototypes)
+    if bool(angles.isnan().any()):
+        notes.append("a feature or class vector of length 0 has no place on the sphere: angles NaN")
+    own = angles.gather(1, labels[:, None])[:, 0]
+    others = angles.scatter(1, labels[:, None], math.inf)
+    rival = torch.where(others.isnan(), math.inf, others).amin(1)
+    return Sphere(
+        len(index),
+        POINT_SEED,
+        _points(unit),
+        tuple(index[chosen].tolist()),
+        tuple(labels.tolist()),
+        tuple(stream.column("predicted")[chosen].tolist()),
+        tuple(own.tolist()),
+        tuple(rival.masked_fill(rival.isinf(), math.nan).tolist()),
+        _points(prototypes),
+    )
+
+
+def _shown_rows(index: Tensor) -> Tensor:
+    """Rows to keep, in the order of their samples: the same on any number of processes."""
+    order = index.argsort(stable=True)
+    if len(order) <= POINTS:
+        return order
+    drawn = torch.randperm(len(order), generator=torch.Generator().manual_seed(POINT_SEED))
+    return order[drawn[:POINTS].sort().values]
+
+
+def _directions(rows: Tensor) -> Tensor:
+    norms = safe_norm(rows)[:, None]
+    return torch.where(norms < EPS, 0.0, rows / norms.clamp_min(EPS))
+
+
+def _angles_between(points: Tensor, prototypes: Tensor) -> Tensor:
+    """(N, C) degrees, exact for small ones too: twice the arctangent of chord and its partner."""
+    chords = torch.linalg.vector_norm(points[:, None] - prototypes, dim=2)
+    partners = torch.linalg.vector_norm(points[:, None] + prototypes, dim=2)
+    angles = torch.rad2deg(2 * torch.atan2(chords, partners))
+    nowhere = (points == 0).all(1)[:, None] | (prototypes == 0).all(1)
+    return angles.masked_fill(nowhere, math.nan)
+
+
+def _points(rows: Tensor) -> tuple[Point, ...]:
+    return tuple((x, y, z) for x, y, z in rows.tolist())

@@ -14,6 +14,7 @@ from largemargin.measuring.feature_geometry import (
     ClassCompactness,
     Collapse,
     PrototypeGeometry,
+    Sphere,
     Variance,
 )
 from largemargin.measuring.generalization import Bound
@@ -21,7 +22,6 @@ from largemargin.measuring.input_curvature import Curvature
 from largemargin.measuring.input_margins import LinearizedMargins
 from largemargin.measuring.layers import LayerGeometry
 from largemargin.measuring.records import Record
-from largemargin.measuring.sphere import Sphere
 
 FORMAT = 1
 

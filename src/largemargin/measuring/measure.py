@@ -31,10 +31,12 @@ from largemargin.measuring.batches import (
 from largemargin.measuring.calibration import Rejection, calibration, rejection
 from largemargin.measuring.distributions import Margins, describe, describe_classes
 from largemargin.measuring.feature_geometry import (
+    check_sphere,
     measure_centers,
     measure_collapse,
     measure_compactness,
     measure_prototypes,
+    measure_sphere,
     measure_variance,
 )
 from largemargin.measuring.generalization import BoundSettings, FullyConnected, measure_bounds
@@ -51,7 +53,6 @@ from largemargin.measuring.layers import (
 )
 from largemargin.measuring.probe import Probe, differs
 from largemargin.measuring.scores import LEADS
-from largemargin.measuring.sphere import check_sphere, measure_sphere
 from largemargin.measuring.stream import FeatureStore, Stream, check_norms
 from largemargin.ops.distributed import world_size
 from largemargin.ops.similarity import SIMILARITIES
