@@ -135,7 +135,9 @@ def parser_of(name: str) -> "CommandParser":
     from largemargin.app.cli.parser import CommandParser
 
     command = _module(name)
-    parser = CommandParser(prog=f"largemargin {name}", description=command.HELP)
+    about = getattr(command, "DESCRIPTION", command.HELP)
+    examples = getattr(command, "EXAMPLES", None)
+    parser = CommandParser(prog=f"largemargin {name}", description=about, epilog=examples)
     command.arguments(parser)
     return parser
 

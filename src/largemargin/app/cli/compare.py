@@ -46,7 +46,6 @@ DEFAULT_SEEDS = 3
 
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
-    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     group = parser.add_argument_group("Comparison")
     group.add_argument(
         "--methods",

@@ -89,7 +89,6 @@ class Row:
 
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
-    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.add_argument(
         "--epochs", type=int | None, default=None, help=f"epochs for each loss (default {EPOCHS})"
     )

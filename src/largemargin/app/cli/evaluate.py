@@ -44,7 +44,6 @@ Examples:
 
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
-    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.usage = "largemargin evaluate RUN [options]"
     add_run(parser)
     add_ood(parser)
@@ -74,20 +73,16 @@ def run(options: Any) -> int:
     chosen = chosen_images(options, opened)
     if options.out is None:
         path = path.with_name(chosen.origin.file_name)
-    data = chosen.data
-    temperature = _temperature(options, opened, chosen)
-    search = None
-    if data.query is not None and data.gallery is not None:
-        search = Search(data.query, data.gallery)
-    ood = None if options.ood is None else ood_samples(options.ood, opened)
+    query, gallery = chosen.data.query, chosen.data.gallery
+    search = None if query is None or gallery is None else Search(query, gallery)
     found = evaluate(
         opened.model,
         chosen.samples,
         class_names=opened.classes,
         config=config,
-        ood=ood,
+        ood=None if options.ood is None else ood_samples(options.ood, opened),
         search=search,
-        temperature=temperature,
+        temperature=_temperature(options, opened, chosen),
         device=opened.device,
         progress=show_progress(),
     )

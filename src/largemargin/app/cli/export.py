@@ -30,7 +30,6 @@ SUFFIX = {"onnx": ".onnx", "program": ".pt2"}
 
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
-    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.usage = "largemargin export RUN [options]"
     add_run(parser)
     parser.add_argument(

@@ -228,7 +228,6 @@ LIBRARIES = {
 
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
-    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.usage = "largemargin list [NAME ...] [options]"
     parser.add_argument("names", nargs="*", type=str, metavar="NAME", help="losses to show in full")
     parser.add_argument("--all", action="store_true", help="show every loss in full")

@@ -44,7 +44,6 @@ Examples:
 
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
-    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.usage = "largemargin measure RUN [options]"
     add_run(parser)
     parser.add_argument(

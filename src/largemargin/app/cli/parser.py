@@ -198,13 +198,10 @@ def _written_out(group: str, value: str) -> list[str]:
     if path.is_dir() and not written_as_path and _is_data_set(value, path):
         return [f"--data.name={value}"]
     suffix = path.suffix.lower()
+    kind = {".csv": "csv", **dict.fromkeys(ARRAY_FILES, "arrays")}.get(suffix)
     if path.is_dir() or (not suffix and written_as_path):
-        return ["--data.name=folder", f"--data.path={value}"]
-    if suffix == ".csv":
-        return ["--data.name=csv", f"--data.path={value}"]
-    if suffix in ARRAY_FILES:
-        return ["--data.name=arrays", f"--data.path={value}"]
-    return [f"--data.name={value}"]
+        kind = "folder"
+    return [f"--data.name={kind}", f"--data.path={value}"] if kind else [f"--data.name={value}"]
 
 
 def _is_data_set(name: str, folder: Path) -> bool:

@@ -27,7 +27,6 @@ Optimizer = Literal[
 
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
-    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.usage = "largemargin plan --classes C --dim D [options]"
     parser.add_argument("--classes", type=int, required=True, help="number of classes")
     parser.add_argument("--batch_size", "--batch", type=int, default=256, help="samples per GPU")

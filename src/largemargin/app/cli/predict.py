@@ -42,7 +42,6 @@ Examples:
 
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
-    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.usage = "largemargin predict RUN IMAGE [IMAGE ...] [options]"
     add_run(parser)
     parser.add_argument(

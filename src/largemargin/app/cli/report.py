@@ -29,7 +29,6 @@ Everything there is to see of a run, step by step:
 
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
-    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.usage = "largemargin report RUN... [options]"
     parser.add_argument(
         "runs",

@@ -37,7 +37,6 @@ Several GPUs: torchrun --nproc-per-node 4 -m largemargin train ..."""
 
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
-    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     parser.add_argument(
         "--resume",
         action=Resume,

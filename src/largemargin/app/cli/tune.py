@@ -44,7 +44,6 @@ DEFAULT_TRIALS = 20
 
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
-    parser.description, parser.epilog = DESCRIPTION, EXAMPLES
     group = parser.add_argument_group("Search")
     group.add_argument(
         "--trials",

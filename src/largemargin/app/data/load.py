@@ -134,7 +134,9 @@ def load_data(config: DataConfig) -> Data:
     same |= duplicates(source, ["validation"]) if own and "validation" not in others else {}
     # What was too large as a whole may fit now.
     source = without_files(in_memory(source, config, keep, skipped))
-    skipped.warn()
+    if skipped:
+        why = failures_text(skipped)
+        warnings.warn(f"{len(skipped)} unreadable images are left out: {why}.", stacklevel=2)
     if not source.from_files:  # files are decoded to their size
         source = source.with_splits(
             {name: resized(samples, config) for name, samples in source.splits.items()}
@@ -143,7 +145,7 @@ def load_data(config: DataConfig) -> Data:
     channels, size = shape_of(source.train)
     mean, std = normalization(source, config, channels)
     augment = augment_of(source, config)
-    made = {"modifiers": modifiers, "skipped": skipped.files, "duplicates": same}
+    made = {"modifiers": modifiers, "skipped": skipped, "duplicates": same}
     looks = {"channels": channels, "size": list(size), "mean": list(mean), "std": list(std)}
     return Data(
         name=config.name,
@@ -250,23 +252,13 @@ def samples_text(data: Data, split: str, samples: Samples) -> str:
     return f"{data.name}, {split} images, digest {digest(samples)[:12]}"
 
 
-@dataclass
-class Skipped:
-    """Images left out, as the record has them."""
-
-    files: list[dict[str, str]] = field(default_factory=list)
-
-    def warn(self) -> None:
-        if self.files:
-            warnings.warn(
-                f"{len(self.files)} unreadable images are left out: {failures_text(self.files)}.",
-                stacklevel=3,
-            )
+Skipped = list[dict[str, str]]
+"""Images left out, as the record has them."""
 
 
 def readable(source: Source, config: DataConfig) -> tuple[Source, Skipped]:
     """The source with images of one size and without those whose headers cannot be read."""
-    skipped = Skipped()
+    skipped: Skipped = []
     splits = {name: each for name, each in source.splits.items() if each.files is not None}
     sizes: set[tuple[int, int]] = set()
     for name, samples in splits.items():
@@ -406,7 +398,7 @@ def without_failures(
             f"{failures_text(files)}. Repair or remove them, or set corrupt: skip to leave them "
             "out."
         )
-    skipped.files.extend(files)
+    skipped.extend(files)
     return samples.subset([index for index in range(len(samples)) if index not in failures])
 
 

@@ -236,13 +236,13 @@ class Batches:
             yield ImageBatch(images, labels, index)
 
 
+@dataclass
 class _Images(Dataset[Tensor]):
     """Images by (epoch, index), so that workers may live longer than an epoch."""
 
-    def __init__(self, samples: Samples, augment: Augment, seed: int) -> None:
-        self.samples = samples
-        self.augment = augment
-        self.seed = seed
+    samples: Samples
+    augment: Augment
+    seed: int
 
     def __getitem__(self, key: tuple[int, int]) -> Tensor:
         epoch, index = key

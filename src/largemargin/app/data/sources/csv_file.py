@@ -14,13 +14,8 @@ from largemargin.app.data.sources.source import Source, class_indices, in_files,
 from largemargin.errors import LargeMarginError
 
 SPLIT = "split"
-SPLITS = {
-    "train": "train",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "test": "test",
-}
+VALIDATION = ("val", "valid", "validation")
+SPLITS = {"train": "train", **dict.fromkeys(VALIDATION, "validation"), "test": "test"}
 
 Row = tuple[str, str]
 

@@ -4,6 +4,7 @@ A folder may be one that ``save_to_disk`` wrote, or anything that ``load_dataset
 called train, validation (or val, valid, dev) and test; the image column must be of type Image.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,15 @@ SPLITS = {
     "validation": ("validation", "val", "valid", "dev"),
     "test": ("test",),
 }
-
-
 UNLABELLED = "(no label)"
 
 
+@dataclass
 class Column:
     """The image files in a column of a table, undecoded."""
 
-    def __init__(self, table: Any, name: str) -> None:
-        self.table = table
-        self.name = name
+    table: Any
+    name: str
 
     def __getitem__(self, row: int, /) -> str | bytes | None:
         cell = self.table[row][self.name] or {}
