@@ -21,7 +21,7 @@ from largemargin.app.training import (
     train,
 )
 from largemargin.app.training.engine import Session
-from largemargin.app.training.run_rng import RunRng
+from largemargin.app.training.trainer import RunRng
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "everything": {},

@@ -64,13 +64,9 @@ def settings_from(values: Mapping[str, Any], kind: type[Settings], place: str = 
     filled = {
         name: _typed(value, hints[name], _joined(place, name)) for name, value in values.items()
     }
-    missing = [
-        name
-        for name, field in known.items()
-        if name not in filled and field.default is MISSING and field.default_factory is MISSING
-    ]
-    if missing:
-        raise LargeMarginError(f"{_joined(place, missing[0])} is missing.")
+    for name, field in known.items():
+        if name not in filled and field.default is MISSING and field.default_factory is MISSING:
+            raise LargeMarginError(f"{_joined(place, name)} is missing.")
     return kind(**filled)
 
 

@@ -193,9 +193,8 @@ class _Lane:
             return
         if isinstance(session, Run):
             self.run = session
-            return
-        self.session = session
-        self.steps = session.trainer.steps()
+        else:
+            self.session, self.steps = session, session.trainer.steps()
 
     def advance(self) -> bool:
         """One step; False when there is no other."""

@@ -87,9 +87,7 @@ class Processes:
 
     def first_alone(self, work: Callable[[], Loaded]) -> Loaded:
         """Let the first process work, then the others: one of them downloads, the others find."""
-        if not self.several:
-            return work()
-        with self.accelerator.main_process_first():
+        with self.accelerator.main_process_first() if self.several else nullcontext():
             return work()
 
     def wait(self) -> None:

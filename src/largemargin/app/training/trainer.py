@@ -1,12 +1,14 @@
 """``Trainer``: one run from its configuration to its result, a step at a time.
 
-Below it: the batches of a run, and what is wrong with bad steps.
+Below it: the random numbers and the batches of a run, and what is wrong with bad steps.
 """
 
 import math
+import random
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -24,7 +26,6 @@ from largemargin.app.training.config_file import to_dict
 from largemargin.app.training.journal import EpochTotals, Journal, Progress
 from largemargin.app.training.objective import needs_of, objective_of
 from largemargin.app.training.processes import Processes, autocast
-from largemargin.app.training.run_rng import RunRng, seed_all
 from largemargin.app.training.run_scores import Diverged, Scores
 from largemargin.app.training.step import (
     AveragedModel,
@@ -37,6 +38,7 @@ from largemargin.app.training.step import (
 from largemargin.dropin.attach import attach
 from largemargin.dropin.criterion import Criterion
 from largemargin.errors import LargeMarginError, MarginWarning
+from largemargin.measuring.sample_draws import seed_for
 
 READ_EVERY = 50
 """Steps between readings of what the device has added up."""
@@ -403,6 +405,57 @@ class Trainer:
             best=best,
             **facts,
         )
+
+
+def seed_all(*parts: int | str) -> None:
+    """Seed torch's generators (all devices) and Python's."""
+    seed = seed_for(*parts)
+    torch.manual_seed(seed)
+    random.seed(seed)
+
+
+class RunRng:
+    """The CUDA random numbers of one run, apart from those of other runs in the process.
+
+    A captured graph goes on drawing from the generator state that was current at its capture.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._generator = None
+        if device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            self._generator = torch.cuda.default_generators[index]
+            self._state = self._generator.clone_state()
+
+    def states(self) -> dict[str, Tensor]:
+        """Where all generators of the run are, for the middle of an epoch."""
+        python = torch.tensor(random.getstate()[1], dtype=torch.int64)
+        found = {"torch": torch.get_rng_state(), "python": python}
+        if self._generator is not None:
+            with self():
+                found["device"] = self._generator.get_state()
+        return found
+
+    def restore(self, states: dict[str, Tensor]) -> None:
+        """Put the generators where :meth:`states` found them."""
+        torch.set_rng_state(states["torch"])
+        random.setstate((3, tuple(states["python"].tolist()), None))
+        if self._generator is not None and "device" in states:
+            with self():
+                self._generator.set_state(states["device"])
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        if self._generator is None:
+            yield
+            return
+        outer = self._generator.graphsafe_get_state()
+        self._generator.graphsafe_set_state(self._state)
+        try:
+            yield
+        finally:
+            self._generator.graphsafe_set_state(outer)
 
 
 def training_batches(config: RunConfig, data: Data, processes: Processes) -> Batches:

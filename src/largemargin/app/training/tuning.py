@@ -269,7 +269,9 @@ class _Search:
             Trial(
                 number=trial.number,
                 state=_state(trial),
-                value=trial.value if trial.value is not None else _last(trial),
+                value=trial.intermediate_values.get(trial.last_step)
+                if trial.value is None
+                else trial.value,
                 epochs=trial.user_attrs.get("epochs", 0),
                 seconds=trial.user_attrs.get("seconds", 0.0),
                 settings={path: rounded(value) for path, value in trial.params.items()},
@@ -323,11 +325,6 @@ def _state(trial: Any) -> str:
         return "diverged"
     name: str = trial.state.name.lower()
     return {"fail": "interrupted"}.get(name, name)
-
-
-def _last(trial: Any) -> float | None:
-    value: float | None = trial.intermediate_values.get(trial.last_step)
-    return value
 
 
 def write_csv(path: Path, tuning: Tuning) -> None:
