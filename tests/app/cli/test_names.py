@@ -2,6 +2,7 @@
 
 import inspect
 from types import ModuleType
+from typing import get_args, get_origin
 
 import pytest
 
@@ -9,7 +10,7 @@ import largemargin as lm
 from largemargin.app.cli.command import commands, parser_of
 from largemargin.measuring import CurvatureSettings
 
-ROOMS = (lm, lm.measuring, lm.measuring, lm.geometry)
+ROOMS = (lm, lm.measuring, lm.geometry)
 NOT_SO = {
     "merge": "sync",
     "reduce": "sync",
@@ -23,6 +24,15 @@ NOT_SO = {
 """Names that were or could be used beside the one on the right."""
 
 
+def arguments(signature: inspect.Signature) -> set[str]:
+    """Names of all arguments, those of ``**options: Unpack[SomeOptions]`` among them."""
+    names = set(signature.parameters)
+    for parameter in signature.parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD and get_origin(parameter.annotation):
+            names |= set(get_args(parameter.annotation)[0].__annotations__)
+    return names
+
+
 def functions(room: ModuleType) -> list[tuple[str, inspect.Signature]]:
     found = [(name, getattr(room, name)) for name in room.__all__]
     return [(name, inspect.signature(each)) for name, each in found if inspect.isfunction(each)]
@@ -33,8 +43,9 @@ def test_siblings_call_the_same_thing_alike(room: ModuleType) -> None:
     for name, signature in functions(room):
         if name == "wilson":
             continue  # `right` of `samples`: numbers, not a limit
-        for argument, parameter in signature.parameters.items():
+        for argument in arguments(signature):
             assert argument not in NOT_SO, f"{name}({argument}=) is {NOT_SO.get(argument)}"
+        for argument, parameter in signature.parameters.items():
             words = str(parameter.annotation)
             if argument == "classes":
                 assert "str" not in words, f"{name}: names of classes are class_names"
@@ -45,9 +56,7 @@ def test_siblings_call_the_same_thing_alike(room: ModuleType) -> None:
 
 
 def test_functions_of_whole_models_share_their_options() -> None:
-    takes = {
-        name: set(signature.parameters) for room in ROOMS for name, signature in functions(room)
-    }
+    takes = {name: arguments(signature) for room in ROOMS for name, signature in functions(room)}
     everywhere = ("measure", "evaluate", "accuracy_of", "attacked_accuracy", "detect_ood")
     for name in everywhere:
         assert {"sync", "progress", "device"} <= takes[name], name
