@@ -125,10 +125,9 @@ class Replay:
         if not recomputing():
             return None
         mark = _fingerprint(batch)
-        found = [(e, state) for e, state in self.entries if state[0].shape == shape]
-        if not found:
-            return None
-        return min(reversed(found), key=lambda entry: float((entry[0] - mark).abs().sum()))[1]
+        found = [(e, state) for e, state in reversed(self.entries) if state[0].shape == shape]
+        near = min(found, key=lambda entry: float((entry[0] - mark).abs().sum()), default=None)
+        return None if near is None else near[1]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Replay":
         return Replay()
@@ -333,9 +332,8 @@ class CentroidBank(nn.Module):
         self.centroids.copy_(torch.where(write[:, None], blended, self.centroids))
         self.counts.add_(torch.where(due, self.pending_counts, 0))
         self.seen.logical_or_(write)
-        self.pending_sums.mul_(~due)
-        self.pending_counts.mul_(~due)
-        self.pending_steps.mul_(~due)
+        for pending in (self.pending_sums, self.pending_counts, self.pending_steps):
+            pending.mul_(~due)
 
     @torch.no_grad()
     def commit(self) -> None:

@@ -1,7 +1,7 @@
 """How much memory a head takes while it is trained, before anything is allocated."""
 
 import textwrap
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -84,8 +84,7 @@ class MemoryEstimate:
 
     def as_dict(self) -> dict[str, object]:
         """Every number by its name, for JSON."""
-        named = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**named, "total": self.total, "left_out": list(self.left_out)}
+        return {**asdict(self), "total": self.total, "left_out": list(self.left_out)}
 
     def __str__(self) -> str:
         rows = {

@@ -170,10 +170,8 @@ def _cap_bound(num_classes: int, dim: int) -> float:
     low, high = 0.0, math.pi / 2  # half the angle; C >= 2 caps of half a sphere fill it
     for _ in range(60):
         middle = (low + high) / 2
-        if num_classes * _cap_share(middle, dim) <= 1:
-            low = middle
-        else:
-            high = middle
+        apart = num_classes * _cap_share(middle, dim) <= 1
+        low, high = (middle, high) if apart else (low, middle)
     return 2 * high
 
 

@@ -19,6 +19,7 @@ from largemargin.ops.shards import (
     gathered,
     is_sharded,
     join_batches,
+    local_part,
     shard_of,
 )
 from largemargin.ops.similarity import similarity_logits
@@ -120,7 +121,7 @@ class ShardedClassHead(ClassHead):
         mesh = _mesh(mesh, device)
         if device is None and mesh is not None:
             deferred = torch.get_default_device().type == "meta"  # inside torch.device("meta")
-            device = "meta" if deferred else _device_of(mesh)
+            device = "meta" if deferred else mesh.device_type
         self.weight = _empty_shard(self.weight, mesh, device)
         if self.bias is not None:
             self.bias = _empty_shard(self.bias, mesh, device)
@@ -176,8 +177,13 @@ class ShardedClassHead(ClassHead):
         """
         if self.weight.is_meta:
             return
-        weight, bias = _local(self.weight), None if self.bias is None else _local(self.bias)
-        seed, bound, mine = self._joint_seed(), 1 / math.sqrt(self.in_features), self.local_classes
+        weight = local_part(self.weight)
+        bias = None if self.bias is None else local_part(self.bias)
+        joint = torch.randint(2**40, ())
+        if self.mesh is not None:
+            joint = joint.to(self.weight.device)
+            dist.broadcast(joint, group=self.mesh.get_group(), group_src=0)
+        seed, bound, mine = int(joint), 1 / math.sqrt(self.in_features), self.local_classes
         for first in range(mine.start - mine.start % BLOCK, mine.stop, BLOCK):
             draw = torch.Generator(weight.device).manual_seed(seed + first)
             rows = weight.new_empty(BLOCK, self.in_features)
@@ -192,14 +198,6 @@ class ShardedClassHead(ClassHead):
             weight[here] = rows[start - first : stop - first]
             if bias is not None:
                 bias[here] = offsets[start - first : stop - first]
-
-    def _joint_seed(self) -> int:
-        """A number from the random state of the mesh's first process."""
-        seed = torch.randint(2**40, ())
-        if self.mesh is not None:
-            seed = seed.to(self.weight.device)
-            dist.broadcast(seed, group=self.mesh.get_group(), group_src=0)
-        return int(seed)
 
     def draw_weight(self) -> Tensor:
         """What a loss computes with: ``weight``, in training mode with a new sample of classes."""
@@ -343,12 +341,6 @@ def _mesh(mesh: DeviceMesh | None, device: torch.device | str | None) -> DeviceM
     return mesh
 
 
-def _device_of(mesh: DeviceMesh) -> torch.device:
-    if mesh.device_type == "cuda":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device(mesh.device_type)
-
-
 def _empty_shard(
     like: Tensor, mesh: DeviceMesh | None, device: torch.device | str | None
 ) -> nn.Parameter:
@@ -365,7 +357,3 @@ def _sharded(rows: Tensor, shape: torch.Size, mesh: DeviceMesh) -> Any:
 
     stride = (1,) if len(shape) == 1 else (shape[1], 1)
     return DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
-
-
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if is_sharded(parameter) else parameter  # type: ignore[attr-defined]

@@ -124,14 +124,10 @@ def _gram_distances(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | 
         logits, own_logit = logits + bias, own_logit + bias[own][:, None]
     sizes = safe_norm(mine).square()[:, None] + safe_norm(weight).square()
     square = (sizes - 2 * (mine @ weight.T)).scatter(1, own[:, None], 0.0)
-    degenerate = square <= _noise(sizes.detach())
+    noise = 8 * torch.finfo(sizes.dtype).eps * sizes.detach()
+    degenerate = square <= noise.clamp_min(DEGENERATE**2)
     length = torch.sqrt(torch.where(degenerate, 1.0, square))
     return torch.where(degenerate, 0.0, (logits - own_logit) / length)
-
-
-def _noise(sizes: Tensor) -> Tensor:
-    """Squared lengths from a Gram matrix mean nothing up to this."""
-    return (8 * torch.finfo(sizes.dtype).eps * sizes).clamp_min(DEGENERATE**2)
 
 
 def nearest_rival(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | None) -> Tensor:
@@ -147,7 +143,10 @@ def nearest_rival(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | No
     mine = weight.index_select(0, own) - middle
     own_bias = None if bias is None else bias.index_select(0, own)
     given = for_search(points, mine, own_bias, own, middle)
-    size = _block_size(own.shape[0], weight)
+    size = BLOCK // max(own.shape[0], 1)
+    if weight.device.type != "cpu":
+        size = min(GPU_BLOCK // max(own.shape[0], 1), GPU_NUMBERS // weight.shape[1])
+    size = max(256, size)
     scores, indices = [], []
     for start in range(0, num_classes, size):
         block = slice(start, min(start + size, num_classes))
@@ -163,12 +162,6 @@ def nearest_rival(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | No
     exact = pair_distance(points, weight, own, candidates, bias)
     exact = exact.masked_fill(candidates == own[:, None], -torch.inf)
     return candidates.gather(1, exact.argmax(1, keepdim=True)).squeeze(1)
-
-
-def _block_size(samples: int, weight: Tensor) -> int:
-    if weight.device.type == "cpu":
-        return max(256, BLOCK // max(samples, 1))
-    return max(256, min(GPU_BLOCK // max(samples, 1), GPU_NUMBERS // weight.shape[1]))
 
 
 class Centroids(NamedTuple):
@@ -251,18 +244,11 @@ def nearest_two(
     inside = (given.own >= start) & (given.own < start + len(block))
     column = (given.own - start).clamp(0, len(block) - 1)[:, None]
     kept = gap.gather(1, column).masked_fill(inside[:, None], -torch.inf)
-    best, index = _best_two(gap.scatter_(1, column, kept))
-    return best, index + start
-
-
-def _best_two(distance: Tensor) -> tuple[Tensor, Tensor]:
-    """The two largest of each row and where they are; overwrites. (topk is slower.)"""
-    best = distance.max(1, keepdim=True)
-    if distance.shape[1] == 1:
-        return best.values, best.indices
-    second = distance.scatter_(1, best.indices, -torch.inf).max(1, keepdim=True)
-    values = torch.cat((best.values, second.values), 1)
-    return values, torch.cat((best.indices, second.indices), 1)
+    best, index = gap.scatter_(1, column, kept).max(1, keepdim=True)
+    if len(block) == 1:
+        return best, index + start
+    second, next_index = gap.scatter_(1, index, -torch.inf).max(1, keepdim=True)  # topk is slower
+    return torch.cat((best, second), 1), torch.cat((index, next_index), 1) + start
 
 
 def _fused(block: Tensor) -> bool:

@@ -6,15 +6,20 @@ import torch
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError
-from largemargin.ops.dense import Stats, hidden
+from largemargin.ops.dense import ORDER, Stats, hidden, wanted_stats
 from largemargin.ops.matmul import multiply, without_autocast
 from largemargin.ops.norms import batched_gradient, unit_rows
+from largemargin.ops.shards import once
 from largemargin.ops.similarity import AffineForm
 
 BLOCK_ELEMENTS = 2**20
 """Logits held at a time: 4 MiB in float32, about what the caches of a core hold."""
 GPU_BLOCK_ELEMENTS = 2**25
 """The same on a GPU, which needs more at a time to be busy: 128 MiB."""
+ONCE = (
+    'impl="chunked" can be differentiated once only: it recomputes the logits in its backward '
+    'pass instead of keeping them. Pass impl="dense" for second derivatives.'
+)
 MIN_BLOCK = 256
 """Classes per block at least: narrower products would waste the matrix units."""
 
@@ -29,8 +34,8 @@ def chunked_stats(form: AffineForm, labels: Tensor, want: tuple[str, ...]) -> St
     """The statistics of ``dense_stats(dense_logits(form), labels, want)`` for hard labels."""
     num_samples, num_classes = form.rows.shape[0], form.columns.shape[0]
     block = block_size(num_samples, num_classes, form.rows.device.type)
-    flags = tuple(name in want for name in ("target", "rival", "rest", "spread", "mean"))
-    outputs = _ChunkedStats.apply(
+    flags = tuple(name in want for name in ORDER)
+    *values, rival_index = _ChunkedStats.apply(
         form.rows,
         form.columns,
         form.column_bias,
@@ -40,19 +45,7 @@ def chunked_stats(form: AffineForm, labels: Tensor, want: tuple[str, ...]) -> St
         flags,
         block,
     )
-    target, rival, rest, spread, mean, rival_index = outputs
-    if form.row_bias is not None:
-        target, rival, rest, spread, mean = (
-            value + form.row_bias for value in (target, rival, rest, spread, mean)
-        )
-    return (
-        target if flags[0] else None,
-        rival if flags[1] else None,
-        rival_index if flags[1] else None,
-        rest if flags[2] else None,
-        spread if flags[3] else None,
-        mean if flags[4] else None,
-    )
+    return wanted_stats(values, rival_index, form.row_bias, want)
 
 
 def _block_logits(
@@ -158,9 +151,9 @@ class _ChunkedStats(torch.autograd.Function):
         with torch.no_grad(), without_autocast(saved[0]):
             results = _backward(ctx, saved, grads)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            anchors = [grad for grad in grads if grad is not None and grad.requires_grad]
+            anchors = [each for each in (*saved[:3], *grads) if each is not None]
             results = tuple(
-                None if result is None else _Once.apply(result, *saved[:3], *anchors)
+                None if result is None else once(result, *anchors, message=ONCE)
                 for result in results
             )
         return (*results, None, None, None, None, None)
@@ -260,18 +253,3 @@ def _after(x: Tensor, gradients: Tensor) -> Tensor:
 @_after.register_fake
 def _(x: Tensor, gradients: Tensor) -> Tensor:
     return torch.empty_like(x)
-
-
-class _Once(torch.autograd.Function):
-    """Passes a gradient on and explains itself when somebody differentiates it again."""
-
-    @staticmethod
-    def forward(ctx: Any, result: Tensor, *anchors: Tensor) -> Tensor:
-        return result.view_as(result)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        raise LargeMarginError(
-            'impl="chunked" can be differentiated once only: it recomputes the logits in its '
-            'backward pass instead of keeping them. Pass impl="dense" for second derivatives.'
-        )

@@ -1,5 +1,6 @@
 """The definition of the class statistics, on (N, C) logits. Twice differentiable."""
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import torch
@@ -7,6 +8,8 @@ from torch import Tensor
 
 DENSE_LIMIT = 2**22
 """``impl="auto"`` keeps the N x C logits (twice differentiable) up to this many of them."""
+
+ORDER = ("target", "rival", "rest", "spread", "mean")
 
 Stats: TypeAlias = tuple[
     Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None
@@ -19,6 +22,17 @@ def hidden(dtype: torch.dtype) -> float:
     What ``rest`` is at least, of classes whose biases are all minus infinity.
     """
     return torch.finfo(dtype).min / 4
+
+
+def wanted_stats(
+    values: Iterable[Tensor], rival_index: Tensor, row_bias: Tensor | None, want: tuple[str, ...]
+) -> Stats:
+    """Those of the values, in ``ORDER``, that were asked for; every logit has the row's bias."""
+    target, rival, rest, spread, mean = (
+        None if name not in want else value if row_bias is None else value + row_bias
+        for name, value in zip(ORDER, values, strict=True)
+    )
+    return target, rival, None if rival is None else rival_index, rest, spread, mean
 
 
 def dense_stats(

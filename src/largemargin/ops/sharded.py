@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError
-from largemargin.ops.dense import hidden
+from largemargin.ops.dense import ORDER, hidden
 from largemargin.ops.matmul import resolve_precision, without_autocast
 from largemargin.ops.shards import (
     ClassSample,
@@ -27,8 +27,6 @@ from largemargin.ops.shards import (
     times_gradient,
 )
 from largemargin.ops.similarity import similarity_logits
-
-ORDER = ("target", "rival", "rest", "spread", "mean")
 
 
 class _Part(NamedTuple):

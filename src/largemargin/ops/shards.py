@@ -22,6 +22,12 @@ def is_sharded(tensor: object) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
+def local_part(tensor: Any) -> Tensor:
+    """The rows of a DTensor on this process; a plain tensor as it is."""
+    local: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
+    return local
+
+
 def is_shared(prototypes: Tensor) -> bool:
     """Whether statistics are made of parts: of several processes, or of a sample of the classes."""
     return hasattr(prototypes, "full_tensor") or hasattr(prototypes, "class_sample")
@@ -180,26 +186,30 @@ class _JoinRows(torch.autograd.Function):
         return once(own, grad), None, None
 
 
+SHARED_ONCE = (
+    "statistics of sharded or sampled class vectors can be differentiated once only. Keep all "
+    "class vectors in one process, as in ClassHead, for second derivatives."
+)
+
+
 class _Once(torch.autograd.Function):
     """Passes a gradient on and explains itself when somebody differentiates it again."""
 
     @staticmethod
-    def forward(ctx: Any, result: Tensor, *anchors: Tensor) -> Tensor:
+    def forward(ctx: Any, message: str, result: Tensor, *anchors: Tensor) -> Tensor:
+        ctx.message = message
         return result.view_as(result)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        raise LargeMarginError(
-            "statistics of sharded or sampled class vectors can be differentiated once only. Keep "
-            "all class vectors in one process, as in ClassHead, for second derivatives."
-        )
+        raise LargeMarginError(ctx.message)
 
 
-def once(result: Tensor, *sources: Tensor) -> Tensor:
+def once(result: Tensor, *sources: Tensor, message: str = SHARED_ONCE) -> Tensor:
     """What a backward pass made of ``sources``, outside autograd; a second one says so."""
     if not (torch.is_grad_enabled() and any(source.requires_grad for source in sources)):
         return result
-    marked: Tensor = _Once.apply(result, *sources)
+    marked: Tensor = _Once.apply(message, result, *sources)
     return marked
 
 

@@ -12,8 +12,6 @@ from largemargin.heads.optim.row_optimizer import (
     PARAMETER,
     RowOptimizer,
     Rows,
-    check_moment_dtype,
-    check_rate,
     rate,
     seed_of,
     store,
@@ -71,24 +69,21 @@ class HeadSGD(RowOptimizer):
         maximize: bool = False,
         fused: bool | None = None,
     ) -> None:
-        check_rate(lr)
         check_number("momentum", momentum, at_least=0, below=1)
-        check_number("weight_decay", weight_decay, at_least=0)
-        check_moment_dtype(moment_dtype)
         if nesterov and momentum == 0:
             raise LargeMarginError("nesterov=True needs a momentum above 0, but momentum=0.")
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "moment_dtype": moment_dtype,
-            "stochastic_rounding": stochastic_rounding,
-            "lazy": lazy,
-            "maximize": maximize,
-            "fused": fused,
-        }
-        super().__init__(params, defaults)
+        super().__init__(
+            params,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            nesterov=nesterov,
+            moment_dtype=moment_dtype,
+            stochastic_rounding=stochastic_rounding,
+            lazy=lazy,
+            maximize=maximize,
+            fused=fused,
+        )
 
     def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         if group["momentum"] == 0:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from largemargin.errors import LargeMarginError, check_number
-from largemargin.ops.shards import class_range, is_sharded
+from largemargin.ops.shards import class_range, is_sharded, local_part
 
 BLOCK_NUMBERS = {"cpu": 2**18}
 """Entries updated at a time without a fused kernel: what the cache of a core holds, ..."""
@@ -53,7 +53,20 @@ class RowOptimizer(Optimizer):
     # GradScaler then hands over scale and overflow as tensors instead of reading them back.
     _step_supports_amp_scaling = True
 
-    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+    def __init__(self, params: Any, **defaults: Any) -> None:
+        lr, dtype = defaults["lr"], defaults["moment_dtype"]
+        if not isinstance(lr, Tensor):
+            check_number("lr", lr, at_least=0)
+        elif lr.numel() != 1:
+            raise LargeMarginError(
+                f"lr must be a number or a tensor of one, but its shape is {tuple(lr.shape)}."
+            )
+        check_number("weight_decay", defaults["weight_decay"], at_least=0)
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise LargeMarginError(
+                "moment_dtype must be a floating point torch.dtype, as torch.bfloat16, or None for "
+                f"that of the parameters, but {dtype!r} was given."
+            )
         # The step counter lives on the device, so a CUDA graph may hold a step.
         super().__init__(params, {**defaults, "capturable": True})
 
@@ -141,24 +154,6 @@ def row_zeros(param: Any, dtype: torch.dtype) -> Tensor:
     return zeros
 
 
-def check_rate(lr: float | Tensor) -> None:
-    if isinstance(lr, Tensor):
-        if lr.numel() != 1:
-            raise LargeMarginError(
-                f"lr must be a number or a tensor of one, but its shape is {tuple(lr.shape)}."
-            )
-    else:
-        check_number("lr", lr, at_least=0)
-
-
-def check_moment_dtype(dtype: torch.dtype | None) -> None:
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise LargeMarginError(
-            "moment_dtype must be a floating point torch.dtype, as torch.bfloat16, or None for "
-            f"that of the parameters, but {dtype!r} was given."
-        )
-
-
 def compute_dtype(param: Tensor) -> torch.dtype:
     return torch.float64 if param.dtype == torch.float64 else torch.float32
 
@@ -193,13 +188,8 @@ def _local_rows(param: Any, state: dict[str, Tensor]) -> Rows:
         if mesh.ndim == 1 and param.placements[0].is_shard(dim=0):
             _, first = class_range(param.shape[0], mesh.size(), mesh.get_local_rank())
             first *= param.shape[1:].numel()
-    local = {name: _as_rows(_of_process(value)) for name, value in state.items()}
-    return Rows(_as_rows(_of_process(param)), _as_rows(_of_process(grad)), local, first)
-
-
-def _of_process(x: Any) -> Tensor:
-    local: Tensor = x.to_local() if is_sharded(x) else x
-    return local
+    local = {name: _as_rows(local_part(value)) for name, value in state.items()}
+    return Rows(_as_rows(local_part(param)), _as_rows(local_part(grad)), local, first)
 
 
 FACTORS = (0x7FEB352D, 0x846CA68B)

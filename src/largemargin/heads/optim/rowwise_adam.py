@@ -13,8 +13,6 @@ from largemargin.heads.optim.row_optimizer import (
     PARAMETER,
     RowOptimizer,
     Rows,
-    check_moment_dtype,
-    check_rate,
     compute_dtype,
     rate,
     row_zeros,
@@ -93,26 +91,23 @@ class RowwiseAdam(RowOptimizer):
         maximize: bool = False,
         fused: bool | None = None,
     ) -> None:
-        check_rate(lr)
         if not (isinstance(betas, tuple | list) and len(betas) == 2):
             raise LargeMarginError(f"betas must be two numbers, but {betas!r} was given.")
         for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
             check_number(name, beta, at_least=0, below=1)
         check_number("eps", eps, at_least=0)
-        check_number("weight_decay", weight_decay, at_least=0)
-        check_moment_dtype(moment_dtype)
-        defaults = {
-            "lr": lr,
-            "betas": tuple(betas),
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "moment_dtype": moment_dtype,
-            "stochastic_rounding": stochastic_rounding,
-            "lazy": lazy,
-            "maximize": maximize,
-            "fused": fused,
-        }
-        super().__init__(params, defaults)
+        super().__init__(
+            params,
+            lr=lr,
+            betas=tuple(betas),
+            eps=eps,
+            weight_decay=weight_decay,
+            moment_dtype=moment_dtype,
+            stochastic_rounding=stochastic_rounding,
+            lazy=lazy,
+            maximize=maximize,
+            fused=fused,
+        )
 
     def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         state = {"second": row_zeros(param, compute_dtype(param))}

@@ -44,12 +44,6 @@ def _against(rows: Rows) -> str:
     return ""
 
 
-def _tiling(rows: Rows) -> dict[str, int]:
-    width = max(rows.param.shape[1:].numel(), 1)
-    columns = 1 << (width - 1).bit_length()
-    return {"BLOCK_ROWS": max(1, TILE // columns), "BLOCK_COLUMNS": columns}
-
-
 def _rounding(array: Tensor | None, group: dict[str, Any]) -> int:
     """How the kernel rounds before it stores; other dtypes are left to the hardware."""
     if array is None or array.dtype != torch.bfloat16:
@@ -57,13 +51,20 @@ def _rounding(array: Tensor | None, group: dict[str, Any]) -> int:
     return 2 if group["stochastic_rounding"] else 1
 
 
-def _launch(kernel: Any, rows: Rows, moment: Tensor | None, arguments: Any, options: Any) -> None:
+def _launch(
+    kernel: Any,
+    rows: Rows,
+    moment: Tensor | None,
+    group: dict[str, Any],
+    *arguments: Any,
+    **options: Any,
+) -> None:
     count, width = rows.param.shape[0], max(rows.param.shape[1:].numel(), 1)
-    tiling = _tiling(rows)
-    programs = -(-count // tiling["BLOCK_ROWS"])
+    columns = 1 << (width - 1).bit_length()
+    block = max(1, TILE // columns)
     device = rows.param.device.index if rows.param.device.type == "cuda" else -1
     with torch.cuda.device(device):  # triton launches on the current one; -1 leaves it alone
-        kernel[(programs,)](
+        kernel[(-(-count // block),)](
             rows.param,
             rows.grad,
             rows.param if moment is None else moment,
@@ -72,34 +73,26 @@ def _launch(kernel: Any, rows: Rows, moment: Tensor | None, arguments: Any, opti
             width,
             rows.first_entry,
             HAS_MOMENT=moment is not None,
+            LAZY=group["lazy"],
+            ROUND_PARAM=_rounding(rows.param, group),
+            ROUND_MOMENT=_rounding(moment, group),
             **options,
-            **tiling,
+            BLOCK_ROWS=block,
+            BLOCK_COLUMNS=columns,
         )
 
 
 def adam(rows: Rows, numbers: Tensor, group: dict[str, Any]) -> None:
     from largemargin.heads.optim.triton_kernels import adam_rows
 
-    first = rows.state.get("first")
-    options = {
-        "LAZY": group["lazy"],
-        "ROUND_PARAM": _rounding(rows.param, group),
-        "ROUND_MOMENT": _rounding(first, group),
-    }
     beta1, beta2 = group["betas"]
-    arguments = (rows.state["second"], numbers, 1 - beta1, 1 - beta2, group["eps"])
-    _launch(adam_rows, rows, first, arguments, options)
+    arguments = rows.state["second"], numbers, 1 - beta1, 1 - beta2, group["eps"]
+    _launch(adam_rows, rows, rows.state.get("first"), group, *arguments)
 
 
 def sgd(rows: Rows, numbers: Tensor, group: dict[str, Any]) -> None:
     from largemargin.heads.optim.triton_kernels import sgd_rows
 
-    momentum = rows.state.get("momentum")
-    options = {
-        "LAZY": group["lazy"],
-        "NESTEROV": group["nesterov"],
-        "ROUND_PARAM": _rounding(rows.param, group),
-        "ROUND_MOMENT": _rounding(momentum, group),
-    }
-    arguments = (numbers, group["momentum"], group["weight_decay"])
-    _launch(sgd_rows, rows, momentum, arguments, options)
+    arguments = numbers, group["momentum"], group["weight_decay"]
+    moment = rows.state.get("momentum")
+    _launch(sgd_rows, rows, moment, group, *arguments, NESTEROV=group["nesterov"])

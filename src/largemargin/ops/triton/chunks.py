@@ -166,14 +166,11 @@ class Chunks:
             return whole
         budget = chunk_bytes(whole) if gradients else COPY_BYTES
         size = max(1024, budget // row)
-        step = self._round(self.tiles.gradient if gradients else self.tiles.forward)
+        tile = self.tiles.gradient if gradients else self.tiles.forward
+        blocks = -(-self.rows.shape[0] // tile.samples)
+        step = tile.classes * max(1, programs(self.rows.device, tile) // blocks)
         size = size // step * step if size >= step else size // 1024 * 1024
         return size if size < whole else padded(whole, self.product.low)
-
-    def _round(self, tile: Tile) -> int:
-        blocks = -(-self.rows.shape[0] // tile.samples)
-        groups = max(1, programs(self.rows.device, tile) // blocks)
-        return tile.classes * groups
 
     def how(self, tile: Tile) -> dict[str, Any]:
         """What every kernel over tiles is compiled with."""

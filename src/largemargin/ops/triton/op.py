@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from largemargin.ops.dense import Stats, dense_stats
+from largemargin.ops.dense import ORDER, Stats, dense_stats, wanted_stats
 from largemargin.ops.norms import promote
 from largemargin.ops.similarity import AffineForm, dense_logits
 from largemargin.ops.triton.chunks import leaves_room
 from largemargin.ops.triton.launch import MASS, MOMENT, RIVAL, TOTAL, run_backward, run_forward
 
-ORDER = ("target", "rival", "rest", "spread", "mean")
 BITS = {"target": 0, "rival": RIVAL, "rest": MASS, "spread": MOMENT, "mean": TOTAL}
 INT32 = 2**31 - 1
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -89,11 +88,7 @@ def tile_stats(form: AffineForm, labels: Tensor, want: tuple[str, ...]) -> Stats
         precision,
         bits,
     )
-    values = dict(zip(ORDER, found[:5].unbind(), strict=True))
-    if form.row_bias is not None:
-        values = {name: value + form.row_bias for name, value in values.items()}
-    target, rival, rest, spread, mean = (values[name] if name in want else None for name in ORDER)
-    return target, rival, rival_index if rival is not None else None, rest, spread, mean
+    return wanted_stats(found[:5].unbind(), rival_index, form.row_bias, want)
 
 
 @torch.library.custom_op("largemargin::tile_stats", mutates_args=())
@@ -111,13 +106,7 @@ def _tile_stats(
 
 @_tile_stats.register_fake
 def _shapes(
-    rows: Tensor,
-    columns: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    normalize: bool,
-    precision: str,
-    want: int,
+    rows: Tensor, columns: Tensor, bias: Any, labels: Tensor, normalize: bool, *_: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
         rows.new_empty(8, rows.shape[0], dtype=torch.float32),
@@ -163,37 +152,15 @@ def _tile_stats_backward(
     want: int,
     needs: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return run_backward(
-        rows,
-        columns,
-        bias,
-        labels,
-        found,
-        rival_index,
-        inverse,
-        grads,
-        normalize,
-        precision,
-        want,
-        needs,
-    )
+    operands = rows, columns, bias, labels, found, rival_index, inverse, grads
+    return run_backward(*operands, normalize, precision, want, needs)
 
 
 @_tile_stats_backward.register_fake
 def _gradient_shapes(
-    rows: Tensor,
-    columns: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    found: Tensor,
-    rival_index: Tensor,
-    inverse: Tensor,
-    grads: Tensor,
-    normalize: bool,
-    precision: str,
-    want: int,
-    needs: int,
+    rows: Tensor, columns: Tensor, bias: Tensor | None, *given: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
+    needs = given[-1]
     return (
         rows.new_empty(rows.shape if needs & 1 else 0),
         columns.new_empty(columns.shape if needs & 2 else 0),
@@ -218,22 +185,9 @@ def _tile_stats_backward_into(
     needs: int,
 ) -> tuple[Tensor, Tensor]:
     """The same, with the copies in ``kept``, which becomes the gradient of the columns."""
-    grad_rows, _, grad_bias = run_backward(
-        rows,
-        columns,
-        bias,
-        labels,
-        found,
-        rival_index,
-        inverse,
-        grads,
-        normalize,
-        precision,
-        want,
-        needs,
-        kept=kept,
-    )
-    return grad_rows, grad_bias
+    operands = rows, columns, bias, labels, found, rival_index, inverse, grads
+    results = run_backward(*operands, normalize, precision, want, needs, kept=kept)
+    return results[0], results[2]
 
 
 @_tile_stats_backward_into.register_fake
