@@ -86,16 +86,8 @@ def check_number(
     )
     if good:
         return
-    bounds = [
-        text
-        for limit, text in (
-            (above, f"> {above}"),
-            (at_least, f">= {at_least}"),
-            (below, f"< {below}"),
-            (at_most, f"<= {at_most}"),
-        )
-        if limit is not None
-    ]
+    limits = {">": above, ">=": at_least, "<": below, "<=": at_most}
+    bounds = [f"{sign} {limit}" for sign, limit in limits.items() if limit is not None]
     wanted = "a finite number" + (f" {' and '.join(bounds)}" if bounds else "")
     raise LargeMarginError(
         f"{name} must be {wanted}, but {value!r} was given.{' ' + hint if hint else ''}"

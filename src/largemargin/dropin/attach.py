@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from largemargin.dropin.criterion import Criterion
+from largemargin.dropin.criterion import Criterion, terms_that_need
 from largemargin.dropin.feature_hooks import FeatureHooks
 from largemargin.dropin.find_head import (
     ancestors,
@@ -133,7 +133,7 @@ def attach(
             changed,
             features=named,
             layers=hidden,
-            with_inputs=bool(_terms_that_need(objective, "inputs")),
+            with_inputs=bool(terms_that_need(objective, "inputs")),
             named=layer is not None,
         )
         back.callback(hooks.remove)
@@ -189,14 +189,13 @@ def _named_features(
         return {}
     if not isinstance(features, Mapping):
         features = dict.fromkeys(objective.terms, features)
-    names = dict(features)
-    for term in names:
+    for term in features:
         if term not in objective.terms:
             raise LargeMarginError(
                 f"features names a module for the term {term!r}, but the objective's terms are "
                 f"{list(objective.terms)}."
             )
-    return {term: find_module(model, name) for term, name in names.items()}
+    return {term: find_module(model, name) for term, name in features.items()}
 
 
 def _hidden_layers(
@@ -205,17 +204,13 @@ def _hidden_layers(
     """The modules whose outputs go to losses on hidden layers."""
     names = [layers] if isinstance(layers, str) else layers
     hidden = tuple(find_module(model, name) for name in names)
-    terms = _terms_that_need(objective, "layers")
+    terms = terms_that_need(objective, "layers")
     if terms and not hidden:
         raise LargeMarginError(
             f"the term {terms[0]!r} works on hidden layers; name them: attach(model, objective, "
             "layers=['layer2', 'layer3'])."
         )
     return hidden
-
-
-def _terms_that_need(objective: Objective, argument: str) -> list[str]:
-    return [name for name, loss in objective.terms.items() if argument in loss.needs]  # type: ignore[operator]
 
 
 def _check_sizes(objective: Objective, num_classes: int, dim: int, own_features: set[str]) -> None:
@@ -347,10 +342,9 @@ class _Restyled:
     shaped: bool
 
     def __call__(self) -> None:
-        _refuse_sharded(self.head.weight)
+        self.head.bias = _beside(self.bias, self.head.weight)
         self.head.similarity, self.head.scale = self.similarity, self.scale
         self.head.shaped_by_attach = self.shaped
-        self.head.bias = _beside(self.bias, self.head.weight)
 
 
 @dataclass
@@ -365,26 +359,22 @@ class _Replaced:
     def __call__(self) -> None:
         if self.parent._modules.get(self.name) is not self.new:
             return  # somebody has put another layer there since
-        _refuse_sharded(self.new.weight)
-        self.old.weight = self.new.weight  # a copy or a conversion may have made another
         self.old.bias = _beside(self.old.bias, self.new.weight)  # type: ignore[assignment]
+        self.old.weight = self.new.weight  # a copy or a conversion may have made another
         self.old.train(self.new.training)
         self.parent._modules[self.name] = self.old
 
 
 def _beside(bias: nn.Parameter | None, weight: Tensor) -> nn.Parameter | None:
     """A bias that was set aside, the same parameter, where and what the weight is by now."""
-    if bias is not None:
-        bias.data = bias.data.to(device=weight.device, dtype=weight.dtype)
-    return bias
-
-
-def _refuse_sharded(weight: Tensor) -> None:
     if is_sharded(weight):
         raise LargeMarginError(
             "the head's weight is sharded, so the layer it came from cannot be put back. Load the "
             "trained weights into an unsharded model and call undo() there."
         )
+    if bias is not None:
+        bias.data = bias.data.to(device=weight.device, dtype=weight.dtype)
+    return bias
 
 
 def _schedules(

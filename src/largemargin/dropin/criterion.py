@@ -74,8 +74,8 @@ class Criterion(nn.Module):
         self.steps = 0
         self._micro = 0
         self._hooks = hooks
-        self._noisy_term = _first_that_needs(objective, "noisy")
-        self._inputs_term = _first_that_needs(objective, "inputs")
+        self._noisy_term = next(iter(terms_that_need(objective, "noisy")), None)
+        self._inputs_term = next(iter(terms_that_need(objective, "inputs")), None)
         self._undo = list(undo)
         self._watch = watch
         self._owns_head = owns_head
@@ -122,9 +122,7 @@ class Criterion(nn.Module):
             self._measure_gradients(value.terms, arguments)
         if self.training and not again:
             self._count_call(arguments["features"], labels, head)
-        made = tensors_in(outputs)
-        if noisy is not None:
-            made = [*made, *tensors_in(noisy)]
+        made = tensors_in(outputs if noisy is None else (outputs, noisy))
         return reach(value.total, made, fsdp=self._hooks.is_fsdp)
 
     def _check_replayed(self) -> None:
@@ -418,8 +416,5 @@ class Criterion(nn.Module):
         return f"head={type(layer).__name__}, schedules={self.schedules!r}"
 
 
-def _first_that_needs(objective: Objective, argument: str) -> str | None:
-    for name, loss in objective.terms.items():
-        if argument in loss.needs:  # type: ignore[operator]
-            return name
-    return None
+def terms_that_need(objective: Objective, argument: str) -> list[str]:
+    return [name for name, loss in objective.terms.items() if argument in loss.needs]  # type: ignore[operator]

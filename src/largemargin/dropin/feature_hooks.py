@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from largemargin.dropin.find_head import ancestors, out_features, returned_before
 from largemargin.dropin.fsdp import is_fsdp, refuse_tensor_parallel
 from largemargin.dropin.match_outputs import Agreement, check_unchanged, chosen_rows, same
-from largemargin.dropin.model_outputs import tensors_in
+from largemargin.dropin.model_outputs import nodes_behind, tensors_in
 from largemargin.errors import LargeMarginError
 from largemargin.heads.centroid_bank import recomputing
 from largemargin.ops.shards import is_sharded
@@ -242,9 +242,7 @@ class FeatureHooks:
     def remove(self) -> None:
         for handle in self.handles:
             handle.remove()
-        self.handles = []
-        self.removed = True
-        self.recent = ()
+        self.handles, self.removed, self.recent = [], True, ()
         self.plain.forget()
         self.again.forget()
         self.last = self.before = NO_PASS
@@ -410,22 +408,11 @@ class FeatureHooks:
 
     def _behind(self, tensor: Tensor) -> ForwardRecord | None:
         """The pass whose head made what this tensor was computed from."""
-        compiled = {
-            logits.grad_fn: record
-            for record, logits in (self.before, self.last)
-            if logits.requires_grad
-        }
-        front: list[Any] = [tensor.grad_fn]
-        looked = 0
-        while front and looked < SEARCHED:
-            node: Any = front.pop(0)
-            looked += 1
-            if node is None:
-                continue
-            record = node.metadata.get(self.name) or compiled.get(node)
+        compiled = {logits.grad_fn: record for record, logits in (self.before, self.last)}
+        for node in nodes_behind(tensor.grad_fn, SEARCHED):
+            record: ForwardRecord | None = node.metadata.get(self.name) or compiled.get(node)
             if record is not None:
                 return record
-            front.extend(following for following, _ in node.next_functions)
         return None
 
     def _rows(
@@ -543,11 +530,11 @@ def marked(tensor: Tensor) -> bool:
     return any(name.startswith(PREFIX) for name in getattr(tensor, "__dict__", ()))
 
 
+@dataclass(eq=False, repr=False)
 class Hook:
     """What torch calls around a module, on behalf of ``owner``."""
 
-    def __init__(self, owner: FeatureHooks) -> None:
-        self.owner = owner
+    owner: FeatureHooks
 
     @property
     def __name__(self) -> str:
@@ -559,15 +546,14 @@ class Hook:
         )
 
 
+@dataclass(eq=False, repr=False)
 class StartHook(Hook):
     """Before the model: forgets an interrupted pass, and lets gradients reach the input.
 
     The input is the first floating point tensor of the call.
     """
 
-    def __init__(self, owner: FeatureHooks, with_inputs: bool) -> None:
-        super().__init__(owner)
-        self.with_inputs = with_inputs
+    with_inputs: bool
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -593,12 +579,11 @@ class StartHook(Hook):
         )
 
 
+@dataclass(eq=False, repr=False)
 class OutputHook(Hook):
     """After a named module: holds its output."""
 
-    def __init__(self, owner: FeatureHooks, name: str) -> None:
-        super().__init__(owner)
-        self.name = name
+    name: str
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if self.owner.ignores(output):

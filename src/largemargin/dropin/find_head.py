@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from largemargin.dropin.match_outputs import same
-from largemargin.dropin.model_outputs import tensors_in
+from largemargin.dropin.model_outputs import nodes_behind, tensors_in
 from largemargin.errors import LargeMarginError
 from largemargin.heads.class_head import ClassHead
 from largemargin.heads.simplex import SimplexHead
@@ -45,16 +45,23 @@ def unwrapped(model: nn.Module) -> tuple[nn.Module, bool]:
             return model, in_ddp
 
 
-def out_features(layer: nn.Module) -> int:
-    width = getattr(layer, "out_features", None) or getattr(layer, "num_classes", None)
-    assert isinstance(width, int)
+def out_features(layer: Any) -> int:
+    width: int = getattr(layer, "out_features", None) or layer.num_classes
     return width
 
 
 def find_layer(model: nn.Module, name: str | None) -> tuple[str, nn.Module]:
     """The head by name, or the last linear layer where that is the only likely one."""
     if name is not None:
-        return name, _named(model, name)
+        layer = find_module(model, name)
+        if isinstance(layer, HEADS):
+            return name, layer
+        inside = [path for path, module in layer.named_modules() if isinstance(module, HEADS)]
+        hint = f" Inside it is {name + '.' + inside[-1]!r}." if inside else ""
+        raise LargeMarginError(
+            f"layer {name!r} must be an nn.Linear or ClassHead, but it is a "
+            f"{type(layer).__name__}.{hint}"
+        )
     layers = _candidates(model)
     if not layers:
         raise LargeMarginError(
@@ -77,21 +84,18 @@ def find_layer(model: nn.Module, name: str | None) -> tuple[str, nn.Module]:
 def find_module(model: nn.Module, name: str) -> nn.Module:
     """A module by its dotted name."""
     if not isinstance(name, str):
-        paths = [
-            path for path, module in model.named_modules() if module is name or path == str(name)
-        ]
+        own = [path for path, each in model.named_modules() if each is name or path == str(name)]
         raise LargeMarginError(
             f"layers are named, as in model.named_modules(), but {type(name).__name__} was given."
-            + (f" Its name is {paths[0]!r}." if paths else "")
+            + (f" Its name is {own[0]!r}." if own else "")
         )
     try:
         return model.get_submodule(name)
     except AttributeError:
         names = [path for path, _ in model.named_modules() if path]
-        close = _closest(name, names)
         raise LargeMarginError(
-            f"{type(model).__name__} has no layer {name!r}. Closest: {close}. Names are those of "
-            "model.named_modules()."
+            f"{type(model).__name__} has no layer {name!r}. Closest: {_closest(name, names)}. "
+            "Names are those of model.named_modules()."
         ) from None
 
 
@@ -105,7 +109,9 @@ def returned_before(
     before = [each for each in tensors[:position] if each.dim() > 1 and each is not features]
     for tensor in before:
         made = _linear_of(model, tensor)
-        if made is None or made[1] is head or _leads_to(features.grad_fn, tensor.grad_fn):
+        if made is None or made[1] is head:
+            continue
+        if any(node is tensor.grad_fn for node in nodes_behind(features.grad_fn, NEAR)):
             continue
         own = next(path for path, module in model.named_modules() if module is head)
         return (
@@ -135,18 +141,6 @@ def _linear_of(model: nn.Module, tensor: Tensor) -> tuple[str, nn.Module] | None
         if isinstance(module, nn.Linear) and any(module.weight is each for each in weights):
             return path, module
     return None
-
-
-def _leads_to(start: Any, wanted: Any) -> bool:
-    """Whether a node of the graph is among the nearest ones behind another."""
-    front, looked = [start], 0
-    while front and looked < NEAR:
-        node = front.pop(0)
-        looked += 1
-        if node is wanted and node is not None:
-            return True
-        front += [following for following, _ in getattr(node, "next_functions", ())]
-    return False
 
 
 def check_plain(path: str, layer: nn.Module) -> None:
@@ -190,18 +184,6 @@ def parents_of(model: nn.Module, layer: nn.Module) -> list[tuple[nn.Module, str]
     ]
 
 
-def _named(model: nn.Module, name: str) -> nn.Module:
-    layer = find_module(model, name)
-    if isinstance(layer, HEADS):
-        return layer
-    inside = [path for path, module in layer.named_modules() if isinstance(module, HEADS)]
-    hint = f" Inside it is {name + '.' + inside[-1]!r}." if inside else ""
-    raise LargeMarginError(
-        f"layer {name!r} must be an nn.Linear or ClassHead, but it is a {type(layer).__name__}."
-        f"{hint}"
-    )
-
-
 def ancestors(model: nn.Module, layer: nn.Module) -> list[nn.Module]:
     """The modules a layer is inside of, the model and the layer itself among them."""
     return [
@@ -235,7 +217,7 @@ def _parallel_heads(model: nn.Module, layers: dict[str, nn.Module], path: str) -
     list or dict of modules it is enough that both give the same number.
     """
     ours = layers[path]
-    width = _in_features(ours)
+    width = ours.in_features
     names = list(layers)
     parts = path.split(".") if path else []
     for depth in range(len(parts)):
@@ -250,23 +232,17 @@ def _parallel_heads(model: nn.Module, layers: dict[str, nn.Module], path: str) -
                 continue
             rival = layers[inside[-1]]
             after = names[names.index(inside[-1]) + 1]
-            feeds = {width, *(_in_features(layers[each]) for each in (*inside, after))}
+            feeds = {width, *(layers[each].in_features for each in (*inside, after))}
             listed = isinstance(parent, nn.ModuleList | nn.ModuleDict)
-            alike = _in_features(rival) == width or (
+            alike = rival.in_features == width or (
                 listed and out_features(rival) == out_features(ours)
             )
             if rival is not ours and alike and out_features(rival) not in feeds:
                 yield inside[-1]
 
 
-def _in_features(layer: nn.Module) -> int:
-    width = layer.in_features
-    assert isinstance(width, int)
-    return width
-
-
 def _widths(layer: nn.Module) -> str:
-    return f"{_in_features(layer)} -> {out_features(layer)}"
+    return f"{layer.in_features} -> {out_features(layer)}"
 
 
 def _closest(name: str, names: list[str]) -> str:

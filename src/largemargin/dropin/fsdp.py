@@ -21,16 +21,13 @@ def refuse_tensor_parallel(*tensors: object) -> None:
     """
     for tensor in tensors:
         if type(tensor) not in (Tensor, nn.Parameter) and is_sharded(tensor):
-            break
-    else:
-        return
-    raise LargeMarginError(
-        "the head is tensor-parallel: parallelize_module has cut its weight over processes, "
-        "and no process has the whole features and logits that attach reads. Leave the head "
-        "out of the plan (the rest of the model may be in it). For more classes than one "
-        "device holds use lm.ShardedClassHead and call the loss on the features: "
-        "loss(backbone(x), head, labels)."
-    )
+            raise LargeMarginError(
+                "the head is tensor-parallel: parallelize_module has cut its weight over "
+                "processes, and no process has the whole features and logits that attach reads. "
+                "Leave the head out of the plan (the rest of the model may be in it). For more "
+                "classes than one device holds use lm.ShardedClassHead and call the loss on the "
+                "features: loss(backbone(x), head, labels)."
+            )
 
 
 class _Reach(torch.autograd.Function):

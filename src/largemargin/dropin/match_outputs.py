@@ -41,7 +41,9 @@ class Agreement:
         if found is not None:
             self.selects = True
             return found
-        if tensor.shape == logits.shape and _same_order(tensor, logits):
+        if tensor.shape == logits.shape and torch.equal(
+            tensor.detach().argsort(-1), logits.detach().argsort(-1)
+        ):  # every row ranks the classes alike: a temperature, a soft cap
             if not self.warned:
                 self.warned = True
                 warn_user(
@@ -118,8 +120,3 @@ def chosen_rows(tensor: Tensor, logits: Tensor) -> Tensor | None:
         return None
     equal = (source[None] == given[:, None]).all(-1)
     return equal.int().argmax(1) if bool(equal.any(1).all()) else None
-
-
-def _same_order(tensor: Tensor, logits: Tensor) -> bool:
-    """Whether every row ranks the classes alike: a temperature, a soft cap."""
-    return bool(torch.equal(tensor.detach().argsort(-1), logits.detach().argsort(-1)))

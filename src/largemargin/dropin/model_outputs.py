@@ -1,6 +1,6 @@
 """What models return, and what users pass beside it: finding tensors, rows, labels."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -19,10 +19,17 @@ def tensors_in(outputs: Any) -> list[Tensor]:
         parts = list(outputs)
     elif hasattr(outputs, "__dataclass_fields__"):
         parts = [getattr(outputs, name) for name in outputs.__dataclass_fields__]
-    found: list[Tensor] = []
-    for part in parts:
-        found.extend(tensors_in(part))
-    return found
+    return [tensor for part in parts for tensor in tensors_in(part)]
+
+
+def nodes_behind(start: Any, most: int) -> Iterator[Any]:
+    """Nodes of the autograd graph from one on, the nearest first; so many are looked at."""
+    front = [start]
+    while front and most:
+        node, most = front.pop(0), most - 1
+        if node is not None:
+            yield node
+            front += [following for following, _ in node.next_functions]
 
 
 def has_gradient(outputs: Any) -> bool:
