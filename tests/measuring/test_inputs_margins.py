@@ -8,7 +8,7 @@ from torch import nn
 
 from largemargin.errors import LargeMarginError
 from largemargin.losses.input_margin import linearized_margins
-from largemargin.losses.input_margin import layer_margin
+from largemargin.losses.layer_margin import layer_margin
 from largemargin.measuring.input_margins import InputMarginResult, measure_input_margins
 
 

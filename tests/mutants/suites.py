@@ -8,21 +8,29 @@ from pathlib import Path
 
 ROOMS = ("losses", "losses/base", "ops", "heads")
 LOSSES = {
-    "arcface": "arcface or unified_margin",
+    "arcface": "arcface",
     "center": "center",
     "centroid_margin": "centroid_margin or centroid_norm",
     "compactness": "compactness or noise_alignment",
-    "cosface": "cosface or normface or ldam",
-    "cross_entropy": "cross_entropy or focal or label_smoothing",
+    "cosface": "cosface",
+    "cross_entropy": "cross_entropy",
     "discriminative": "discriminative",
     "gaussian_mixture": "gaussian_mixture",
-    "gm_softmax": "gm_softmax or lm_softmax or sample_margin",
+    "gm_softmax": "gm_softmax",
     "hinges": "hinge or softplus",
-    "input_margin": "margin_distribution or margin_hinge or linearized or layer_margin",
+    "input_margin": "margin_distribution or margin_hinge or linearized",
     "kobayashi": "kobayashi or biased_softmax or rival_divergence",
     "prototype_penalties": "zero_centroid or super_symmetry",
     "sphereface": "sphereface or lsoftmax",
     "stability": "stability",
+    "focal": "focal",
+    "label_smoothing": "label_smoothing",
+    "layer_margin": "layer_margin",
+    "ldam": "ldam",
+    "lm_softmax": "lm_softmax",
+    "normface": "normface",
+    "sample_margin": "sample_margin",
+    "unified_margin": "unified_margin",
 }
 """Files of losses, and what the names of their tests hold."""
 

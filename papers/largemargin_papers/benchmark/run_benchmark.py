@@ -15,7 +15,7 @@ from largemargin.app.training.processes import commit, device_name, pick_device
 from largemargin.app.training.trainer import Trainer
 from largemargin.losses.base.class_counts import balanced_weights
 from largemargin.losses.base.loss import Loss
-from largemargin.losses.cosface import LDAM
+from largemargin.losses.ldam import LDAM
 from largemargin_papers.benchmark.assess import assess
 from largemargin_papers.benchmark.followups import FollowUp, followup_jobs
 from largemargin_papers.benchmark.halving import Job, is_complete, next_jobs

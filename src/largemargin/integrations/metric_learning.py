@@ -16,8 +16,9 @@ from largemargin.heads.class_head import ClassHead
 from largemargin.heads.head_spec import HeadSpec
 from largemargin.losses.arcface import ArcFace
 from largemargin.losses.base.loss import Loss
-from largemargin.losses.cosface import CosFace, NormFace
+from largemargin.losses.cosface import CosFace
 from largemargin.losses.cross_entropy import CrossEntropy
+from largemargin.losses.normface import NormFace
 from largemargin.losses.sphereface import LSoftmax, SphereFace
 
 REDUCTIONS = {"MeanReducer": "mean", "SumReducer": "sum"}

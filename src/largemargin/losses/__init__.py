@@ -6,7 +6,7 @@ API reference its names are also imported in ``largemargin/__init__.py`` and ``f
 """
 # ruff: noqa: F401
 
-from largemargin.losses.arcface import ArcFace, UnifiedMargin, arcface, unified_margin
+from largemargin.losses.arcface import ArcFace, arcface
 from largemargin.losses.base.class_counts import balanced_weights, ldam_margins
 from largemargin.losses.base.loss import Loss, LossValue
 from largemargin.losses.base.objective import Objective
@@ -18,29 +18,16 @@ from largemargin.losses.centroid_margin import (
     centroid_norm,
 )
 from largemargin.losses.compactness import Compactness, compactness, noise_alignment
-from largemargin.losses.cosface import LDAM, CosFace, NormFace, cosface, normface
-from largemargin.losses.cross_entropy import (
-    CrossEntropy,
-    Focal,
-    LabelSmoothing,
-    cross_entropy,
-    focal,
-    label_smoothing,
-)
+from largemargin.losses.cosface import CosFace, cosface
+from largemargin.losses.cross_entropy import CrossEntropy, cross_entropy
 from largemargin.losses.discriminative import (
     Discriminative,
     RobustDiscriminative,
     StableDiscriminative,
 )
+from largemargin.losses.focal import Focal, focal
 from largemargin.losses.gaussian_mixture import GaussianMixture, gaussian_mixture
-from largemargin.losses.gm_softmax import (
-    GMSoftmax,
-    LMSoftmax,
-    SampleMargin,
-    gm_softmax,
-    lm_softmax,
-    sample_margin,
-)
+from largemargin.losses.gm_softmax import GMSoftmax, gm_softmax
 from largemargin.losses.hinges import (
     DenseHinge,
     MaxHinge,
@@ -53,10 +40,8 @@ from largemargin.losses.hinges import (
 )
 from largemargin.losses.input_margin import (
     InputMargins,
-    LayerMargin,
     MarginDistribution,
     MarginHinge,
-    layer_margin,
     linearized_margins,
     margin_distribution,
     margin_hinge,
@@ -69,6 +54,11 @@ from largemargin.losses.kobayashi import (
     kobayashi,
     rival_divergence,
 )
+from largemargin.losses.label_smoothing import LabelSmoothing, label_smoothing
+from largemargin.losses.layer_margin import LayerMargin, layer_margin
+from largemargin.losses.ldam import LDAM
+from largemargin.losses.lm_softmax import LMSoftmax, lm_softmax
+from largemargin.losses.normface import NormFace, normface
 from largemargin.losses.prototype_penalties import (
     SuperSymmetry,
     ZeroCentroid,
@@ -76,8 +66,10 @@ from largemargin.losses.prototype_penalties import (
     super_symmetry_penalty,
     zero_centroid,
 )
+from largemargin.losses.sample_margin import SampleMargin, sample_margin
 from largemargin.losses.sphereface import LSoftmax, SphereFace, lsoftmax, sphereface, sphereface_psi
 from largemargin.losses.stability import Stability, stability
+from largemargin.losses.unified_margin import UnifiedMargin, unified_margin
 
 LOSSES: dict[str, type[Loss]] = {
     kind.key: kind

@@ -1,4 +1,4 @@
-"""GM-Softmax, LM-Softmax and the sample margin: what is largest at the simplex (LTLM)."""
+"""GM-Softmax: the family with a provable optimum at the simplex (LTLM)."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
@@ -10,8 +10,8 @@ from largemargin.errors import LargeMarginError, check_length
 from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.base.scale import Scale, check_scale_setting
 from largemargin.losses.base.setting_ranges import Limits
-from largemargin.losses.base.terms import over_targets, require, scaled_cosines
-from largemargin.ops.class_stats import ComputeOptions, class_stats
+from largemargin.losses.base.terms import over_targets, scaled_cosines
+from largemargin.ops.class_stats import ComputeOptions
 from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 from largemargin.tracing import values_are_checked
@@ -144,104 +144,3 @@ def _check_theorem(alpha1: float | Tensor, alpha2: float | Tensor) -> None:
             f"simplex (LTLM Theorem 5), but got alpha1 = {alpha1} and alpha2 = {alpha2}. Pass "
             "check=False to compute the loss all the same."
         )
-
-
-class LMSoftmax(Loss):
-    r"""Largest-margin softmax (ZHO-LM).
-
-    .. math:: \ell_i = \frac1s \log\sum_{j\ne y} e^{s(\cos\theta_j - \cos\theta_y)}
-                    = \frac{\mathrm{rest} - \mathrm{target}}{s}
-
-    It lies in [-gamma_i, -gamma_i + log(C-1)/s] with gamma_i the cosine sample margin, so negative
-    values are normal and minimising it maximises the smallest margin as s grows. It never stops
-    pushing; on imbalanced data it collapses unless combined with :class:`ZeroCentroid` (LTLM
-    Table 2).
-
-    Args:
-        scale: s > 0; LTLM uses 10, 20 and 64; default 64. "auto": :func:`auto_scale`.
-        options: those of every :class:`Loss`.
-
-    Departures: erratum Z8 concerns an inequality about it, not the loss.
-
-    Example:
-        With two classes it is cos_other - cos_target for every s:
-
-        >>> W = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        >>> LMSoftmax()(torch.tensor([[3.0, 4.0]]), W, torch.tensor([1]))
-        tensor(-0.2000)
-    """
-
-    key: ClassVar[str] = "lm_softmax"
-    widens_margins: ClassVar[bool] = True
-    head_similarity: ClassVar[str | None] = "cosine"
-
-    def __init__(self, *, scale: Scale = 64.0, **options: Unpack[LossOptions]) -> None:
-        super().__init__(**options)
-        check_scale_setting(scale)
-        self.scale = scale
-
-    def per_sample(self, *inputs: Tensor) -> Tensor:
-        return lm_softmax(*inputs, scale=current(self, "scale"), **self.how)
-
-
-def lm_softmax(
-    features: Features,
-    prototypes: Prototypes,
-    labels: Labels,
-    *,
-    scale: Scale = 64.0,
-    **how: Unpack[ComputeOptions],
-) -> PerSample:
-    """LM-Softmax per sample; :class:`LMSoftmax` has equation, arguments and an example."""
-    s, target, rest = scaled_cosines(features, prototypes, labels, scale, how)
-    return over_targets((rest - target) / s, labels)
-
-
-class SampleMargin(Loss):
-    r"""Sample-margin regularizer (ZHO-RSM), :math:`R = \max_{j\ne y}\cos\theta_j - \cos\theta_y`.
-
-    LTLM adds it with weight 0.5 to cross entropy, CosFace, ArcFace and NormFace (Table 1). On
-    balanced data with D >= C-1 its minimum -C/(C-1) is the simplex (Thm 7). The gradient goes to
-    one maximising rival.
-
-    Args:
-        normalize: cosines (default, also beside plain cross entropy) or raw inner products.
-        options: those of every :class:`Loss`.
-
-    Departures: erratum Z10 (indices) only.
-
-    Example:
-        >>> SampleMargin()(torch.tensor([[3.0, 4.0]]), torch.eye(2), torch.tensor([1]))
-        tensor(-0.2000)
-    """
-
-    key: ClassVar[str] = "sample_margin"
-    is_penalty: ClassVar[bool] = True
-    widens_margins: ClassVar[bool] = True
-
-    def __init__(self, *, normalize: bool = True, **options: Unpack[LossOptions]) -> None:
-        super().__init__(**options)
-        self.normalize = normalize
-
-    def per_sample(self, *inputs: Tensor) -> Tensor:
-        return sample_margin(*inputs, normalize=self.normalize, **self.how)
-
-
-def sample_margin(
-    features: Features,
-    prototypes: Prototypes,
-    labels: Labels,
-    *,
-    normalize: bool = True,
-    **how: Unpack[ComputeOptions],
-) -> PerSample:
-    """Negated margin per sample; :class:`SampleMargin` has equation, arguments and an example."""
-    stats = class_stats(
-        features,
-        prototypes,
-        labels,
-        similarity="cosine" if normalize else "dot",
-        want=("target", "rival"),
-        **how,
-    )
-    return over_targets(require(stats.rival) - require(stats.target), labels)

@@ -1,8 +1,7 @@
-"""Losses on linearised margins: in input space (ODN), at several layers (Elsayed et al. 2018)."""
+"""Losses on linearised margins in input space (ODN)."""
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, NamedTuple, TypeAlias, Unpack
+from typing import ClassVar, NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from largemargin.errors import (
     LargeMarginError,
-    check_choice,
     check_logits,
     check_matrix,
     check_number,
@@ -23,10 +21,6 @@ from largemargin.ops.norms import promote, safe_norm
 from largemargin.shapes import Labels, Logits, PerSample
 from largemargin.tracing import exporting
 
-Norm: TypeAlias = Literal[1, 2] | float
-Aggregate: TypeAlias = Literal["max", "sum"]
-NORMS = (1, 2, math.inf)
-AGGREGATES: tuple[Aggregate, ...] = ("max", "sum")
 _ONE_PASS = "each class as the target would take a backward pass of its own."
 REFUSES = {
     "soft_targets": _ONE_PASS,
@@ -282,176 +276,3 @@ def check_graph(logits: Tensor, sources: Sequence[Tensor], name: str) -> None:
                 "gradients enabled. Call inputs.requires_grad_() before model(inputs), outside "
                 "torch.no_grad()."
             )
-
-
-class LayerMargin(Loss):
-    r"""Large-margin loss at several layers (BAS-ELSAYED; Elsayed et al. 2018).
-
-    .. math:: \sum_\ell\ \mathcal A_{i\ne y}\Bigl[\gamma_\ell +
-        \frac{f_i - f_y}{\epsilon + \|\nabla_{h_\ell} f_i - \nabla_{h_\ell} f_y\|_q}\Bigr]_+,
-        \qquad \tfrac1p + \tfrac1q = 1
-
-    Call it ``(logits, labels, layers)``: layers are activations h (N, ...), the inputs among them
-    if wanted, and the logits are computed from them with gradients enabled. Rivals compete by
-    normalised distance, so every rival's gradient is needed: one batched backward pass of ``topk``
-    directions for all layers together.
-
-    Args:
-        gamma: margin per layer, one number for all or one each. Default 1.
-        p: norm in which distance is measured: 1, 2 (default) or inf; the gradient is taken in the
-            dual norm.
-        aggregate: over rivals: "max" (default) or "sum".
-        topk: only the k rivals with the largest logits; None takes all.
-        eps: default 1e-6 (original).
-        differentiable_norm: differentiate the denominator too; default False, as the original.
-        options: those of every :class:`Loss`.
-
-    Example:
-        The margin of the input is 1.4142:
-
-        >>> x = torch.tensor([[3.0, 1.0]], requires_grad=True)
-        >>> LayerMargin(gamma=2.0, eps=0.0)(x * 1, torch.tensor([0]), [x]).detach()
-        tensor(0.5858)
-    """
-
-    key: ClassVar[str] = "layer_margin"
-    fixed: ClassVar[frozenset[str]] = frozenset({"eps", "p"})
-    search_space: ClassVar[Mapping[str, Dimension]] = {"gamma": Range(0.1, 10.0)}
-    needs: ClassVar[tuple[str, ...]] = ("logits", "labels", "layers")
-    refuses: ClassVar[dict[str, str]] = REFUSES
-
-    def __init__(
-        self,
-        *,
-        gamma: float | Sequence[float] = 1.0,
-        p: Norm = 2,
-        aggregate: Aggregate = "max",
-        topk: int | None = None,
-        eps: float = 1e-6,
-        differentiable_norm: bool = False,
-        **options: Unpack[LossOptions],
-    ) -> None:
-        super().__init__(**options)
-        check_choice("p", p, NORMS)
-        check_choice("aggregate", aggregate, AGGREGATES)
-        self.gamma = gamma
-        self.p = p
-        self.aggregate: Aggregate = aggregate
-        self.topk = topk
-        self.eps = eps
-        self.differentiable_norm = differentiable_norm
-
-    def forward(  # type: ignore[override]
-        self,
-        logits: Tensor,
-        labels: Tensor,
-        layers: Sequence[Tensor],
-        *,
-        sample_weight: Tensor | None = None,
-    ) -> Tensor:
-        check_matrix("logits", logits, "(N, C)")
-        batch = self._prepare((logits,), labels, logits.shape[1], sample_weight)
-        values = layer_margin(
-            batch.inputs[0],
-            batch.targets,
-            layers,
-            gamma=self.gamma,
-            p=self.p,
-            aggregate=self.aggregate,
-            topk=self.topk,
-            eps=self.eps,
-            differentiable_norm=self.differentiable_norm,
-            validate=self.validate,
-        )
-        return self._reduce(values, batch.labels, batch.num_classes, batch.ignored, sample_weight)
-
-
-def layer_margin(
-    logits: Logits,
-    labels: Labels,
-    layers: Sequence[Tensor],
-    *,
-    gamma: float | Sequence[float] = 1.0,
-    p: Norm = 2,
-    aggregate: Aggregate = "max",
-    topk: int | None = None,
-    eps: float = 1e-6,
-    differentiable_norm: bool = False,
-    validate: bool | None = None,
-) -> PerSample:
-    """Layer margin loss per sample; :class:`LayerMargin` has equation, arguments and example.
-
-    Logits (N, C) computed with gradients enabled from the ``layers``, activations (N, ...); labels
-    (N,). Returns (N,).
-    """
-    check_choice("p", p, NORMS)
-    check_choice("aggregate", aggregate, AGGREGATES)
-    check_number("eps", eps, at_least=0)
-    check_logits(logits, labels, validate=validate)
-    if not layers:
-        raise LargeMarginError("layers must hold at least one activation, but it is empty.")
-    check_graph(logits, layers, "layers")
-    gammas = [gamma] * len(layers) if isinstance(gamma, (int, float)) else list(gamma)
-    if len(gammas) != len(layers):
-        raise LargeMarginError(
-            f"gamma must be one number or one per layer, but {len(gammas)} were given for "
-            f"{len(layers)} layers."
-        )
-    num_classes = logits.shape[1]
-    if topk is not None:
-        check_number("topk", topk, at_least=1)
-    rivals = min(topk or num_classes - 1, num_classes - 1)
-    labels = labels.long()
-    index = labels.clamp(0, num_classes - 1)[:, None]
-    outside = ((labels < 0) | (labels >= num_classes))[:, None]
-    values = promote(logits)
-    chosen = values.detach().scatter(1, index, -torch.inf).topk(rivals, dim=1).indices
-    gap = values.gather(1, chosen) - values.gather(1, index).masked_fill(outside, torch.nan)
-    rows = torch.arange(logits.shape[0], device=logits.device)
-    directions = logits.new_zeros(rivals, *logits.shape)
-    directions[torch.arange(rivals, device=logits.device)[:, None], rows, chosen.T] = 1
-    directions[:, rows, index.squeeze(1)] -= 1
-    gradients = _all_gradients(logits, layers, directions, differentiable_norm)
-    total = torch.zeros_like(gap[:, 0])
-    for each, gradient, layer in zip(gammas, gradients, layers, strict=True):
-        if gradient is None:
-            raise LargeMarginError(
-                f"the logits do not depend on a layer of shape {tuple(layer.shape)}. Take layers "
-                "from the forward pass that made these logits."
-            )
-        norm = _dual_norm(promote(gradient).flatten(2), p).T
-        hinge = F.relu(each + gap / (eps + norm))
-        total = total + (hinge.max(1).values if aggregate == "max" else hinge.sum(1))
-    return total
-
-
-def _all_gradients(
-    logits: Tensor, layers: Sequence[Tensor], directions: Tensor, create_graph: bool
-) -> list[Tensor | None]:
-    """Gradients (K, N, ...) at every layer along K directions of the logits."""
-
-    def along(direction: Tensor, batched: bool) -> tuple[Tensor | None, ...]:
-        return torch.autograd.grad(
-            logits,
-            list(layers),
-            grad_outputs=direction,
-            is_grads_batched=batched,
-            retain_graph=True,
-            create_graph=create_graph,
-            allow_unused=True,
-        )
-
-    try:
-        return list(along(directions, True))
-    except RuntimeError:
-        # Compiled models and some custom functions have no batched backward pass.
-        each = [along(direction, False) for direction in directions]
-        columns = zip(*each, strict=True)
-        return [None if c[0] is None else torch.stack(c) for c in columns]
-
-
-def _dual_norm(gradient: Tensor, p: float) -> Tensor:
-    """Norm dual to l_p over the last dimension."""
-    if p == 2:
-        return safe_norm(gradient)
-    return gradient.abs().sum(-1) if p == math.inf else gradient.abs().amax(-1)

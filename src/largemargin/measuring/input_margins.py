@@ -11,7 +11,7 @@ from largemargin.dropin.find_head import find_module
 from largemargin.dropin.model_outputs import tensors_in
 from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.geometry.input_gradients import evaluation
-from largemargin.losses.input_margin import NORMS
+from largemargin.losses.layer_margin import NORMS
 from largemargin.measuring.batches import device_of, loader_batches
 from largemargin.measuring.distributions import (
     ClassDistribution,

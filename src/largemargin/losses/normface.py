@@ -1,0 +1,59 @@
+"""NormFace: cross entropy of scaled cosines (LTLM)."""
+
+from typing import ClassVar, Unpack
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.losses.base.scale import Scale, check_scale_setting
+from largemargin.losses.base.terms import over_targets, scaled_cosines
+from largemargin.ops.class_stats import ComputeOptions
+from largemargin.ops.scheduled_values import current
+from largemargin.shapes import Features, Labels, PerSample, Prototypes
+
+
+class NormFace(Loss):
+    r"""NormFace (ZHO-NORMFACE): softmax loss with normalised features and prototypes, no bias.
+
+    .. math:: \ell = -\log\frac{e^{s\cos\theta_y}}{\sum_j e^{s\cos\theta_j}}
+
+    Args:
+        scale: s > 0. LTLM uses 10, 20 and 64; default 64. Small problems want 8 to 20; "auto":
+            :func:`auto_scale`.
+        options: those of every :class:`Loss`.
+
+    Departures: none.
+
+    Example:
+        A feature on its prototype and opposite to the other one costs softplus(-2s):
+
+        >>> W = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+        >>> NormFace(scale=1.0)(W[:1], W, torch.tensor([0]))
+        tensor(0.1269)
+    """
+
+    key: ClassVar[str] = "normface"
+    has_target_curve: ClassVar[bool] = True
+    head_similarity: ClassVar[str | None] = "cosine"
+
+    def __init__(self, *, scale: Scale = 64.0, **options: Unpack[LossOptions]) -> None:
+        super().__init__(**options)
+        check_scale_setting(scale)
+        self.scale = scale
+
+    def per_sample(self, *inputs: Tensor) -> Tensor:
+        return normface(*inputs, scale=current(self, "scale"), **self.how)
+
+
+def normface(
+    features: Features,
+    prototypes: Prototypes,
+    labels: Labels,
+    *,
+    scale: Scale = 64.0,
+    **how: Unpack[ComputeOptions],
+) -> PerSample:
+    """NormFace per sample; :class:`NormFace` has equation, arguments and an example."""
+    _, target, rest = scaled_cosines(features, prototypes, labels, scale, how)
+    return over_targets(F.softplus(rest - target), labels)
