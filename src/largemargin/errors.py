@@ -290,11 +290,7 @@ def check_classifier(
 
 
 def check_logits(
-    logits: Tensor,
-    labels: Tensor,
-    *,
-    validate: bool | None = None,
-    check_finite: bool = False,
+    logits: Tensor, labels: Tensor, *, validate: bool | None = None, check_finite: bool = False
 ) -> None:
     """Check the arguments of a ``(logits, labels)`` function against each other."""
     check_matrix("logits", logits, "(N, C)")

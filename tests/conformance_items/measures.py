@@ -205,7 +205,9 @@ def perturbation(case: Case, way: str) -> Outputs:
         **noise,
         **case.options({"fill": "fill"}),
     )
-    draws = robust.PerturbationDraws(corners=corners, lefts=lefts, gaussian=gaussian, uniform=uniform)
+    draws = robust.PerturbationDraws(
+        corners=corners, lefts=lefts, gaussian=gaussian, uniform=uniform
+    )
     for drawn, size in (
         (corners, bool(patch)),
         (lefts, bool(stripe)),

@@ -20,10 +20,7 @@ def trials_of(protocol: Protocol, situation: Situation, method: MethodSpec) -> l
     hypercube). The parts of the common dimensions are drawn without looking at the method: trial k
     of every method has the same learning rate, weight decay and clipping.
     """
-    spaces = {
-        "every method": protocol.space,
-        method.name: protocol.own_space(situation, method),
-    }
+    spaces = {"every method": protocol.space, method.name: protocol.own_space(situation, method)}
     columns = {
         path: _column(protocol, whose, path, given)
         for whose, space in spaces.items()

@@ -106,12 +106,7 @@ def box_of(values: Tensor) -> dict[str, float]:
 
 
 SKETCHES: Mapping[str, Callable[..., Drawn]] = MappingProxyType(
-    {
-        "stages": stages,
-        "planes": planes,
-        "margin_density": margin_density,
-        "curvature": curvature,
-    }
+    {"stages": stages, "planes": planes, "margin_density": margin_density, "curvature": curvature}
 )
 
 

@@ -37,12 +37,7 @@ from largemargin.export.plain_model import (
     find_head,
     head_facts,
 )
-from largemargin.export.tensor_files import (
-    listed,
-    read_tensors,
-    require_safetensors,
-    write_tensors,
-)
+from largemargin.export.tensor_files import listed, read_tensors, require_safetensors, write_tensors
 from largemargin.heads.centroid_bank import CentroidBank
 from largemargin.heads.class_head import ClassHead
 from largemargin.heads.simplex import SimplexHead

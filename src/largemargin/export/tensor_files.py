@@ -2,14 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, MissingPackage
+from largemargin.errors import LargeMarginError, optional_module
 
 ALIAS = "alias:"
 """Header entries with this prefix name tensors that are another one of the file."""
@@ -18,11 +17,9 @@ SHOWN = 6
 
 
 def require_safetensors() -> Any:
-    if find_spec("safetensors") is None:
-        raise MissingPackage(
-            "Saving and loading needs safetensors. Install it: pip install 'largemargin[export]'"
-        )
-    return import_module("safetensors.torch")
+    return optional_module(
+        "safetensors.torch", "Saving and loading needs safetensors", extra="export"
+    )
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -151,10 +151,7 @@ def curvature(
 
 
 def curvature_limit(
-    model: Model,
-    inputs: Tensor,
-    labels: Labels,
-    **options: Unpack[DirectionOptions],
+    model: Model, inputs: Tensor, labels: Labels, **options: Unpack[DirectionOptions]
 ) -> PerSample:
     r"""The limit t -> 0 of :func:`curvature`, by Hessian-vector products (NGR-21).
 
@@ -178,10 +175,7 @@ def curvature_limit(
 
 
 def hessian_trace(
-    model: Model,
-    inputs: Tensor,
-    labels: Labels,
-    **options: Unpack[DirectionOptions],
+    model: Model, inputs: Tensor, labels: Labels, **options: Unpack[DirectionOptions]
 ) -> PerSample:
     r"""Trace of the input Hessian of each sample, by Hutchinson's estimator.
 

@@ -89,12 +89,7 @@ def from_pml(pml_loss: nn.Module) -> Converted:
     weight = from_pml_state_dict({"W": W})["weight"]
     num_classes, dim = weight.shape
     head = ClassHead(
-        dim,
-        num_classes,
-        similarity=form.similarity,
-        scale=form.scale,
-        bias=False,
-        device="meta",
+        dim, num_classes, similarity=form.similarity, scale=form.scale, bias=False, device="meta"
     )
     head.weight = nn.Parameter(weight, requires_grad=W.requires_grad)
     return Converted(loss, head)

@@ -31,9 +31,7 @@ class Term(NamedTuple):
 
 
 def objective_for(
-    given: Any,
-    params: Mapping[str, Any] | None = None,
-    class_counts: Sequence[int] | None = None,
+    given: Any, params: Mapping[str, Any] | None = None, class_counts: Sequence[int] | None = None
 ) -> Any:
     """What ``lm.attach`` takes, from names of ``lm.LOSSES``, a class, a module or a function.
 

@@ -788,11 +788,7 @@ class Fitting:
         self.optimizer.load_state_dict(self.optimizer.state_dict())
 
     def _loss(
-        self,
-        inputs: Tensor,
-        labels: Tensor,
-        weights: Tensor | None,
-        outputs: Tensor | None = None,
+        self, inputs: Tensor, labels: Tensor, weights: Tensor | None, outputs: Tensor | None = None
     ) -> Tensor:
         outputs = self.network(inputs) if outputs is None else outputs
         noisy = None

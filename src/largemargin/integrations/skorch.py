@@ -75,11 +75,7 @@ class LargeMarginNet(NeuralNetClassifier):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            module,
-            *args,
-            criterion=criterion,
-            predict_nonlinearity=predict_nonlinearity,
-            **kwargs,
+            module, *args, criterion=criterion, predict_nonlinearity=predict_nonlinearity, **kwargs
         )
         self.attach_params = attach_params
 

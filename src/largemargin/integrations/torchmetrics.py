@@ -217,11 +217,7 @@ class HeadMetric(GeometryMetric):
         return {"label": labels, "predicted": predicted, self.quantity: values}
 
     def _labelled(
-        self,
-        features: Tensor | None,
-        labels: Tensor | None,
-        head: Head | None,
-        bias: Tensor | None,
+        self, features: Tensor | None, labels: Tensor | None, head: Head | None, bias: Tensor | None
     ) -> dict[str, Tensor]:
         scores = self._scores(as_head(head, bias, type(self).__name__))
         vectors, labels = self._batch(features, labels, scores.num_classes)

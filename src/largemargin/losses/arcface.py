@@ -14,12 +14,7 @@ from largemargin.losses.base.loss import Loss, LossOptions, MarginCeiling
 from largemargin.losses.base.scale import Scale, check_scale_setting, psi0_of_angular_margin
 from largemargin.losses.base.schedules import Schedule, margin_warm_up
 from largemargin.losses.base.setting_ranges import RADIANS, Dimension, Limits, Range
-from largemargin.losses.base.terms import (
-    at_target,
-    check_margin,
-    over_targets,
-    scaled_cosines,
-)
+from largemargin.losses.base.terms import at_target, check_margin, over_targets, scaled_cosines
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes

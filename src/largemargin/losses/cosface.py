@@ -9,10 +9,7 @@ from torch import Tensor
 
 from largemargin.losses.base.loss import Loss, LossOptions, MarginCeiling
 from largemargin.losses.base.scale import Scale, check_scale_setting, psi0_of_cosine_margin
-from largemargin.losses.base.schedules import (
-    Schedule,
-    margin_warm_up,
-)
+from largemargin.losses.base.schedules import Schedule, margin_warm_up
 from largemargin.losses.base.setting_ranges import Dimension, Limits, Range, cosine_margin_limits
 from largemargin.losses.base.terms import at_target, check_margin, over_targets, scaled_cosines
 from largemargin.ops.class_stats import ComputeOptions

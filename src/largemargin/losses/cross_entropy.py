@@ -6,12 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.losses.base.loss import LogitLoss
-from largemargin.losses.base.terms import (
-    LogitOptions,
-    over_targets,
-    require,
-    stats_of,
-)
+from largemargin.losses.base.terms import LogitOptions, over_targets, require, stats_of
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 

@@ -184,11 +184,7 @@ class Discriminative(ClassWise):
         return self._terms(features, prototypes, labels, bias)[0]
 
     def _terms(
-        self,
-        features: Tensor,
-        prototypes: Tensor | nn.Module,
-        labels: Tensor,
-        bias: Tensor | None,
+        self, features: Tensor, prototypes: Tensor | nn.Module, labels: Tensor, bias: Tensor | None
     ) -> tuple[LossValue, ClassBatch]:
         matrix, bias = classifier_of(prototypes, bias)
         if self.detach_classifier:

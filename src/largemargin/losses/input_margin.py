@@ -7,12 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.errors import (
-    LargeMarginError,
-    check_logits,
-    check_matrix,
-    check_number,
-)
+from largemargin.errors import LargeMarginError, check_logits, check_matrix, check_number
 from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.base.setting_ranges import Dimension, Limits, Range
 from largemargin.losses.base.terms import require
@@ -55,12 +50,7 @@ class _InputMarginLoss(Loss):
         self.differentiable_norm = differentiable_norm
 
     def forward(  # type: ignore[override]
-        self,
-        logits: Tensor,
-        labels: Tensor,
-        inputs: Tensor,
-        *,
-        sample_weight: Tensor | None = None,
+        self, logits: Tensor, labels: Tensor, inputs: Tensor, *, sample_weight: Tensor | None = None
     ) -> Tensor:
         check_matrix("logits", logits, "(N, C)")
         batch = self._prepare((logits,), labels, logits.shape[1], sample_weight)
@@ -248,11 +238,7 @@ def linearized_margins(
     stats = class_stats_from_logits(logits, labels, want=("target", "rival"), validate=validate)
     gap = require(stats.target) - require(stats.rival)
     (gradient,) = torch.autograd.grad(
-        gap.sum(),
-        inputs,
-        retain_graph=True,
-        create_graph=differentiable_norm,
-        allow_unused=True,
+        gap.sum(), inputs, retain_graph=True, create_graph=differentiable_norm, allow_unused=True
     )
     if gradient is None:
         raise LargeMarginError(

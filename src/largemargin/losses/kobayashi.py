@@ -139,11 +139,7 @@ class BiasedSoftmax(LogitLoss):
 
     def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
         return biased_softmax(
-            *inputs,
-            margin=self.margin,
-            strength=self.strength,
-            **logits,
-            **self.how,
+            *inputs, margin=self.margin, strength=self.strength, **logits, **self.how
         )
 
 

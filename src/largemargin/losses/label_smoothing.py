@@ -9,13 +9,7 @@ from torch import Tensor
 from largemargin.errors import check_number
 from largemargin.losses.base.loss import LogitLoss, LossOptions
 from largemargin.losses.base.setting_ranges import SHARE, Dimension, Limits, Range
-from largemargin.losses.base.terms import (
-    LogitOptions,
-    class_count,
-    over_targets,
-    require,
-    stats_of,
-)
+from largemargin.losses.base.terms import LogitOptions, class_count, over_targets, require, stats_of
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 

@@ -10,11 +10,7 @@ from largemargin.errors import check_number
 from largemargin.losses.base.class_counts import balanced_weights
 from largemargin.losses.base.loss import Loss, LossOptions, MarginCeiling
 from largemargin.losses.base.scale import Scale, check_scale_setting, psi0_of_cosine_margin
-from largemargin.losses.base.schedules import (
-    DeferredReweighting,
-    Schedule,
-    share_of,
-)
+from largemargin.losses.base.schedules import DeferredReweighting, Schedule, share_of
 from largemargin.losses.base.setting_ranges import Dimension, Limits, Range, cosine_margin_limits
 from largemargin.losses.cosface import cosface
 from largemargin.ops.scheduled_values import current

@@ -126,12 +126,7 @@ class DataBatch(NamedTuple):
 
 
 def source_batches(
-    source: Source,
-    *,
-    batch_size: int,
-    device: torch.device,
-    workers: int = 0,
-    shared: bool = True,
+    source: Source, *, batch_size: int, device: torch.device, workers: int = 0, shared: bool = True
 ) -> Iterator[DataBatch]:
     """The batches of this process; all processes together have every sample once.
 

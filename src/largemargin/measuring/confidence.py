@@ -126,10 +126,7 @@ def compare_scores(known: dict[str, Tensor], ood: dict[str, Tensor], margin: str
 
 
 def detect_ood(
-    model: nn.Module,
-    data: Source,
-    ood: Source,
-    **options: Unpack[ReadingOptions],
+    model: nn.Module, data: Source, ood: Source, **options: Unpack[ReadingOptions]
 ) -> OODScores:
     """How well five scores of predictions tell known data from out-of-distribution data.
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from largemargin.errors import (
     LargeMarginError,
-    MissingPackage,
     check_choice,
     check_labels,
     check_number,
+    optional_module,
 )
 from largemargin.geometry.dispersion import variance_split
 from largemargin.geometry.pairs import blocks
@@ -659,10 +659,4 @@ def _tsne(rows: Tensor, seed: int, perplexity: float) -> Projection:
 
 
 def _sklearn(name: str) -> Any:
-    try:
-        from sklearn import decomposition, manifold
-    except ImportError:
-        raise MissingPackage(
-            "embeddings need scikit-learn. Install it: pip install 'largemargin[sklearn]'."
-        ) from None
-    return {"decomposition": decomposition, "manifold": manifold}[name]
+    return optional_module(f"sklearn.{name}", "embeddings need scikit-learn", extra="sklearn")

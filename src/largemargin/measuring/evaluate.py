@@ -33,13 +33,7 @@ from largemargin.measuring.batches import (
 )
 from largemargin.measuring.calibrate import Temperature, number_of
 from largemargin.measuring.calibration import Calibration
-from largemargin.measuring.confidence import (
-    SCORES,
-    OODScores,
-    Scorer,
-    compare_scores,
-    scores_of,
-)
+from largemargin.measuring.confidence import SCORES, OODScores, Scorer, compare_scores, scores_of
 from largemargin.measuring.logit_model import LogitModel, ReadingOptions
 from largemargin.measuring.records import Record
 from largemargin.measuring.retrieval import (

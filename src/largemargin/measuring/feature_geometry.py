@@ -11,12 +11,7 @@ import torch
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError
-from largemargin.geometry.margins import (
-    angle_matrix,
-    class_minimum,
-    magnitude_ratio,
-    riesz_energy,
-)
+from largemargin.geometry.margins import angle_matrix, class_minimum, magnitude_ratio, riesz_energy
 from largemargin.geometry.pairs import (
     blocks,
     closest_pair,
@@ -274,11 +269,7 @@ def measure_collapse(stream: Stream, notes: list[str]) -> Collapse | None:
 
 
 def collapse_of(
-    sums: ClassSums,
-    weight: Tensor | None,
-    rows: Tensor | None,
-    predicted: Tensor,
-    notes: list[str],
+    sums: ClassSums, weight: Tensor | None, rows: Tensor | None, predicted: Tensor, notes: list[str]
 ) -> Collapse | None:
     """Measures of collapse of class sums; NaN for those of the class vectors or the rows not given.
 

@@ -445,12 +445,7 @@ class LayerGeometry(Record):
 
 
 def measure_layer(
-    layer: LayerStream,
-    stream: Stream,
-    *,
-    radius: float,
-    bins: int,
-    notes: list[str],
+    layer: LayerStream, stream: Stream, *, radius: float, bins: int, notes: list[str]
 ) -> LayerGeometry:
     """The geometry of a layer beside the stream of the head, whose samples it shares."""
     own: list[str] = []

@@ -371,11 +371,7 @@ class HeadInputs(NamedTuple):
     """(N,)."""
 
 
-def head_inputs_of(
-    model: nn.Module,
-    data: Source,
-    **options: Unpack[ReadingOptions],
-) -> HeadInputs:
+def head_inputs_of(model: nn.Module, data: Source, **options: Unpack[ReadingOptions]) -> HeadInputs:
     """The features of all samples; under torch.distributed of all processes, on each.
 
     Args:

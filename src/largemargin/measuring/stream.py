@@ -172,11 +172,7 @@ class Stream:
     """What a pass over labelled features leaves behind."""
 
     def __init__(
-        self,
-        head: HeadView,
-        *,
-        covariance: bool = True,
-        store: FeatureStore | None = None,
+        self, head: HeadView, *, covariance: bool = True, store: FeatureStore | None = None
     ) -> None:
         self.head = head
         self.scores = HeadScores(head)
@@ -218,12 +214,7 @@ class Stream:
             self.store.add(features)
 
     def _take(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        index: Tensor,
-        kept: dict[str, Tensor],
-        part: slice,
+        self, features: Tensor, labels: Tensor, index: Tensor, kept: dict[str, Tensor], part: slice
     ) -> None:
         columns = self.scores.labelled(features, labels) | {"index": index, "label": labels}
         if features.device.type == "cpu":  # elsewhere the check waits for the end of the pass

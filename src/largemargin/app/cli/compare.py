@@ -103,13 +103,7 @@ def run(options: Any) -> int:
     say(f"Comparing {', '.join(m.title for m in methods)}: {len(seeds)} seeds, in {folder}")
     with resumable("compare", folder):
         found = compare(
-            config,
-            methods,
-            folder=folder,
-            **plan,
-            data=data,
-            progress=show_progress(),
-            say=say,
+            config, methods, folder=folder, **plan, data=data, progress=show_progress(), say=say
         )
     print(f"\n{found}\n\nwritten to {os.path.join(folder, 'compare.json')}")
     print(f"Margins, features and classes: largemargin report {shlex.quote(folder)}")

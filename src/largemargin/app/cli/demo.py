@@ -61,10 +61,7 @@ class DemoMethod:
 METHODS = (
     DemoMethod("softmax", "cross_entropy", 0.1),
     DemoMethod(
-        "softmax + LMD",
-        "cross_entropy + discriminative",
-        0.03,
-        {"discriminative": {"margin": 3.0}},
+        "softmax + LMD", "cross_entropy + discriminative", 0.03, {"discriminative": {"margin": 3.0}}
     ),
     DemoMethod("LM-Softmax", "lm_softmax", 1.0, {"scale": 16.0}),
     DemoMethod("Kobayashi", "kobayashi", 0.3, {"strength": 0.3}),

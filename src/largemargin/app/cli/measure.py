@@ -82,12 +82,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         ("draws", int, plain.draws, "noisy copies of each sample"),
         ("sigma", float | None, None, "noise of Theorem 6.1 about it; none leaves it out"),
         ("radius", float, 0.5, "delta_v: share of samples within it, Prop. 4.1, Theorem 6.1"),
-        (
-            "max_samples",
-            int | None,
-            None,
-            "of input_margins, curvature and bounds; default all",
-        ),
+        ("max_samples", int | None, None, "of input_margins, curvature and bounds; default all"),
         ("batch_size", int, 256, "images at a time"),
     ):
         parser.add_argument(f"--{name}", type=kind, default=value, help=text)

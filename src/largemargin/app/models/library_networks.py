@@ -235,11 +235,7 @@ def _head_names(model: nn.Module) -> tuple[str, ...]:
 
 
 def _change_first(
-    model: nn.Module,
-    channels: int,
-    state: dict[str, Tensor] | None,
-    name: str,
-    notes: list[str],
+    model: nn.Module, channels: int, state: dict[str, Tensor] | None, name: str, notes: list[str]
 ) -> None:
     """Another first convolution; pretrained colours become equal shares of all channels."""
     path, first = next(

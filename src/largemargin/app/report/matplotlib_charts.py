@@ -19,7 +19,7 @@ from largemargin.app.report.charts import (
     x_axis,
     y_axis,
 )
-from largemargin.errors import LargeMarginError, MissingPackage
+from largemargin.errors import LargeMarginError, optional_module
 
 DPI = 200
 CROWDED = 60
@@ -40,12 +40,7 @@ LINES: dict[str, Any] = {
 
 def write_pictures(charts: Iterable[Chart], folder: str | Path) -> list[Path]:
     """One PNG for each chart, named by its key."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackage(
-            "static figures need matplotlib. Install it: pip install 'largemargin[report]'"
-        ) from error
+    figures = optional_module("matplotlib.figure", "static figures need matplotlib", extra="report")
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -53,7 +48,7 @@ def write_pictures(charts: Iterable[Chart], folder: str | Path) -> list[Path]:
         raise LargeMarginError(f"cannot make the folder {place}: {error.strerror}.") from error
     written = []
     for chart in charts:
-        picture = Figure(figsize=(6.0, 4.0), dpi=DPI, layout="constrained")
+        picture = figures.Figure(figsize=(6.0, 4.0), dpi=DPI, layout="constrained")
         draw(chart, picture)
         path = place / f"{chart.key}.png"
         picture.savefig(path)

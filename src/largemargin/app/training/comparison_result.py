@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from largemargin.errors import LargeMarginError, MissingPackage
+from largemargin.errors import LargeMarginError, optional_module
 from largemargin.measuring.records import Record
 
 LEVEL = 0.05
@@ -59,13 +59,7 @@ def paired_test(method: Sequence[float], baseline: Sequence[float]) -> PairedTes
     if max(differences) - min(differences) < 1e-12:
         p = 1.0 if abs(mean) < 1e-12 else min(1.0, 2 * 0.5**count)
         return PairedTest(count, mean, math.nan, math.nan, p, None)
-    try:
-        from scipy import stats
-    except ImportError:
-        raise MissingPackage(
-            "tests of significance need scipy. Install it: pip install 'largemargin[train]'"
-        ) from None
-
+    stats = optional_module("scipy.stats", "tests of significance need scipy")
     found = stats.ttest_1samp(differences, 0.0)
     interval = found.confidence_interval(0.95)
     ranks = None

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from largemargin.app.config import RunConfig
 from largemargin.app.training.files import CONFIG, KEY, VERSIONS, check_version, write_text
-from largemargin.errors import LargeMarginError, MissingPackage
+from largemargin.errors import LargeMarginError, optional_module
 
 Settings = TypeVar("Settings")
 STAMP = (KEY, "largemargin")
@@ -142,13 +142,7 @@ def read_config(path: str | Path) -> RunConfig:
 
 
 def yaml_reader() -> Any:
-    try:
-        import yaml
-    except ImportError:
-        raise MissingPackage(
-            "runs keep their settings as YAML. Install PyYAML: pip install 'largemargin[train]'"
-        ) from None
-    return yaml
+    return optional_module("yaml", "runs keep their settings as YAML, which needs PyYAML")
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

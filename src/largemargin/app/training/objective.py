@@ -3,12 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from largemargin.app.config import ObjectiveConfig
-from largemargin.integrations.objective_text import (
-    Term,
-    loss_named,
-    parse_sum,
-    sum_builder,
-)
+from largemargin.integrations.objective_text import Term, loss_named, parse_sum, sum_builder
 from largemargin.losses.base.objective import Objective
 
 

@@ -181,12 +181,7 @@ class _Lane:
             data = load_data(job.config.data) if job.data is None else job.data()
             with torch.cuda.stream(self.stream):
                 session = begin(
-                    job.config,
-                    job.folder,
-                    job.resume,
-                    data,
-                    stack=self.stack,
-                    progress=progress,
+                    job.config, job.folder, job.resume, data, stack=self.stack, progress=progress
                 )
         except Exception as error:
             self.error = error

@@ -182,11 +182,7 @@ def several_processes() -> bool:
 
 def _accelerator(config: RunConfig) -> Any:
     try:
-        from accelerate import (
-            Accelerator,
-            DistributedDataParallelKwargs,
-            InitProcessGroupKwargs,
-        )
+        from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     except ImportError:
         raise MissingPackage(
             "several processes and trackers need accelerate. Install it: "

@@ -33,10 +33,7 @@ WEIGHT_OF_A_TERM = Range(0.05, 5.0)
 
 
 def search_space(
-    config: RunConfig,
-    *,
-    class_counts: Sequence[int],
-    changes: Mapping[str, Any] | None = None,
+    config: RunConfig, *, class_counts: Sequence[int], changes: Mapping[str, Any] | None = None
 ) -> tuple[dict[str, Dimension], dict[str, Any]]:
     """What is searched, and the values the configuration has now, which are tried first.
 

@@ -20,11 +20,7 @@ from largemargin.app.training.engine import train as train_run
 from largemargin.app.training.files import write_text
 from largemargin.app.training.processes import pick_device
 from largemargin.app.training.run_scores import Diverged
-from largemargin.app.training.search_space import (
-    rounded,
-    search_space,
-    with_values,
-)
+from largemargin.app.training.search_space import rounded, search_space, with_values
 from largemargin.errors import LargeMarginError, MissingPackage, check_choice, check_number
 from largemargin.losses.base.setting_ranges import Choice, Dimension
 from largemargin.measuring.predictions import harmless

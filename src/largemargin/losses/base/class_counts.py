@@ -64,10 +64,7 @@ def ldam_margins(
 
 
 def balanced_weights(
-    class_counts: Sequence[int] | Tensor,
-    *,
-    beta: float = 0.9999,
-    dtype: torch.dtype | None = None,
+    class_counts: Sequence[int] | Tensor, *, beta: float = 0.9999, dtype: torch.dtype | None = None
 ) -> Tensor:
     r"""Class-balanced weights :math:`w_j \propto (1-\beta)/(1-\beta^{n_j})`, summing to C.
 

@@ -96,10 +96,7 @@ def check_call(kind: type[Any], args: Sequence[Any], settings: Mapping[str, Any]
 
 
 def wrong_arguments(
-    kind: type[Any],
-    settings: Mapping[str, Any],
-    args: Sequence[Any] = (),
-    refusal: str = "",
+    kind: type[Any], settings: Mapping[str, Any], args: Sequence[Any] = (), refusal: str = ""
 ) -> WrongArguments:
     """What is wrong with ``kind(*args, **settings)``, what was meant and what there is.
 

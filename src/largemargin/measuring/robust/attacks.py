@@ -94,11 +94,7 @@ class Attack:
         return f"{self.kind}{steps}{times}{loss} {self.norm} {size}"
 
     def __call__(
-        self,
-        model: Model,
-        images: Tensor,
-        labels: Tensor,
-        generator: Generators | None = None,
+        self, model: Model, images: Tensor, labels: Tensor, generator: Generators | None = None
     ) -> Tensor:
         options: dict[str, Any] = {"epsilon": self.epsilon, "norm": self.norm, "loss": self.loss}
         if self.kind == "fgsm":

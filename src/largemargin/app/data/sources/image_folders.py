@@ -40,10 +40,7 @@ def read(config: DataConfig) -> Source:
         splits[split], ignored = read_split(split, folder, root, classes)
         others += ignored
     return Source(
-        classes,
-        splits,
-        from_files=True,
-        record={"other_files": others} if others else {},
+        classes, splits, from_files=True, record={"other_files": others} if others else {}
     )
 
 
