@@ -54,7 +54,10 @@ INTEGRATIONS = (
     *("timm", "metric_learning", "torchmetrics"),
 )
 
-DERIVED = ("largemargin", "largemargin.functional", "largemargin.geometry", "largemargin.measuring")
+DERIVED = (
+    *("largemargin", "largemargin.functional", "largemargin.geometry", "largemargin.measuring"),
+    "largemargin.measuring.robust",
+)
 """Modules whose ``__all__`` follows from what they import; they need no more than torch."""
 
 PLAIN = (

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -254,8 +255,6 @@ def test_the_old_folder_returns_where_the_new_one_cannot_take_its_name(
 
 
 def test_missing_safetensors_is_named(monkeypatch, tmp_path):
-    from largemargin.export import tensor_files
-
-    monkeypatch.setattr(tensor_files, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(ImportError, match=r"pip install 'largemargin\[export\]'"):
         save(tmp_path / "run", net())

@@ -267,7 +267,7 @@ def test_loaders_of_any_kind() -> None:
 
 
 def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.decomposition", None)
     with pytest.raises(LargeMarginError, match=r"largemargin\[sklearn\]"):
         embed(NET, [(X, Y)], method="pca")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from largemargin.errors import LargeMarginError
-from largemargin.ops import chunked
+from largemargin.ops import chunked, shards
 from largemargin.ops.dense import dense_stats
 from largemargin.ops.similarity import AffineForm
 
@@ -61,9 +61,9 @@ def test_of_equal_rivals_the_first_counts_in_whichever_block(monkeypatch):
 
 def test_gradients_are_marked_where_somebody_may_differentiate_them_again(monkeypatch):
     marked = []
-    unwatched = chunked._Once.apply
+    unwatched = shards._Once.apply
     monkeypatch.setattr(
-        chunked._Once, "apply", lambda *given: marked.append(given) or unwatched(*given)
+        shards._Once, "apply", lambda *given: marked.append(given) or unwatched(*given)
     )
     for again in (False, True):
         rows = torch.eye(2, requires_grad=True)

@@ -121,7 +121,7 @@ class ShardedClassHead(ClassHead):
         mesh = _mesh(mesh, device)
         if device is None and mesh is not None:
             deferred = torch.get_default_device().type == "meta"  # inside torch.device("meta")
-            device = "meta" if deferred else mesh.device_type
+            device = "meta" if deferred else _device_of(mesh)
         self.weight = _empty_shard(self.weight, mesh, device)
         if self.bias is not None:
             self.bias = _empty_shard(self.bias, mesh, device)
@@ -179,11 +179,7 @@ class ShardedClassHead(ClassHead):
             return
         weight = local_part(self.weight)
         bias = None if self.bias is None else local_part(self.bias)
-        joint = torch.randint(2**40, ())
-        if self.mesh is not None:
-            joint = joint.to(self.weight.device)
-            dist.broadcast(joint, group=self.mesh.get_group(), group_src=0)
-        seed, bound, mine = int(joint), 1 / math.sqrt(self.in_features), self.local_classes
+        seed, bound, mine = self._joint_seed(), 1 / math.sqrt(self.in_features), self.local_classes
         for first in range(mine.start - mine.start % BLOCK, mine.stop, BLOCK):
             draw = torch.Generator(weight.device).manual_seed(seed + first)
             rows = weight.new_empty(BLOCK, self.in_features)
@@ -198,6 +194,14 @@ class ShardedClassHead(ClassHead):
             weight[here] = rows[start - first : stop - first]
             if bias is not None:
                 bias[here] = offsets[start - first : stop - first]
+
+    def _joint_seed(self) -> int:
+        """A number from the random state of the mesh's first process."""
+        seed = torch.randint(2**40, ())
+        if self.mesh is not None:
+            seed = seed.to(self.weight.device)
+            dist.broadcast(seed, group=self.mesh.get_group(), group_src=0)
+        return int(seed)
 
     def draw_weight(self) -> Tensor:
         """What a loss computes with: ``weight``, in training mode with a new sample of classes."""
@@ -339,6 +343,12 @@ def _mesh(mesh: DeviceMesh | None, device: torch.device | str | None) -> DeviceM
             'of them: mesh["classes"].'
         )
     return mesh
+
+
+def _device_of(mesh: DeviceMesh) -> torch.device:
+    if mesh.device_type == "cuda":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(mesh.device_type)
 
 
 def _empty_shard(

@@ -124,10 +124,20 @@ def _gram_distances(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | 
         logits, own_logit = logits + bias, own_logit + bias[own][:, None]
     sizes = safe_norm(mine).square()[:, None] + safe_norm(weight).square()
     square = (sizes - 2 * (mine @ weight.T)).scatter(1, own[:, None], 0.0)
-    noise = 8 * torch.finfo(sizes.dtype).eps * sizes.detach()
-    degenerate = square <= noise.clamp_min(DEGENERATE**2)
+    degenerate = square <= _noise(sizes.detach())
     length = torch.sqrt(torch.where(degenerate, 1.0, square))
     return torch.where(degenerate, 0.0, (logits - own_logit) / length)
+
+
+def _noise(sizes: Tensor) -> Tensor:
+    """Squared lengths from a Gram matrix mean nothing up to this."""
+    return (8 * torch.finfo(sizes.dtype).eps * sizes).clamp_min(DEGENERATE**2)
+
+
+def _block_size(samples: int, weight: Tensor) -> int:
+    if weight.device.type == "cpu":
+        return max(256, BLOCK // max(samples, 1))
+    return max(256, min(GPU_BLOCK // max(samples, 1), GPU_NUMBERS // weight.shape[1]))
 
 
 def nearest_rival(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | None) -> Tensor:
@@ -143,10 +153,7 @@ def nearest_rival(points: Tensor, weight: Tensor, own: Tensor, bias: Tensor | No
     mine = weight.index_select(0, own) - middle
     own_bias = None if bias is None else bias.index_select(0, own)
     given = for_search(points, mine, own_bias, own, middle)
-    size = BLOCK // max(own.shape[0], 1)
-    if weight.device.type != "cpu":
-        size = min(GPU_BLOCK // max(own.shape[0], 1), GPU_NUMBERS // weight.shape[1])
-    size = max(256, size)
+    size = _block_size(own.shape[0], weight)
     scores, indices = [], []
     for start in range(0, num_classes, size):
         block = slice(start, min(start + size, num_classes))

@@ -63,8 +63,7 @@ class _TargetAndRest(torch.autograd.Function):
         # on the CPU all are, since looking would wait for the device.
         columns, column_inverse = prototypes, inverse_norms(prototypes)
         column_scale: Tensor | None = column_inverse
-        on_cpu = prototypes.device.type == "cpu"
-        if not (on_cpu and all_between(column_inverse, 1 / SQUARABLE[1], 0.5 / EPS)):
+        if not (_may_look(prototypes) and all_between(column_inverse, 1 / SQUARABLE[1], 0.5 / EPS)):
             columns, column_scale = prototypes * column_inverse, None
         logits = multiply(rows, columns.T, precision)
         if column_scale is not None:
@@ -108,6 +107,11 @@ class _TargetAndRest(torch.autograd.Function):
 
 
 fused_stats: Callable[..., tuple[Tensor, Tensor]] = _TargetAndRest.apply
+
+
+def _may_look(tensor: Tensor) -> bool:
+    """Whether reading values is free."""
+    return tensor.device.type == "cpu"
 
 
 def _in_place(ctx: Any, grad_target: Tensor, grad_rest: Tensor) -> tuple[Tensor | None, ...]:

@@ -23,7 +23,12 @@ from largemargin.app.cli import command as cli
 def command(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A sub-command ``list`` that does what a test tells it to."""
     made = SimpleNamespace(HELP="test", arguments=lambda parser: None, run=lambda options: 0)
-    monkeypatch.setattr(cli.importlib, "import_module", lambda name: made)
+    load = cli.importlib.import_module
+    monkeypatch.setattr(
+        cli.importlib,
+        "import_module",
+        lambda name, *rest: made if name.startswith("largemargin.app.cli") else load(name, *rest),
+    )
     monkeypatch.delenv("LARGEMARGIN_TRACEBACK", raising=False)
     return made
 
@@ -193,8 +198,8 @@ def test_packages_of_an_extra_are_asked_for_in_a_line(
 ) -> None:
     from largemargin.export import onnx_file, tensor_files
 
-    for module in (onnx_file, tensor_files):
-        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    monkeypatch.setattr(onnx_file, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     command.run = lambda options: tensor_files.require_safetensors()
     assert cli.main(["list"]) == 2
     told = "error: Saving and loading needs safetensors. Install it: pip install"
