@@ -17,7 +17,7 @@ from faults.small_runs import assert_same, assert_tidy
 from two_ranks import NEEDS_GLOO
 
 from largemargin.app.training import Run
-from largemargin.app.training.processes import AGREE_EVERY, AGREE_SECONDS, Agreement
+from largemargin.app.training.processes import AGREE_EVERY, AGREE_SECONDS, StopAgreement
 from largemargin.app.training.runs import resume_command
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
@@ -136,7 +136,7 @@ class Two:
 def test_slow_steps_are_no_reason_to_be_told_late(seconds: float, steps: int) -> None:
     """Whoever starts processes kills them half a minute after it told them to stop."""
     two: Any = Two(seconds)
-    agreement = Agreement(two)
+    agreement = StopAgreement(two)
     for step in range(1, 4 * steps + 1):
         assert not agreement.any(False, step)
     assert two.questions == 4

@@ -19,7 +19,7 @@ from largemargin.errors import (
     check_number,
     refuse_script,
 )
-from largemargin.heads.topk import Prediction, flat_features, top_classes
+from largemargin.heads.topk import TopClasses, flat_features, top_classes
 from largemargin.ops.norms import normalize
 from largemargin.ops.scheduled_values import current
 from largemargin.ops.similarity import SIMILARITIES, similarity_logits
@@ -202,7 +202,7 @@ class ClassHead(nn.Module):
         *,
         chunk_size: int | None = None,
         precision: str | None = None,
-    ) -> Prediction:
+    ) -> TopClasses:
         """The k best classes and their logits, each (..., k), best first, without gradient.
 
         Never holds all logits: see :func:`top_classes`, also for ``chunk_size`` and ``precision``.
@@ -217,7 +217,7 @@ class ClassHead(nn.Module):
             chunk_size=chunk_size,
             precision=precision,
         )
-        return Prediction(*(part.reshape(*features.shape[:-1], k) for part in best))
+        return TopClasses(*(part.reshape(*features.shape[:-1], k) for part in best))
 
     @torch.no_grad()
     def to_linear(self) -> nn.Linear:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from largemargin.errors import LargeMarginError, check_count, check_number
 from largemargin.heads.centroid_bank import recomputing
 from largemargin.heads.class_head import ClassHead
-from largemargin.heads.topk import Prediction, best_of, flat_features, top_classes
+from largemargin.heads.topk import TopClasses, best_of, flat_features, top_classes
 from largemargin.ops.distributed import world_size
 from largemargin.ops.shards import (
     ClassSample,
@@ -236,7 +236,7 @@ class ShardedClassHead(ClassHead):
         *,
         chunk_size: int | None = None,
         precision: str | None = None,
-    ) -> Prediction:
+    ) -> TopClasses:
         """The k best classes of this process's samples and their logits, best first.
 
         Each process ranks its own classes for all samples, and the best of the best are taken:
@@ -273,7 +273,7 @@ class ShardedClassHead(ClassHead):
         scores, order = best_of(found, k)
         scores = scores.masked_fill(scores == torch.finfo(scores.dtype).min, -torch.inf)
         parts = scores, classes.gather(1, order)
-        return Prediction(*(part.reshape(*features.shape[:-1], k) for part in parts))
+        return TopClasses(*(part.reshape(*features.shape[:-1], k) for part in parts))
 
     def _own_candidates(self, found: Tensor, joined: Any) -> Tensor:
         """(n, R k) candidates of all processes for the samples of this one."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_num_classes, check_number
 from largemargin.heads.class_head import head_logits
-from largemargin.heads.topk import Prediction, flat_features, top_classes
+from largemargin.heads.topk import TopClasses, flat_features, top_classes
 from largemargin.shapes import Logits, Prototypes
 
 torch.fx.wrap("head_logits")
@@ -142,7 +142,7 @@ class SimplexHead(nn.Module):
     def forward(self, features: Tensor) -> Logits:
         return self.logits(features)
 
-    def predict(self, features: Tensor, k: int = 1, *, chunk_size: int | None = None) -> Prediction:
+    def predict(self, features: Tensor, k: int = 1, *, chunk_size: int | None = None) -> TopClasses:
         """The k best classes and their logits, each (..., k); see
         :func:`largemargin.heads.topk.top_classes`."""
         best = top_classes(
@@ -152,7 +152,7 @@ class SimplexHead(nn.Module):
             k=k,
             chunk_size=chunk_size,
         )
-        return Prediction(*(part.reshape(*features.shape[:-1], k) for part in best))
+        return TopClasses(*(part.reshape(*features.shape[:-1], k) for part in best))
 
     def param_groups(
         self, *, lr: float | None = None, weight_decay: float | None = 0.0

@@ -19,7 +19,7 @@ CHUNK_ELEMENTS = 2**24
 """Scores held at a time by a prediction that is not told its chunk size: 64 MiB in float32."""
 
 
-class Prediction(NamedTuple):
+class TopClasses(NamedTuple):
     """The best classes of each sample, best first."""
 
     scores: Tensor
@@ -76,7 +76,7 @@ def top_classes(
     k: int = 1,
     chunk_size: int | None = None,
     precision: str | None = None,
-) -> Prediction:
+) -> TopClasses:
     """The k classes of largest logit for each sample, without an (N, C) buffer and without graph.
 
     Classes are scored ``chunk_size`` at a time and merged into a running best. Equal scores are
@@ -102,7 +102,7 @@ def top_classes(
     Example:
         >>> W = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
         >>> top_classes(torch.tensor([[3.0, 4.0]]), W, k=2, chunk_size=1)
-        Prediction(scores=tensor([[4., 3.]]), classes=tensor([[1, 0]]))
+        TopClasses(scores=tensor([[4., 3.]]), classes=tensor([[1, 0]]))
     """
     num_samples, num_classes = features.shape[0], prototypes.shape[0]
     check_count(
@@ -123,7 +123,7 @@ def top_classes(
             )
             scores, classes = tile_top(form, k)
             factor = scale * inverse_norms(promote(features)) if late else 1.0
-            return Prediction(scores * factor, classes)
+            return TopClasses(scores * factor, classes)
     if chunk_size is None:
         chunk_size = max(CHUNK_ELEMENTS // max(num_samples, 1), 256)
     check_count("chunk_size", chunk_size, at_least=1, hint="It counts classes.")
@@ -147,7 +147,7 @@ def top_classes(
             classes = classes.gather(1, order)
         best = scores, classes
     assert best is not None
-    return Prediction(*best)
+    return TopClasses(*best)
 
 
 def _by_tiles(features: Tensor, prototypes: Tensor, precision: str | None) -> bool:

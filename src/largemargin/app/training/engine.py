@@ -29,8 +29,8 @@ from largemargin.app.training.files import RESULT as RESULT_KIND
 from largemargin.app.training.files import remove_drafts, stamp, write_json
 from largemargin.app.training.journal import Journal, Progress
 from largemargin.app.training.processes import (
-    Agreement,
     Processes,
+    StopAgreement,
     environment,
     pick_device,
     several_processes,
@@ -139,7 +139,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.folder = self.trainer.journal.folder
-        self.agreement = Agreement(self.processes)
+        self.agreement = StopAgreement(self.processes)
 
     def pause_if_asked(self) -> None:
         """Write a checkpoint and stop, if somebody asked any of the processes to."""

@@ -140,7 +140,7 @@ class Processes:
                 tracker.finish()
 
 
-class Agreement:
+class StopAgreement:
     """Whether any of the processes was told to stop: all learn it after the same step.
 
     Asking the others takes time, so a question is left out for as many steps as fit into

@@ -54,7 +54,7 @@ from largemargin.ops.matmul import PRECISIONS, Precision
 from largemargin.ops.norms import promote
 from largemargin.ops.scheduled_values import current
 from largemargin.ops.similarity import SIMILARITIES
-from largemargin.tracing import plain_eager, value_range
+from largemargin.tracing import value_range, values_are_checked
 
 if TYPE_CHECKING:
     from largemargin.losses.base.objective import Objective
@@ -392,7 +392,7 @@ class Loss(Summand, nn.Module):
         The labels that count must be classes.
         """
         index = self.ignore_index
-        if labels.device.type == "cpu" and plain_eager():
+        if values_are_checked(labels, None):
             low, high = value_range(labels)
             index = index if index is not None and low <= index <= high else None
             if index is None and low >= 0 and high < num_classes:

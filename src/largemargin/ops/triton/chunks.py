@@ -77,7 +77,7 @@ def programs(device: torch.device, tile: Tile) -> int:
     return _processors(index) * tile.programs
 
 
-class _Product(NamedTuple):
+class _DotKind(NamedTuple):
     """In what the products of a call are computed."""
 
     low: torch.dtype
@@ -85,11 +85,11 @@ class _Product(NamedTuple):
     precise: bool
 
 
-def product(precision: str, device: torch.device) -> _Product:
+def product(precision: str, device: torch.device) -> _DotKind:
     if precision == "bf16":
         # Triton's interpreter has no bfloat16 products: there the rounded numbers are float32.
-        return _Product(torch.bfloat16 if device.type == "cuda" else torch.float32, "ieee", False)
-    return _Product(torch.float32, "tf32" if precision == "tf32" else "ieee", True)
+        return _DotKind(torch.bfloat16 if device.type == "cuda" else torch.float32, "ieee", False)
+    return _DotKind(torch.float32, "tf32" if precision == "tf32" else "ieee", True)
 
 
 def padded(dim: int, dtype: torch.dtype) -> int:
@@ -98,7 +98,7 @@ def padded(dim: int, dtype: torch.dtype) -> int:
     return -(-dim // step) * step
 
 
-def _rounded_rows(rows: Tensor, product: _Product, precision: str) -> Tensor:
+def _rounded_rows(rows: Tensor, product: _DotKind, precision: str) -> Tensor:
     low = rows.to(torch.bfloat16).to(product.low) if precision == "bf16" else rows
     extra = padded(rows.shape[1], product.low) - rows.shape[1]
     low = torch.nn.functional.pad(low, (0, extra)) if extra else low.contiguous()
