@@ -29,6 +29,7 @@ from largemargin.losses.base.objective import Objective
 from largemargin.losses.base.schedules import Schedule, check_schedules
 from largemargin.losses.base.settings import settle
 from largemargin.losses.base.terms import matrix_of
+from largemargin.ops.class_stats import HeadLogits
 from largemargin.ops.scheduled_values import ScheduledValue, current, move
 from largemargin.ops.shards import gathered
 
@@ -80,6 +81,7 @@ class Criterion(nn.Module):
         self._watch = watch
         self._owns_head = owns_head
         settle(objective, hooks.layer)
+        self._parts = [*objective.modules()]  # walking through them takes as long as a small loss
         check_schedules(self.schedules, objective, matrix_of(hooks.layer).shape[0])
         if schedules:
             self._apply_schedules()
@@ -109,11 +111,13 @@ class Criterion(nn.Module):
         if again:
             self._check_replayed()
         arguments = self._arguments(found, noisy)
+        features = arguments["features"]
         labels = flat_beside(labels, found.features)
-        check_rows(arguments["features"], labels, half=isinstance(noisy, str))
+        check_rows(features, labels, half=isinstance(noisy, str))
         if sample_weight is not None:
             sample_weight = flat_beside(sample_weight, found.features)
-        head = self.head if found.swapped is None else self._view(*found.swapped)
+        logits = arguments["logits"] if found.untouched and not found.own else None
+        head = self._head(found.swapped, logits)
         value = self.objective(
             prototypes=head, labels=labels, sample_weight=sample_weight, **arguments
         )
@@ -121,7 +125,9 @@ class Criterion(nn.Module):
         if self.measures_gradients:
             self._measure_gradients(value.terms, arguments)
         if self.training and not again:
-            self._count_call(arguments["features"], labels, head)
+            self._count_call(features, labels, head)
+        if outputs is logits and not self._hooks.is_fsdp:
+            return value.total
         made = tensors_in(outputs if noisy is None else (outputs, noisy))
         return reach(value.total, made, fsdp=self._hooks.is_fsdp)
 
@@ -218,7 +224,7 @@ class Criterion(nn.Module):
         for name, term in terms.items():
             value = term.detach()
             shown[name] = torch.maximum(value, value) if compiling else value
-        self.terms = shown
+        vars(self)["terms"] = shown
 
     def _count_call(self, features: Tensor, labels: Tensor, head: HeadView) -> None:
         """A training call: warnings look at it, and schedules count it."""
@@ -233,31 +239,36 @@ class Criterion(nn.Module):
         if self._watch is not None:
             self._watch(self, features, labels, head)
         if self.automatic:
-            self._micro += 1
+            state = vars(self)  # a module's own way of setting attributes is slow
+            state["_micro"] += 1
             if self._micro >= self.accumulate:
-                self._micro = 0
+                state["_micro"] = 0
                 self.step()
 
     @property
     def head(self) -> HeadView:
         """The head as it is now: class vectors, bias, and how logits are made from them."""
-        layer = self._hooks.layer
-        return self._view(matrix_of(layer), getattr(layer, "bias", None))
+        return self._head(None, None)
 
-    def _view(self, weight: Tensor, bias: Tensor | None) -> HeadView:
-        layer, weight = self._hooks.layer, gathered(weight)
+    def _head(
+        self, swapped: tuple[Tensor, Tensor | None] | None, logits: Tensor | None
+    ) -> HeadView:
+        """It, or it with the parameters of a pass; ``logits`` are those of the features at hand."""
+        layer = self._hooks.layer
+        if swapped is None:
+            swapped = matrix_of(layer), getattr(layer, "bias", None)
+        weight, bias = swapped
+        if hasattr(weight, "full_tensor"):
+            weight, bias = gathered(weight), None if bias is None else gathered(bias)
         if weight.dim() != 2:
             raise LargeMarginError(
                 f"the head's weight has the shape {tuple(weight.shape)}: something has flattened "
                 "or partitioned it (FullyShardedDataParallel, ZeRO stage 3). Use "
                 "torch.distributed.fsdp.fully_shard, or ZeRO up to stage 2."
             )
-        return HeadView(
-            weight,
-            None if bias is None else gathered(bias),
-            getattr(layer, "similarity", "dot"),
-            current(layer, "scale", 1.0),
-        )
+        similarity, scale = getattr(layer, "similarity", "dot"), current(layer, "scale", 1.0)
+        made = None if logits is None else HeadLogits(logits, similarity, scale, bias)
+        return HeadView(weight, bias, similarity, scale, made)
 
     @property
     def model(self) -> nn.Module:
@@ -291,7 +302,7 @@ class Criterion(nn.Module):
         Called by hand it also ends a step that had fewer micro-batches than ``accumulate``: banks
         write what they have collected.
         """
-        self.steps += 1
+        vars(self)["steps"] += 1
         if not self.automatic:
             for each in collectors(self.objective):
                 if each.accumulate != 1:
@@ -374,14 +385,14 @@ class Criterion(nn.Module):
             self.train(training)
         if torch.compiler.is_compiling():
             return
-        state = (*self.objective.buffers(), *self.objective.parameters())
-        for tensor in state:
-            if tensor.is_floating_point():
-                if tensor.device != features.device:
-                    self.objective.to(features.device)
-                if features.dtype == torch.float64 and tensor.dtype != torch.float64:
-                    self.objective.double()
-                break
+        for module in self._parts:
+            for tensor in (*module._buffers.values(), *module._parameters.values()):
+                if tensor is not None and tensor.is_floating_point():
+                    if tensor.device != features.device:
+                        self.objective.to(features.device)
+                    if features.dtype == torch.float64 and tensor.dtype != torch.float64:
+                        self.objective.double()
+                    return
 
     def _measure_gradients(self, terms: dict[str, Tensor], arguments: dict[str, Any]) -> None:
         weights = self.objective.term_weights

@@ -23,7 +23,6 @@ from largemargin.dropin.fsdp import is_fsdp, refuse_tensor_parallel
 from largemargin.dropin.match_outputs import Agreement, check_unchanged, chosen_rows, same
 from largemargin.dropin.model_outputs import nodes_behind, tensors_in
 from largemargin.errors import LargeMarginError
-from largemargin.heads.centroid_bank import recomputing
 from largemargin.ops.shards import is_sharded
 from largemargin.tracing import recording
 
@@ -51,6 +50,8 @@ class Pass(NamedTuple):
     """Outputs of modules that were named as features, by the term they are for."""
     blind: bool = False
     """Something was read while gradients were switched off."""
+    untouched: bool = False
+    """Whether the logits are what the head gave for these features, with their graph."""
     swapped: tuple[Tensor, Tensor | None] | None = None
     """Weight and bias of the head in that pass, where the layer has others by now."""
 
@@ -82,8 +83,14 @@ class ForwardRecord:
     logits: Tensor | None = None
     """The head's output, detached, of a pass that is run again: nobody else remembers it."""
 
-    def whole(self, logits: Tensor | None) -> Pass:
-        return Pass(self.features, logits, self.inputs, self.layers, self.own, self.blind)
+    def whole(
+        self,
+        logits: Tensor | None,
+        untouched: bool = False,
+        swapped: tuple[Tensor, Tensor | None] | None = None,
+    ) -> Pass:
+        seen = self.features, logits, self.inputs, self.layers, self.own, self.blind
+        return Pass(*seen, untouched, swapped)
 
     def detached(self) -> "ForwardRecord":
         return ForwardRecord(
@@ -218,20 +225,15 @@ class FeatureHooks:
             self._kinds, self._is_fsdp = kinds, any(map(is_fsdp, self.around))
         return self._is_fsdp
 
-    def ignores(self, *values: Any) -> bool:
+    def ignores(self, value: Any) -> bool:
         """Hooks have nothing to do: taken off, exporting, or traced by torch.jit or torch.fx."""
-        if self.removed or recording():
-            return True
-        for value in values:  # noqa: SIM110 (a loop is half the price, three times a step)
-            if isinstance(value, torch.fx.Proxy):
-                return True
-        return False
+        return self.removed or recording() or isinstance(value, torch.fx.Proxy)
 
     @property
     def running(self) -> Running:
         """The pass that the model is in."""
-        if not recomputing():
-            return self.plain
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+            return self.plain  # not ``recomputing``
         if not self.again.ends:
             # A second run stops where nothing more is needed, and never comes to its end.
             self.again.ends = True
@@ -258,7 +260,8 @@ class FeatureHooks:
 
     def head_ran(self, features: Tensor, logits: Tensor) -> None:
         """Remember what came into the head and mark what went out of it."""
-        refuse_tensor_parallel(features, logits)
+        if type(features) is not Tensor or type(logits) is not Tensor:
+            refuse_tensor_parallel(features, logits)
         running = self.running
         again = running is self.again
         if again and not set(self.wanted) <= running.held.keys():
@@ -276,7 +279,7 @@ class FeatureHooks:
             self._remember(record, mark, logits, again)
 
     def _record(self, features: Tensor, logits: Tensor, running: Running) -> ForwardRecord:
-        held = tuple(map(running.read, self.wanted))
+        held = tuple(map(running.read, self.wanted)) if self.wanted else ()
         record = ForwardRecord(
             features,
             running.held.get("inputs"),
@@ -300,7 +303,7 @@ class FeatureHooks:
                 metadata: Any = node.metadata
                 metadata[self.name] = record
             # No graph is kept alive here: it ends with the tensors the caller holds.
-            remembered = record.detached()
+            remembered = record if not record.features.requires_grad else record.detached()
         else:
             # Logits collected over an evaluation must not keep all features in memory.
             mark.weak, mark.record, remembered = weakref.ref(record), None, record
@@ -317,6 +320,8 @@ class FeatureHooks:
         if current is None:
             return
         record, logits = current
+        if outputs is logits and self.named:
+            return
         shape = logits.shape
         if not (self.named or torch.compiler.is_compiling()):
             self.named = True  # looked at once
@@ -330,6 +335,10 @@ class FeatureHooks:
 
     def find(self, outputs: Any, what: str = "outputs") -> Pass:
         """The pass that made these outputs."""
+        if type(outputs) is Tensor and not (self.doubt or torch.compiler.is_compiling()):
+            mark = outputs.__dict__.get(self.name)
+            if type(mark) is Mark and not (mark.made or mark.several) and mark.weak is None:
+                return self._of_head(outputs, mark.record, what)  # type: ignore[arg-type]
         if not self.ran:
             self._check_in_place()
             raise LargeMarginError(
@@ -373,16 +382,24 @@ class FeatureHooks:
                     found if found.logits is not None else found._replace(logits=mark.logits)
                 )
             else:
-                check_unchanged(tensor, record.version, what)
-                whole = record.whole(tensor if mark.weak is None else None)
-                swapped = self._swapped(record)
-                passes.append(whole if swapped is None else whole._replace(swapped=swapped))
+                passes.append(self._of_head(tensor, record, what, kept=mark.weak is None))
         if len(passes) > 1:
             raise LargeMarginError(
                 f"{what} hold the results of {len(passes)} runs of the head. Pass those of one; a "
                 "noisy pass goes to noisy=..."
             )
         return passes[0] if passes else None
+
+    def _of_head(
+        self, logits: Tensor, record: ForwardRecord, what: str, *, kept: bool = True
+    ) -> Pass:
+        """The pass whose head returned just these logits."""
+        if record.version is not None and logits._version != record.version:
+            check_unchanged(logits, record.version, what)
+        swapped, used, now = None, record.head, self.layer._parameters
+        if used is not None and not (used[0] is now.get("weight") and used[1] is now.get("bias")):
+            swapped = self._swapped(record)
+        return record.whole(logits if kept else None, kept, swapped)
 
     def _record_of(self, mark: Mark, what: str) -> ForwardRecord:
         if mark.several:
@@ -419,7 +436,7 @@ class FeatureHooks:
         self, record: ForwardRecord, tensor: Tensor, logits: Tensor | None, what: str
     ) -> Pass:
         """The pass, or those rows of it that the tensor is made of."""
-        whole = record.whole(None)._replace(swapped=self._swapped(record))
+        whole = record.whole(None, swapped=self._swapped(record))
         rows = None if logits is None else self.agreement.rows_of(tensor, logits, what)
         if rows is None:
             return whole
@@ -560,7 +577,7 @@ class StartHook(Hook):
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         owner = self.owner
         values: list[Any] = [*args, *kwargs.values()]
-        if owner.ignores(*values):
+        if owner.ignores(values[0] if values else None):
             return None
         owner.start()
         if not self.with_inputs or not torch.is_grad_enabled():

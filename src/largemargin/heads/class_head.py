@@ -20,10 +20,13 @@ from largemargin.errors import (
     refuse_script,
 )
 from largemargin.heads.topk import TopClasses, flat_features, top_classes
+from largemargin.ops.eager_gradients import cosine_logits
+from largemargin.ops.matmul import resolve_precision
 from largemargin.ops.norms import normalize
 from largemargin.ops.scheduled_values import current
 from largemargin.ops.similarity import SIMILARITIES, similarity_logits
 from largemargin.shapes import Logits
+from largemargin.tracing import plain_eager
 
 
 def head_logits(
@@ -35,6 +38,17 @@ def head_logits(
 ) -> Logits:
     """Logits (..., C) of features (..., D); to torch.fx one operation, which it does not enter."""
     num_classes, dim = prototypes.shape
+    if (
+        similarity == "cosine"
+        and bias is None
+        and type(scale) is float
+        and isinstance(features, Tensor)
+        and features.is_floating_point()
+        and features.shape[1:] == (dim,)
+        and plain_eager()
+    ):
+        precision = resolve_precision(None, features, prototypes)
+        return cosine_logits(features, prototypes, scale, precision)
     logits = similarity_logits(
         flat_features(features, dim),
         prototypes,
@@ -193,7 +207,8 @@ class ClassHead(nn.Module):
     __prepare_scriptable__ = refuse_script
 
     def forward(self, features: Tensor) -> Logits:
-        return self.logits(features)
+        scale = current(self, "scale")
+        return head_logits(features, self.weight, self.bias, self.similarity, scale)
 
     def predict(
         self,

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from largemargin.ops.class_stats import HeadLogits
 from largemargin.ops.norms import normalize, promote
 from largemargin.ops.similarity import similarity_logits
 from largemargin.shapes import Logits
@@ -19,7 +20,7 @@ class HeadSpec(NamedTuple):
     """Whether a bias may take part; a head without one is fine either way."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False, slots=True)
 class HeadView:
     """Class vectors and how logits are made from them; stands wherever a head may stand.
 
@@ -31,6 +32,8 @@ class HeadView:
     bias: Tensor | None = None
     similarity: str = "dot"
     scale: float = 1.0
+    made: HeadLogits | None = None
+    """The logits of the features that a loss is called with, where the head has made them."""
 
     def __repr__(self) -> str:
         num_classes, dim = self.weight.shape

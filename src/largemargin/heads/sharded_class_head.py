@@ -217,6 +217,9 @@ class ShardedClassHead(ClassHead):
         self.draws += 1
         return view
 
+    def forward(self, features: Tensor) -> Logits:
+        return self.logits(features)
+
     def logits(self, features: Tensor) -> Logits:
         """All logits (..., C), with the class vectors gathered on every process: for small C."""
         logits = similarity_logits(

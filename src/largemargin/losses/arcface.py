@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, TypeAlias, Unpack
+from typing import Any, ClassVar, Literal, TypeAlias, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import check_choice
-from largemargin.losses.base.angles import clipped, sine_of_target
+from largemargin.losses.base.angles import NEAR, clipped, sine_of_target
 from largemargin.losses.base.loss import Loss, LossOptions, MarginCeiling
 from largemargin.losses.base.scale import Scale, check_scale_setting, psi0_of_angular_margin
 from largemargin.losses.base.schedules import Schedule, margin_warm_up
@@ -18,6 +18,7 @@ from largemargin.losses.base.terms import at_target, check_margin, over_targets,
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
+from largemargin.tracing import value_range, values_are_checked
 
 Mode: TypeAlias = Literal["hard", "easy", "none"]
 Gradient: TypeAlias = Literal["exact", "detached"]
@@ -69,6 +70,7 @@ class ArcFace(Loss):
     limits: ClassVar[Mapping[str, Limits]] = {"margin": RADIANS}
     search_space: ClassVar[Mapping[str, Dimension]] = {"margin": Range(0.05, 0.8, log=False)}
     head_similarity: ClassVar[str | None] = "cosine"
+    reads_head_logits: ClassVar[bool] = True
 
     margin: float | Tensor
 
@@ -107,13 +109,14 @@ class ArcFace(Loss):
     def _margins(self) -> float | Tensor:
         return self.margin if self.class_margins is None else self.class_margins
 
-    def per_sample(self, *inputs: Tensor) -> Tensor:
+    def per_sample(self, *inputs: Tensor, **made: Any) -> Tensor:
         return arcface(
             *inputs,
             margin=current(self, "margin") if self.class_margins is None else self.class_margins,
             scale=current(self, "scale"),
             mode=self.mode,
             gradient=self.gradient,
+            **made,
             **self.how,
         )
 
@@ -136,6 +139,13 @@ def arcface(
     s, target, rest = scaled_cosines(
         features, prototypes, labels, scale, how, psi0_of_angular_margin, margin
     )
+    least = _least_cosine(s, target, margin, labels)
+    if least is not None:
+        angular = float(margin), mode, mode == "hard" and least > -math.cos(margin)
+        penalised = _Penalised.apply(target, s, *angular)
+        if gradient == "detached":
+            penalised = target + (penalised - target).detach()
+        return F.softplus(rest - penalised)
     m = at_target(margin, labels, prototypes.shape[0], "margin")
     cosine = clipped(target / s)
     sine = sine_of_target(cosine, features, prototypes, labels, how.get("precision"))
@@ -143,6 +153,52 @@ def arcface(
     if gradient == "detached":
         penalised = target + (penalised - target).detach()
     return over_targets(F.softplus(rest - penalised), labels)
+
+
+def _least_cosine(
+    scale: float | Tensor, target: Tensor, margin: float | Tensor, labels: Tensor
+) -> float | None:
+    """The smallest cosine of a batch without angles near 0 or pi, where looking is free."""
+    if labels.dim() == 2 or not isinstance(margin, (float, int)) or isinstance(scale, Tensor):
+        return None
+    if target.numel() == 0 or not values_are_checked(target, None):
+        return None
+    low, high = value_range(target)
+    return low / scale if -NEAR * scale < low and high < NEAR * scale else None
+
+
+class _Penalised(torch.autograd.Function):
+    """s T(theta) of s cos(theta) for angles away from 0 and pi; ``all_inside``: no second branch.
+
+    The backward pass is made of the input alone, so that it can be differentiated again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, target: Tensor, scale: float, margin: float, mode: Mode, all_inside: bool
+    ) -> Tensor:
+        ctx.save_for_backward(target)
+        ctx.settings = scale, margin, mode, all_inside
+        cosine = target / scale
+        sine = (1 - cosine * cosine).sqrt_()
+        shifted = torch.sub(target * math.cos(margin), sine, alpha=scale * math.sin(margin))
+        if mode == "none" or all_inside:
+            return shifted
+        if mode == "easy":
+            return torch.where(cosine > 0, shifted, target)
+        beyond = target - scale * margin * math.sin(margin)
+        return torch.where(cosine > -math.cos(margin), shifted, beyond)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (target,) = ctx.saved_tensors
+        scale, margin, mode, all_inside = ctx.settings
+        cosine = target / scale
+        slope = cosine / torch.sqrt(1 - cosine * cosine) * math.sin(margin) + math.cos(margin)
+        if not (mode == "none" or all_inside):
+            edge = 0 if mode == "easy" else -math.cos(margin)
+            slope = slope.masked_fill(cosine <= edge, 1)
+        return grad * slope, None, None, None, None
 
 
 def _penalised_cosine(cosine: Tensor, sine: Tensor, margin: float | Tensor, mode: Mode) -> Tensor:

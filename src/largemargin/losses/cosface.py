@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -49,6 +49,7 @@ class CosFace(Loss):
     widens_margins: ClassVar[bool] = True
     search_space: ClassVar[Mapping[str, Dimension]] = {"margin": Range(0.05, 0.6, log=False)}
     head_similarity: ClassVar[str | None] = "cosine"
+    reads_head_logits: ClassVar[bool] = True
 
     margin: float | Tensor
 
@@ -85,9 +86,9 @@ class CosFace(Loss):
     def _margins(self) -> float | Tensor:
         return self.margin if self.class_margins is None else self.class_margins
 
-    def per_sample(self, *inputs: Tensor) -> Tensor:
+    def per_sample(self, *inputs: Tensor, **made: Any) -> Tensor:
         margin = current(self, "margin") if self.class_margins is None else self.class_margins
-        return cosface(*inputs, margin=margin, scale=current(self, "scale"), **self.how)
+        return cosface(*inputs, margin=margin, scale=current(self, "scale"), **made, **self.how)
 
 
 def cosface(

@@ -6,7 +6,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.losses.base.loss import LogitLoss
-from largemargin.losses.base.terms import LogitOptions, over_targets, require, stats_of
+from largemargin.losses.base.terms import (
+    LogitOptions,
+    eager_logits,
+    over_targets,
+    require,
+    stats_of,
+)
+from largemargin.ops.eager_gradients import softmax_values
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -29,6 +36,7 @@ class CrossEntropy(LogitLoss):
 
     key: ClassVar[str] = "cross_entropy"
     term: ClassVar[str] = "softmax"
+    reads_head_logits: ClassVar[bool] = True
 
     def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
         return cross_entropy(*inputs, **logits, **self.how)
@@ -41,5 +49,8 @@ def cross_entropy(
     **options: Unpack[LogitOptions],
 ) -> PerSample:
     """Softmax loss per sample; :class:`CrossEntropy` has equation, arguments and an example."""
+    found = eager_logits(features, prototypes, labels, options)
+    if found is not None:
+        return softmax_values(*found)
     stats, labels = stats_of(features, prototypes, labels, ("target", "rest"), options)
     return over_targets(F.softplus(require(stats.rest) - require(stats.target)), labels)

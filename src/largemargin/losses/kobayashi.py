@@ -15,11 +15,13 @@ from largemargin.losses.base.terms import (
     at_target,
     check_setting,
     class_count,
+    eager_logits,
     over_targets,
     require,
     stats_of,
 )
 from largemargin.ops.class_stats import Statistic
+from largemargin.ops.eager_gradients import softmax_values
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 Divergence: TypeAlias = Literal["symmetric", "rivals_to_uniform", "uniform_to_rivals"]
@@ -118,6 +120,7 @@ class BiasedSoftmax(LogitLoss):
 
     key: ClassVar[str] = "biased_softmax"
     widens_margins: ClassVar[bool] = True
+    reads_head_logits: ClassVar[bool] = True
     limits: ClassVar[Mapping[str, Limits]] = {"margin": {}}
     search_space: ClassVar[Mapping[str, Dimension]] = {"margin": Range(0.1, 10.0)}
     margin: float | Tensor
@@ -155,6 +158,9 @@ def biased_softmax(
     """Biased softmax per sample; :class:`BiasedSoftmax` has equation, arguments and an example."""
     check_setting("margin", margin)
     check_number("strength", strength, at_least=0)
+    found = eager_logits(features, prototypes, labels, options)
+    if found is not None and not isinstance(margin, Tensor) and (strength or not margin):
+        return softmax_values(*found, required=margin, strength=0.5 * strength)
     num_classes = class_count(features, prototypes, labels)
     want: tuple[Statistic, ...] = ("target", "rest", "spread", "mean")
     stats, labels = stats_of(features, prototypes, labels, want if strength else want[:2], options)
@@ -188,6 +194,7 @@ class Kobayashi(LogitLoss):
     """
 
     key: ClassVar[str] = "kobayashi"
+    reads_head_logits: ClassVar[bool] = True
     widens_margins: ClassVar[bool] = True
 
     def __init__(

@@ -44,6 +44,7 @@ class LDAM(Loss):
     search_space: ClassVar[Mapping[str, Dimension]] = {"max_margin": Range(0.1, 0.8, log=False)}
     fixed: ClassVar[frozenset[str]] = frozenset({"beta"})  # read once, by reweight()
     head_similarity: ClassVar[str | None] = "cosine"
+    reads_head_logits: ClassVar[bool] = True
 
     class_counts: list[int]
 
@@ -95,5 +96,6 @@ class LDAM(Loss):
     def aligned_cosine(self) -> float | Tensor:
         return psi0_of_cosine_margin(self.margins)
 
-    def per_sample(self, *inputs: Tensor) -> Tensor:
-        return cosface(*inputs, margin=self.margins, scale=current(self, "scale"), **self.how)
+    def per_sample(self, *inputs: Tensor, **made: Any) -> Tensor:
+        scale = current(self, "scale")
+        return cosface(*inputs, margin=self.margins, scale=scale, **made, **self.how)

@@ -1,6 +1,6 @@
 """LM-Softmax: the target leaves the denominator (LTLM)."""
 
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 from torch import Tensor
 
@@ -40,14 +40,15 @@ class LMSoftmax(Loss):
     key: ClassVar[str] = "lm_softmax"
     widens_margins: ClassVar[bool] = True
     head_similarity: ClassVar[str | None] = "cosine"
+    reads_head_logits: ClassVar[bool] = True
 
     def __init__(self, *, scale: Scale = 64.0, **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
         check_scale_setting(scale)
         self.scale = scale
 
-    def per_sample(self, *inputs: Tensor) -> Tensor:
-        return lm_softmax(*inputs, scale=current(self, "scale"), **self.how)
+    def per_sample(self, *inputs: Tensor, **made: Any) -> Tensor:
+        return lm_softmax(*inputs, scale=current(self, "scale"), **made, **self.how)
 
 
 def lm_softmax(

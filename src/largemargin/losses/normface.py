@@ -1,6 +1,6 @@
 """NormFace: cross entropy of scaled cosines (LTLM)."""
 
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -36,14 +36,15 @@ class NormFace(Loss):
     key: ClassVar[str] = "normface"
     has_target_curve: ClassVar[bool] = True
     head_similarity: ClassVar[str | None] = "cosine"
+    reads_head_logits: ClassVar[bool] = True
 
     def __init__(self, *, scale: Scale = 64.0, **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
         check_scale_setting(scale)
         self.scale = scale
 
-    def per_sample(self, *inputs: Tensor) -> Tensor:
-        return normface(*inputs, scale=current(self, "scale"), **self.how)
+    def per_sample(self, *inputs: Tensor, **made: Any) -> Tensor:
+        return normface(*inputs, scale=current(self, "scale"), **made, **self.how)
 
 
 def normface(

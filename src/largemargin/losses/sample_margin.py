@@ -1,6 +1,6 @@
 """Sample-margin regularizer: minus the margin itself (LTLM)."""
 
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 from torch import Tensor
 
@@ -30,14 +30,15 @@ class SampleMargin(Loss):
 
     key: ClassVar[str] = "sample_margin"
     is_penalty: ClassVar[bool] = True
+    reads_head_logits: ClassVar[bool] = True
     widens_margins: ClassVar[bool] = True
 
     def __init__(self, *, normalize: bool = True, **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
         self.normalize = normalize
 
-    def per_sample(self, *inputs: Tensor) -> Tensor:
-        return sample_margin(*inputs, normalize=self.normalize, **self.how)
+    def per_sample(self, *inputs: Tensor, **made: Any) -> Tensor:
+        return sample_margin(*inputs, normalize=self.normalize, **made, **self.how)
 
 
 def sample_margin(

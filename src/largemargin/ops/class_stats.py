@@ -1,25 +1,19 @@
 """``class_stats``: five numbers per sample that nearly every logit loss is a function of."""
 
-from typing import Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_choice, check_inputs, check_logits
 from largemargin.ops.chunked import chunked_stats
-from largemargin.ops.cosine_target_rest import fusable, fused_stats
 from largemargin.ops.dense import DENSE_LIMIT, dense_stats
+from largemargin.ops.eager_gradients import cosine_logits, may_look, target_and_rival
 from largemargin.ops.matmul import Precision, resolve_precision, without_autocast
 from largemargin.ops.norms import promote
 from largemargin.ops.sharded import sharded_stats
 from largemargin.ops.shards import is_shared
-from largemargin.ops.similarity import (
-    SIMILARITIES,
-    affine_form,
-    check_scale,
-    dense_logits,
-    in_one_dtype,
-)
+from largemargin.ops.similarity import SIMILARITIES, affine_form, check_scale, dense_logits
 from largemargin.ops.triton.op import missing, tile_stats
 from largemargin.shapes import Features, Labels, Logits, Prototypes
 from largemargin.tracing import plain_eager
@@ -30,9 +24,27 @@ STATISTICS: tuple[Statistic, ...] = ("target", "rival", "rest", "spread", "mean"
 IMPLS: tuple[Impl, ...] = ("auto", "dense", "chunked", "triton")
 
 
+class HeadLogits(NamedTuple):
+    """Logits that a head has made of the features of a call, and how."""
+
+    logits: Tensor
+    similarity: str
+    scale: float | Tensor
+    bias: Tensor | None
+
+    def times(self, similarity: str, scale: Any, bias: Tensor | None) -> float | None:
+        """What they have to be multiplied by to be those of another form; None if they cannot."""
+        if self.similarity != similarity or self.bias is not bias:
+            return None
+        if type(scale) is not float or type(self.scale) is not float:
+            return 1.0 if scale is self.scale else None
+        return scale / self.scale
+
+
 class ComputeOptions(TypedDict, total=False):
     """How a loss is computed, never what it means; every loss passes these on to the operator."""
 
+    made: HeadLogits | None
     impl: Impl
     precision: Precision | None
     validate: bool | None
@@ -69,6 +81,7 @@ def class_stats(
     validate: bool | None = None,
     check_finite: bool = False,
     checked: bool = False,
+    made: HeadLogits | None = None,
 ) -> ClassStats:
     r"""Statistics of the logits :math:`l_j = s(\mathrm{sim}(q, W_j) + b_j)` around class y.
 
@@ -108,6 +121,7 @@ def class_stats(
         check_finite: also raise when an input holds NaN or infinity (synchronises).
         checked: the caller has checked all arguments, as the modules do; they are not checked
             again.
+        made: logits that a head has made of these features and prototypes; taken where they fit.
 
     Example:
         >>> s = class_stats(torch.tensor([[2.0, 1.0]]), torch.eye(2), torch.tensor([0]))
@@ -137,17 +151,26 @@ def class_stats(
         )
         return ClassStats(*(found.get(name) for name in ClassStats._fields))
     resolved = resolve_precision(precision, features, prototypes)
+    factor = None if made is None else made.times(similarity, scale, bias)
     if impl == "auto":
         impl = _choose(features, prototypes, labels.dim() == 2, resolved)
     elif impl != "dense":
         _check_impl(impl, features, prototypes, labels)
+    if impl == "dense" and similarity == "cosine" and _by_hand(labels, bias, scale, want):
+        rest = "rest" in want
+        if made is None or factor is None or (rest and factor != 1):
+            logits, factor = cosine_logits(features, prototypes, scale, resolved), 1.0
+        else:
+            logits = made.logits
+        known = may_look(labels) if validate is None else validate
+        target, second, index = target_and_rival(logits, labels.long(), rest, known)
+        if factor != 1:
+            target, second = target * factor, second * factor
+        rival = None if rest else second
+        return ClassStats(target, rival, index, second if rest else None, None, None)
     with without_autocast(features):
-        fused = impl == "dense" and fusable(labels, bias, similarity, want)
-        if fused and not isinstance(scale, Tensor):
-            rows, columns = in_one_dtype(features, prototypes)
-            known = labels.device.type == "cpu" if validate is None else validate
-            target, rest = fused_stats(rows, columns, labels.long(), scale, resolved, known)
-            return ClassStats(target, None, None, rest, None, None)
+        if impl == "dense" and made is not None and factor == 1:
+            return ClassStats(*dense_stats(made.logits, labels, want))
         form = affine_form(
             features,
             prototypes,
@@ -161,6 +184,19 @@ def class_stats(
             return ClassStats(*dense_stats(dense_logits(form), labels, want))
         kernel = tile_stats if impl == "triton" else chunked_stats
         return ClassStats(*kernel(form, labels, want))
+
+
+def _by_hand(labels: Tensor, bias: Tensor | None, scale: object, want: tuple[str, ...]) -> bool:
+    """Whether cosine logits are all that is needed for what has a backward pass by hand."""
+    return (
+        len(want) == 2
+        and want[0] == "target"
+        and want[1] in ("rest", "rival")
+        and bias is None
+        and labels.dim() == 1
+        and not isinstance(scale, Tensor)
+        and plain_eager()
+    )
 
 
 def _choose(features: Tensor, prototypes: Tensor, soft: bool, precision: str | None) -> Impl:

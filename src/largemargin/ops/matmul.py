@@ -65,17 +65,18 @@ def _(a: Tensor, b: Tensor, tf32: bool) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-def multiply(a: Tensor, b: Tensor, precision: str | None) -> Tensor:
-    """``a @ b`` at the given precision, outside autograd."""
-    if precision is None:
-        return a @ b
+def multiply(a: Tensor, b: Tensor, precision: str | None, factor: float = 1.0) -> Tensor:
+    """``factor * a @ b`` at the given precision, outside autograd."""
+    if precision is None or (precision != "bf16" and a.dtype != torch.float32):
+        # With beta=0 the first matrix only tells the shape, so the factor costs nothing.
+        plain = factor == 1 or a.shape[1] == 0
+        return a @ b if plain else torch.addmm(a[:, :1], a, b, beta=0, alpha=factor)
     if precision == "bf16":
         dtype = torch.promote_types(a.dtype, torch.float32)
-        return _wide(a.to(torch.bfloat16), b.to(torch.bfloat16), dtype)
-    if a.dtype == torch.float32:
-        product: Tensor = _matmul_fp32(a, b, precision == "tf32")
-        return product
-    return a @ b
+        product = _wide(a.to(torch.bfloat16), b.to(torch.bfloat16), dtype)
+    else:
+        product = _matmul_fp32(a, b, precision == "tf32")
+    return product if factor == 1 else product.mul_(factor)
 
 
 def _wide(low_a: Tensor, low_b: Tensor, dtype: torch.dtype) -> Tensor:

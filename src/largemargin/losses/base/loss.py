@@ -48,8 +48,9 @@ from largemargin.losses.base.constructor_arguments import (
 from largemargin.losses.base.scale import auto_scale
 from largemargin.losses.base.setting_ranges import SHARE, Dimension, Limits, Range
 from largemargin.losses.base.terms import class_vector, drawn_matrix, require
-from largemargin.ops.class_stats import IMPLS, ComputeOptions, Impl
+from largemargin.ops.class_stats import IMPLS, ComputeOptions, HeadLogits, Impl
 from largemargin.ops.distributed import all_reduce_sum, world_size
+from largemargin.ops.eager_gradients import may_look
 from largemargin.ops.matmul import PRECISIONS, Precision
 from largemargin.ops.norms import promote
 from largemargin.ops.scheduled_values import current
@@ -174,6 +175,9 @@ class Loss(Summand, nn.Module):
     takes_logits: ClassVar[bool] = False
     """Whether ``loss(logits, labels)`` is a call too."""
 
+    reads_head_logits: ClassVar[bool] = False
+    """Whether ``per_sample`` takes ``made``, the logits that a head has made of the features."""
+
     head_similarity: ClassVar[str | None] = None
     """How a classifier trained with this loss predicts; None: as its head does already."""
 
@@ -296,10 +300,16 @@ class Loss(Summand, nn.Module):
             values = self.per_sample(*batch.inputs, batch.targets)
         else:
             matrix, options = self._unpack_prototypes(prototypes, bias)
-            bias = options.get("bias")
-            check_classifier(features, matrix, bias)
-            inputs = (features, matrix)
-            batch = self._prepare(inputs, labels, matrix.shape[0], sample_weight, bias)
+            bias, made = options.get("bias"), getattr(prototypes, "made", None)
+            if made is None:
+                check_classifier(features, matrix, bias)
+            elif not self._reads(made, labels):
+                made = None
+            batch = self._prepare(
+                (features, matrix), labels, matrix.shape[0], sample_weight, bias, made
+            )
+            if made is not None and (batch.ignored is None or not may_look(made.logits)):
+                options["made"] = made
             values = self.per_sample(*batch.inputs, batch.targets, **options)
         return self._reduce(values, batch.labels, batch.num_classes, batch.ignored, sample_weight)
 
@@ -310,18 +320,40 @@ class Loss(Summand, nn.Module):
         num_classes: int,
         sample_weight: Tensor | None = None,
         bias: Tensor | None = None,
+        made: HeadLogits | None = None,
     ) -> Batch:
         """The batch with everything checked, ignored rows zeroed and labels as targets."""
-        self._check(inputs, labels, num_classes, sample_weight, bias)
+        first = inputs[0]
+        if (  # a head has multiplied the inputs already, so they fit each other
+            made is None
+            or self.weight is not None
+            or sample_weight is not None
+            or labels.dtype is not torch.int64
+            or labels.shape != first.shape[:1]
+            or labels.device != first.device
+        ):
+            self._check(inputs, labels, num_classes, sample_weight, bias)
         ignored = None
         if labels.dim() == 1:
-            inputs, labels, ignored = self._drop_ignored(inputs, labels.long(), num_classes)
+            inputs, labels, ignored = self._drop_ignored(inputs, labels, num_classes, made)
         if self.check_finite:
             check_all_finite(**self._named(inputs), bias=bias)
         targets = labels
         if self.label_smoothing or self.weight is not None:
             targets = self._targets(labels, num_classes, inputs[0])
         return Batch(inputs, labels, targets, num_classes, ignored)
+
+    def _reads(self, made: HeadLogits, labels: Tensor) -> bool:
+        """Whether the head's logits are as good as those that this loss would make."""
+        return (
+            self.reads_head_logits
+            and made.logits.dtype in (torch.float32, torch.float64)
+            and labels.dim() == 1
+            and not self.label_smoothing
+            and self.precision is None
+            and self.impl in ("auto", "dense")
+            and not self.check_finite
+        )
 
     def _check(
         self,
@@ -385,13 +417,18 @@ class Loss(Summand, nn.Module):
         return matrix, {"bias": bias, **options}
 
     def _drop_ignored(
-        self, inputs: tuple[Tensor, ...], labels: Tensor, num_classes: int
+        self,
+        inputs: tuple[Tensor, ...],
+        labels: Tensor,
+        num_classes: int,
+        made: HeadLogits | None,
     ) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
         """Zero the ignored rows, so that not even a NaN in them reaches a gradient.
 
-        The labels that count must be classes.
+        The labels that count must be classes. Where they are not read, ignored rows of logits that
+        a head has made get the gradient 0, as those of any layer do.
         """
-        index = self.ignore_index
+        labels, index = labels.long(), self.ignore_index
         if values_are_checked(labels, None):
             low, high = value_range(labels)
             index = index if index is not None and low <= index <= high else None
@@ -400,7 +437,8 @@ class Loss(Summand, nn.Module):
         ignored = None
         if index is not None:
             ignored = labels == index
-            inputs = (inputs[0].masked_fill(ignored[:, None], 0), *inputs[1:])
+            if made is None or may_look(labels):
+                inputs = (inputs[0].masked_fill(ignored[:, None], 0), *inputs[1:])
             labels = labels.masked_fill(ignored, 0)
         check_labels(labels, labels.shape[0], num_classes, validate=self.validate)
         return inputs, labels, ignored
@@ -445,20 +483,21 @@ class Loss(Summand, nn.Module):
 
     def _total(self, values: Tensor, share: Tensor | None, ignored: Tensor | None) -> Tensor:
         """The sum of weighted values, or their mean: divided by the weights' sum, or the count."""
-        total = values.sum()
         synced = self.sync and self.training and world_size() > 1
+        unweighted = share is None and ignored is None
+        if unweighted and not synced and self.reduction == "mean" and values.shape[0]:
+            return values.mean()
+        total = values.sum()
         if synced:
             total = all_reduce_sum(total)
-        if self.reduction == "sum":
+        if self.reduction == "sum" or (unweighted and not synced):
             return total
         if share is not None:
             count = share.sum()
         elif ignored is not None:
             count = (~ignored).sum()
-        elif synced:
-            count = total.new_tensor(float(values.shape[0]))
         else:
-            return total / max(values.shape[0], 1)
+            count = total.new_tensor(float(values.shape[0]))
         if synced:
             count = all_reduce_sum(count.to(total.dtype))
         return total / (count.clamp_min(1) if share is None else torch.where(count == 0, 1, count))

@@ -107,7 +107,8 @@ class Objective(Summand, nn.Module):
                 term = loss(*arguments, **options)
                 values[name] = term
             weight = followed(self, name) if torch.compiler.is_compiling() else None
-            weighted = (self.weights[name] if weight is None else weight) * term
+            weight = self.weights[name] if weight is None else weight
+            weighted = term if type(weight) is float and weight == 1 else weight * term
             total = weighted if total is None else total + weighted
         assert total is not None
         return LossValue(total, values)

@@ -1,7 +1,7 @@
 """Small pieces the per-sample functions share: statistics by call form, soft targets, margins."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from largemargin.errors import (
     LargeMarginError,
     check_choice,
+    check_inputs,
     check_length,
+    check_logits,
     check_matrix,
     check_number,
 )
@@ -23,9 +25,13 @@ from largemargin.ops.class_stats import (
     class_stats,
     stats_from_logits,
 )
+from largemargin.ops.dense import DENSE_LIMIT
+from largemargin.ops.eager_gradients import may_look
 from largemargin.ops.matmul import PRECISIONS
-from largemargin.ops.similarity import SIMILARITIES
-from largemargin.tracing import values_are_checked
+from largemargin.ops.norms import promote
+from largemargin.ops.shards import is_shared
+from largemargin.ops.similarity import SIMILARITIES, check_scale, similarity_logits
+from largemargin.tracing import plain_eager, values_are_checked
 
 
 class LogitOptions(ComputeOptions, total=False):
@@ -34,6 +40,11 @@ class LogitOptions(ComputeOptions, total=False):
     bias: Tensor | None
     similarity: str
     scale: float | Tensor
+
+
+class _ValueChecks(TypedDict):
+    validate: bool | None
+    check_finite: bool
 
 
 def stats_of(
@@ -68,6 +79,51 @@ def stats_of(
         checked=checked,
     )
     return stats, prototypes
+
+
+def eager_logits(
+    features: Tensor, prototypes: Tensor, labels: Tensor | None, options: LogitOptions
+) -> tuple[Tensor, Tensor, bool] | None:
+    """What ``softmax_values`` takes of a call in plain eager mode; None for all other calls."""
+    hard = prototypes if labels is None else labels
+    impl, validate = options.get("impl", "auto"), options.get("validate")
+    if impl not in ("auto", "dense") or not plain_eager():
+        return None
+    if not isinstance(hard, Tensor) or hard.dim() != 1:
+        return None
+    checked, scale = options.get("checked", False), options.get("scale", 1.0)
+    check_scale(scale)
+    values: _ValueChecks = {
+        "validate": validate,
+        "check_finite": options.get("check_finite", False),
+    }
+    if labels is None:
+        if not checked:
+            check_form(options)
+            check_logits(features, hard, **values)
+        logits = promote(features)
+        logits = logits if isinstance(scale, (float, int)) and scale == 1 else logits * scale
+    else:
+        made, bias = options.get("made"), options.get("bias")
+        similarity = options.get("similarity", "dot")
+        if made is not None and made.times(similarity, scale, bias) == 1:
+            logits = made.logits
+        elif is_shared(prototypes) or len(features) * len(prototypes) > DENSE_LIMIT:
+            return None
+        else:
+            if not checked:
+                check_form(options)
+                check_inputs(features, prototypes, labels, bias=bias, **values)
+            logits = similarity_logits(
+                features,
+                prototypes,
+                bias=bias,
+                similarity=similarity,
+                scale=scale,
+                precision=options.get("precision"),
+                checked=True,
+            )
+    return logits, hard.long(), may_look(hard) if validate is None else validate
 
 
 def target_and_rest(

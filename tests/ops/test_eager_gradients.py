@@ -1,4 +1,4 @@
-"""Target and rest in one step are those of the dense definition, wherever the vectors lie."""
+"""Backward passes by hand are those of the dense definition, wherever the vectors lie."""
 
 import sys
 
@@ -7,7 +7,7 @@ import torch
 
 import largemargin.functional as LF
 from largemargin import class_stats
-from largemargin.ops import cosine_target_rest
+from largemargin.ops import eager_gradients
 from largemargin.ops import norms as rows
 
 # The package exports a function of the module's name.
@@ -21,6 +21,14 @@ def vectors(dtype):
     features = torch.randn(samples, dim, dtype=dtype, generator=generator)
     prototypes = torch.randn(classes, dim, dtype=dtype, generator=generator)
     return features, prototypes, torch.randint(classes, (samples,), generator=generator)
+
+
+def look_at_values(monkeypatch, looks):
+    """As on a CPU, as there with many class vectors, or as on a GPU."""
+    if looks == "many":
+        monkeypatch.setattr(eager_gradients, "NORMALIZED", 0)
+    else:
+        monkeypatch.setattr(eager_gradients, "may_look", lambda _: looks)
 
 
 SITUATIONS = {
@@ -64,17 +72,17 @@ def assert_rows_close(found, expected, tolerance):
         assert bool((error <= tolerance * size + 1e-44).all()), (one, other)
 
 
-@pytest.mark.parametrize("looks", [True, False], ids=["as on the CPU", "as on a GPU"])
+@pytest.mark.parametrize("looks", [True, "many", False], ids=["CPU", "many", "GPU"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_is_the_dense_definition(situation, dtype, looks, monkeypatch):
-    monkeypatch.setattr(cosine_target_rest, "_may_look", lambda _: looks)
+    look_at_values(monkeypatch, looks)
     features, prototypes, labels = vectors(dtype)
     SITUATIONS[situation](features, prototypes)
     labels[2] = SHAPE[1]  # out of range: NaN without gradient
     found = computed(features, prototypes, labels)
     again = computed(features, prototypes, labels, create_graph=True)
-    monkeypatch.setattr(OPERATOR, "fusable", lambda *_: False)
+    monkeypatch.setattr(OPERATOR, "_by_hand", lambda *_: False)
     expected = computed(features, prototypes, labels)
     tolerance = 2e-5 if dtype == torch.float32 else 1e-12
     # A feature on its prototype has gradient 0 up to rounding, so it is compared with the others.
@@ -88,10 +96,10 @@ def test_is_the_dense_definition(situation, dtype, looks, monkeypatch):
 
 def test_it_is_what_runs(monkeypatch):
     calls = []
-    original = cosine_target_rest.fused_stats
+    original = eager_gradients.cosine_logits
     monkeypatch.setattr(
         OPERATOR,
-        "fused_stats",
+        "cosine_logits",
         lambda *args, **options: calls.append(1) or original(*args, **options),
     )
     features, prototypes, labels = vectors(torch.float32)
@@ -101,9 +109,9 @@ def test_it_is_what_runs(monkeypatch):
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("looks", [True, False], ids=["as on the CPU", "as on a GPU"])
+@pytest.mark.parametrize("looks", [True, "many", False], ids=["CPU", "many", "GPU"])
 def test_labels_that_were_checked_need_no_guard(looks, monkeypatch):
-    monkeypatch.setattr(cosine_target_rest, "_may_look", lambda _: looks)
+    look_at_values(monkeypatch, looks)
     features, prototypes, labels = vectors(torch.float64)
     found = {}
     for validate in (True, False):

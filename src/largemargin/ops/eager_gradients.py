@@ -1,0 +1,253 @@
+"""Cosine logits and statistics of logits in plain eager mode, with backward passes by hand.
+
+The mathematics of ``dense_logits`` and ``dense_stats`` in half as many operators, which is what a
+small head costs: one autograd function each, closed-form gradients, work in place. Only what a
+loss needs in every step is here; everything else, compiled code, transforms and second derivatives
+are those of the dense definition.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from largemargin.ops.dense import dense_stats
+from largemargin.ops.matmul import multiply, without_autocast
+from largemargin.ops.norms import (
+    EPS,
+    SQUARABLE,
+    all_between,
+    batched_gradient,
+    gradient_factor,
+    inverse_norms,
+    row_products,
+)
+from largemargin.ops.similarity import affine_form, dense_logits, in_one_dtype
+
+NORMALIZED = 2**20
+"""Up to so many numbers class vectors are normalised on a CPU; of more, their products are."""
+
+
+class Units(NamedTuple):
+    """Rows to multiply, and what their gradients need."""
+
+    rows: Tensor
+    """Unit rows, or the rows themselves where ``factor`` is left to their products."""
+    size: Tensor
+    """(N, 1): norms where torch's own kernel divides by them, inverse norms otherwise."""
+    ones: Tensor | None = None
+    """(N, 1), where torch's kernel made the rows: it would multiply them by these."""
+    factor: Tensor | None = None
+    """Inverse norms that the products with the rows still have to be multiplied by."""
+
+
+def units(x: Tensor, most: int | None = None) -> Units:
+    """Unit rows; of more than ``most`` numbers on a CPU the products are normalised instead."""
+    if may_look(x):
+        if most is None or x.numel() <= most:
+            ones = x.new_ones(x.shape[0], 1)
+            rows, norms = torch._weight_norm_interface(x.contiguous(), ones, 0)
+            if all_between(norms, 2 * EPS, SQUARABLE[1]):
+                return Units(rows, norms, ones)
+        inverse = inverse_norms(x)
+        if most is not None and all_between(inverse, 1 / SQUARABLE[1], 0.5 / EPS):
+            return Units(x, inverse, None, inverse)
+    else:
+        inverse = inverse_norms(x)
+    return Units(x * inverse, inverse)
+
+
+def may_look(tensor: Tensor) -> bool:
+    """Whether reading values is free."""
+    return tensor.device.type == "cpu"
+
+
+def units_gradient(grad: Tensor, x: Tensor, unit: Units) -> Tensor:
+    """The gradient of ``x`` from that of its unit rows, which it overwrites."""
+    if unit.ones is not None:
+        made = torch.ops.aten._weight_norm_interface_backward(
+            grad, x.contiguous(), unit.ones, unit.size, 0
+        )
+        found: Tensor = made[0]
+        return found
+    along = row_products(grad, unit.rows)
+    if unit.factor is not None:
+        # What the product was multiplied by is in the gradient already.
+        return grad.addcmul_(unit.rows, along.mul_(unit.factor.square()), value=-1)
+    return grad.addcmul_(unit.rows, along, value=-1).mul_(gradient_factor(unit.size))
+
+
+class _CosineLogits(torch.autograd.Function):
+    """``scale`` times the cosines of features and prototypes of one dtype."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, prototypes: Tensor, scale: float, precision: str | None
+    ) -> Tensor:
+        rows, columns = units(features), units(prototypes, NORMALIZED)
+        logits = multiply(rows.rows, columns.rows.T, precision, scale)
+        if columns.factor is not None:
+            logits.mul_(columns.factor.T)
+        ctx.save_for_backward(features, prototypes, *rows, *columns)
+        ctx.scale, ctx.precision = scale, precision
+        return logits
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        features, prototypes, *saved = ctx.saved_tensors  # read once: checkpoints allow no more
+        # The caller's autocast would reach the products here: the engine runs in its thread.
+        with without_autocast(grad):
+            if torch.is_grad_enabled() or batched_gradient(grad):
+                return *_cosines_again(ctx, features, prototypes, grad), None, None
+            rows, columns = Units(*saved[:4]), Units(*saved[4:])
+            grads: list[Tensor | None] = [None, None]
+            if columns.factor is not None:
+                grad = grad * columns.factor.T
+            if ctx.needs_input_grad[0]:
+                wanted = multiply(grad, columns.rows, ctx.precision, ctx.scale)
+                grads[0] = units_gradient(wanted, features, rows)
+            if ctx.needs_input_grad[1]:
+                wanted = multiply(grad.T, rows.rows, ctx.precision, ctx.scale)
+                grads[1] = units_gradient(wanted, prototypes, columns)
+            return *grads, None, None
+
+
+def cosine_logits(
+    features: Tensor, prototypes: Tensor, scale: float, precision: str | None
+) -> Tensor:
+    """(N, C) logits, float32 or float64, in plain eager mode and for a scale that is a number."""
+    rows, columns = in_one_dtype(features, prototypes)
+    with without_autocast(rows):
+        logits: Tensor = _CosineLogits.apply(rows, columns, scale, precision)
+    return logits
+
+
+@torch.enable_grad()
+def _cosines_again(
+    ctx: Any, features: Tensor, prototypes: Tensor, grad: Tensor
+) -> list[Tensor | None]:
+    """The gradients from the dense definition: to be differentiated again, or many at once."""
+    how: Any = {"bias": None, "similarity": "cosine", "scale": ctx.scale}
+    logits = dense_logits(affine_form(features, prototypes, precision=ctx.precision, **how))
+    needs = ctx.needs_input_grad[:2]
+    wanted = [x for x, need in zip((features, prototypes), needs, strict=True) if need]
+    found = iter(torch.autograd.grad(logits, wanted, grad, create_graph=True))
+    return [next(found) if need else None for need in needs]
+
+
+def _index(labels: Tensor, num_classes: int, known: bool) -> tuple[Tensor, Tensor | None]:
+    """The column (N, 1) of each label, and which labels are no classes (N,) unless all are."""
+    index = labels[:, None]
+    if known:
+        return index, None
+    inside = index.clamp(0, num_classes - 1)
+    return inside, (inside != index).squeeze(1)
+
+
+class _TargetAndRival(torch.autograd.Function):
+    """The target's logit, and the largest of the others or (``rest``) their log-sum-exp."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, rest: bool, known: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        index, outside = _index(labels, logits.shape[1], known)
+        target, rival = logits.gather(1, index).squeeze(1), None
+        others = logits.scatter(1, index, -torch.inf)
+        if rest:
+            # Not logsumexp, which is many operators under one name.
+            second = others.amax(1) - others.log_softmax(1).amax(1)
+        else:
+            second, rival = others.max(1)
+            ctx.mark_non_differentiable(rival)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(logits, labels, index, outside, rival)
+        if outside is not None:
+            target.masked_fill_(outside, torch.nan)
+            second.masked_fill_(outside, torch.nan)
+        return target, second, rival
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        logits, labels, index, outside, rival = ctx.saved_tensors
+        target, second, _ = grads
+        if target is None or second is None:
+            if target is second:
+                return None, None, None, None
+            target = torch.zeros_like(second) if target is None else target  # type: ignore[arg-type]
+            second = torch.zeros_like(target) if second is None else second
+        if torch.is_grad_enabled() or batched_gradient(second) or batched_gradient(target):
+            with torch.enable_grad():
+                want = ("target", "rest" if rival is None else "rival")
+                stats = dense_stats(logits, labels, want)
+                made = (stats[0], stats[3] if rival is None else stats[1])
+                again = torch.autograd.grad(made, logits, (target, second), create_graph=True)
+            return *again, None, None, None
+        if outside is not None:
+            target, second = (each.masked_fill(outside, 0.0) for each in (target, second))
+        if rival is None:
+            grad = logits.scatter(1, index, -torch.inf).softmax(1) * second[:, None]
+        else:
+            grad = torch.zeros_like(logits).scatter_(1, rival[:, None], second[:, None])
+        return grad.scatter_(1, index, target[:, None]), None, None, None
+
+
+class _SoftmaxAndDivergence(torch.autograd.Function):
+    """Cross entropy with the target's logit lowered, + strength (spread - mean), none rounded.
+
+    Spread and mean are taken less ``rest``, so that they are those of log-probabilities.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, required: float, strength: float, known: bool
+    ) -> Tensor:
+        count = logits.shape[1] - 1
+        index, outside = _index(labels, count + 1, known)
+        chances = logits.scatter(1, index, -torch.inf).log_softmax(1)
+        lowered = logits.scatter(1, index, -required, reduce="add") if required else logits
+        own = lowered.log_softmax(1).gather(1, index).squeeze(1)
+        chances.scatter_(1, index, 0.0)
+        spread = row_products(chances.exp(), chances).squeeze(1)
+        apart = torch.add(spread, chances.sum(1), alpha=-1 / count)
+        ctx.save_for_backward(logits, labels, index, outside, chances, spread, own)
+        ctx.required, ctx.strength = required, strength
+        values = torch.sub(own, apart, alpha=strength).neg_()
+        return values if outside is None else values.masked_fill_(outside, torch.nan)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        logits, labels, index, outside, chances, spread, own = ctx.saved_tensors
+        strength, count = ctx.strength, logits.shape[1] - 1
+        if torch.is_grad_enabled() or batched_gradient(grad):
+            with torch.enable_grad():
+                want = ("target", "rest", "spread", "mean")
+                target, _, _, rest, wide, mean = dense_stats(logits, labels, want, relative=True)
+                values = F.softplus(rest - target + ctx.required) + strength * (wide - mean)
+                again = torch.autograd.grad(values, logits, grad, create_graph=True)
+            return *again, None, None, None, None
+        if outside is not None:
+            grad = grad.masked_fill(outside, 0.0)
+        lost = own.expm1()  # minus the probability of the rivals together
+        level = torch.rsub(torch.add(lost, spread, alpha=strength), strength)
+        each = torch.add(level[:, None], chances, alpha=strength).mul_(chances.exp())
+        each.sub_(strength / count).scatter_(1, index, lost[:, None])
+        return each.mul_(grad[:, None]), None, None, None, None
+
+
+target_and_rival: Callable[..., tuple[Tensor, Tensor, Tensor | None]] = _TargetAndRival.apply
+"""Of bounded logits; ``known`` labels are known to be classes, others get NaN."""
+
+
+def softmax_values(
+    logits: Tensor, labels: Tensor, known: bool, required: float = 0.0, strength: float = 0.0
+) -> Tensor:
+    """Cross entropy per sample, with the target's logit lowered and the rivals' divergence."""
+    if strength or required:
+        values: Tensor = _SoftmaxAndDivergence.apply(logits, labels, required, strength, known)
+        return values
+    index, outside = _index(labels, logits.shape[1], known)
+    values = F.cross_entropy(logits, index.squeeze(1), reduction="none")
+    return values if outside is None else values.masked_fill(outside, torch.nan)
