@@ -36,7 +36,7 @@ def test_transforms_of_torch_func_are_refused_where_they_cannot_look_inside(monk
     with pytest.raises(LargeMarginError, match=f'impl="{impl}" was asked for under a torch.func'):
         torch.func.grad(rest)(LOGITS, impl)
     want = torch.func.grad(rest)(LOGITS, "dense")
-    monkeypatch.setattr(module, "DENSE_LIMIT", 1)  # too many logits for "dense" otherwise
+    monkeypatch.setattr(module, "dense_limit", lambda *_: 1)  # too many logits for "dense" otherwise
     assert torch.equal(torch.func.grad(rest)(LOGITS, "auto"), want)
 
 
@@ -51,7 +51,8 @@ def test_smoothed_labels_are_soft_targets_too():
 )
 def test_kernels_are_taken_for_bfloat16_where_they_run(monkeypatch, precision, reason, want):
     monkeypatch.setattr(module, "missing", lambda *_: reason)
-    many = types.SimpleNamespace(shape=(2**12, 8), is_cuda=True)
+    device = types.SimpleNamespace(type="cuda")
+    many = types.SimpleNamespace(shape=(2**14, 8), is_cuda=True, device=device)
     assert module._choose(many, many, False, precision) == want
 
 

@@ -78,8 +78,10 @@ def test_terms_of_logits_for_labels_that_do_not_exist(function):
 def test_logits_are_kept_up_to_a_number_of_them(monkeypatch):
     """One number more and the classes are gone over in blocks; soft targets need them all."""
     module = importlib.import_module("largemargin.ops.class_stats")
-    assert module.DENSE_LIMIT == 2**22
-    monkeypatch.setattr(module, "DENSE_LIMIT", 12)
+    assert dense_limit("cpu", None) == DENSE_LIMIT == 2**22
+    assert dense_limit("cuda", "bf16") == 2**25
+    assert dense_limit("cuda", None) == dense_limit("cuda", "tf32") == 2**27
+    monkeypatch.setattr(module, "dense_limit", lambda *_: 12)
     features, prototypes = torch.ones(3, 20), torch.ones(4, 20)
     assert module._choose(features, prototypes, False, None) == "dense"
     assert module._choose(features, torch.ones(5, 20), False, "bf16") == "chunked"

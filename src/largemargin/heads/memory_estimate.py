@@ -7,7 +7,7 @@ import torch
 
 from largemargin.errors import LargeMarginError, check_choice, check_num_classes, check_number
 from largemargin.ops.chunked import block_size
-from largemargin.ops.dense import DENSE_LIMIT
+from largemargin.ops.dense import dense_limit
 from largemargin.ops.shards import class_range
 from largemargin.ops.triton.chunks import chunk_bytes
 
@@ -180,7 +180,7 @@ def estimate_memory(
     seen = min(local, int(sample_rate * local) + gathered) if sample_rate < 1 else local
     if impl == "auto":
         many = "triton" if device == "cuda" and dtype != torch.float64 else "chunked"
-        impl = "dense" if gathered * seen <= DENSE_LIMIT else many
+        impl = "dense" if gathered * seen <= dense_limit(device, "bf16") else many
     size = local * dim * dtype.itemsize
     kept, temporary = OPTIMIZERS.get(optimizer, (0, 0))
     a_number, a_row = HEAD_OPTIMIZERS.get(optimizer, (0, 0))

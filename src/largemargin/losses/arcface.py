@@ -9,16 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import check_choice
-from largemargin.losses.base.angles import NEAR, clipped, sine_of_target
+from largemargin.losses.base.angles import NEAR, clipped, noise_of_angles, sine_of_target
 from largemargin.losses.base.loss import Loss, LossOptions, MarginCeiling
 from largemargin.losses.base.scale import Scale, check_scale_setting, psi0_of_angular_margin
 from largemargin.losses.base.schedules import Schedule, margin_warm_up
 from largemargin.losses.base.setting_ranges import RADIANS, Dimension, Limits, Range
 from largemargin.losses.base.terms import at_target, check_margin, over_targets, scaled_cosines
 from largemargin.ops.class_stats import ComputeOptions
+from largemargin.ops.eager_gradients import launches, shifted_target
+from largemargin.ops.matmul import Precision
 from largemargin.ops.scheduled_values import current
+from largemargin.ops.shards import is_shared
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
-from largemargin.tracing import value_range, values_are_checked
+from largemargin.tracing import plain_eager, value_range, values_are_checked
 
 Mode: TypeAlias = Literal["hard", "easy", "none"]
 Gradient: TypeAlias = Literal["exact", "detached"]
@@ -139,32 +142,48 @@ def arcface(
     s, target, rest = scaled_cosines(
         features, prototypes, labels, scale, how, psi0_of_angular_margin, margin
     )
-    least = _least_cosine(s, target, margin, labels)
-    if least is not None:
-        angular = float(margin), mode, mode == "hard" and least > -math.cos(margin)
-        penalised = _Penalised.apply(target, s, *angular)
-        if gradient == "detached":
-            penalised = target + (penalised - target).detach()
-        return F.softplus(rest - penalised)
-    m = at_target(margin, labels, prototypes.shape[0], "margin")
-    cosine = clipped(target / s)
-    sine = sine_of_target(cosine, features, prototypes, labels, how.get("precision"))
-    penalised = s * _penalised_cosine(cosine, sine, m, mode)
+    penalised = _penalised(
+        target, s, features, prototypes, labels, margin, mode, how.get("precision")
+    )
     if gradient == "detached":
         penalised = target + (penalised - target).detach()
     return over_targets(F.softplus(rest - penalised), labels)
 
 
-def _least_cosine(
-    scale: float | Tensor, target: Tensor, margin: float | Tensor, labels: Tensor
-) -> float | None:
-    """The smallest cosine of a batch without angles near 0 or pi, where looking is free."""
-    if labels.dim() == 2 or not isinstance(margin, (float, int)) or isinstance(scale, Tensor):
-        return None
-    if target.numel() == 0 or not values_are_checked(target, None):
-        return None
-    low, high = value_range(target)
-    return low / scale if -NEAR * scale < low and high < NEAR * scale else None
+def _penalised(
+    target: Tensor,
+    scale: float | Tensor,
+    features: Tensor,
+    prototypes: Tensor,
+    labels: Tensor,
+    margin: float | Tensor,
+    mode: Mode,
+    precision: Precision | None,
+) -> Tensor:
+    """s T(theta) of s cos(theta): the definition, and shorter ways to the same for one margin."""
+
+    def definition(target: Tensor) -> Tensor:
+        m = at_target(margin, labels, prototypes.shape[0], "margin")
+        cosine = clipped(target / scale)
+        sine = sine_of_target(cosine, features, prototypes, labels, precision)
+        return scale * _penalised_cosine(cosine, sine, m, mode)
+
+    if labels.dim() == 2 or isinstance(margin, Tensor) or isinstance(scale, Tensor):
+        return definition(target)
+    if not plain_eager() or is_shared(prototypes) or target.numel() == 0:
+        return definition(target)
+    margin = float(margin)
+    if launches(target, features, prototypes):
+        least = noise_of_angles(target.dtype, features, prototypes, precision)
+        rows = features.detach(), prototypes.detach(), labels.long()
+        return shifted_target(definition, target, *rows, scale, margin, mode, NEAR, least)
+    if values_are_checked(target, None):
+        low, high = value_range(target)
+        if -NEAR * scale < low and high < NEAR * scale:
+            inside = mode == "hard" and low > -math.cos(margin) * scale
+            found: Tensor = _Penalised.apply(target, scale, margin, mode, inside)
+            return found
+    return definition(target)
 
 
 class _Penalised(torch.autograd.Function):

@@ -7,8 +7,14 @@ from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_choice, check_inputs, check_logits
 from largemargin.ops.chunked import chunked_stats
-from largemargin.ops.dense import DENSE_LIMIT, dense_stats
-from largemargin.ops.eager_gradients import cosine_logits, may_look, target_and_rival
+from largemargin.ops.dense import dense_limit
+from largemargin.ops.eager_gradients import (
+    cosine_logits,
+    launches,
+    logit_stats,
+    may_look,
+    target_and_rival,
+)
 from largemargin.ops.matmul import Precision, resolve_precision, without_autocast
 from largemargin.ops.norms import promote
 from largemargin.ops.sharded import sharded_stats
@@ -162,6 +168,8 @@ def class_stats(
             logits, factor = cosine_logits(features, prototypes, scale, resolved), 1.0
         else:
             logits = made.logits
+        if launches(logits) and factor == 1:
+            return ClassStats(*logit_stats(logits, labels, want))
         known = may_look(labels) if validate is None else validate
         target, second, index = target_and_rival(logits, labels.long(), rest, known)
         if factor != 1:
@@ -170,7 +178,7 @@ def class_stats(
         return ClassStats(target, rival, index, second if rest else None, None, None)
     with without_autocast(features):
         if impl == "dense" and made is not None and factor == 1:
-            return ClassStats(*dense_stats(made.logits, labels, want))
+            return ClassStats(*logit_stats(made.logits, labels, want))
         form = affine_form(
             features,
             prototypes,
@@ -181,7 +189,7 @@ def class_stats(
             keep_columns=impl == "triton",
         )
         if impl == "dense":
-            return ClassStats(*dense_stats(dense_logits(form), labels, want))
+            return ClassStats(*logit_stats(dense_logits(form), labels, want))
         kernel = tile_stats if impl == "triton" else chunked_stats
         return ClassStats(*kernel(form, labels, want))
 
@@ -200,7 +208,8 @@ def _by_hand(labels: Tensor, bias: Tensor | None, scale: object, want: tuple[str
 
 
 def _choose(features: Tensor, prototypes: Tensor, soft: bool, precision: str | None) -> Impl:
-    if soft or features.shape[0] * prototypes.shape[0] <= DENSE_LIMIT or _transformed():
+    limit = dense_limit(features.device.type, precision)
+    if soft or features.shape[0] * prototypes.shape[0] <= limit or _transformed():
         return "dense"
     fast = features.is_cuda and precision == "bf16" and missing(features, prototypes) is None
     return "triton" if fast else "chunked"
@@ -276,7 +285,7 @@ def stats_from_logits(
         scaled = promote(logits)
         if not (isinstance(scale, (float, int)) and scale == 1):
             scaled = scaled * scale
-        return ClassStats(*dense_stats(scaled, labels, want, relative=relative))
+        return ClassStats(*logit_stats(scaled, labels, want, relative=relative))
 
 
 def _check_want(want: tuple[Statistic, ...]) -> None:

@@ -9,6 +9,18 @@ from torch import Tensor
 DENSE_LIMIT = 2**22
 """``impl="auto"`` keeps the N x C logits (twice differentiable) up to this many of them."""
 
+
+def dense_limit(device: str, precision: str | None) -> int:
+    """``DENSE_LIMIT``; on a GPU more, since it is faster and plain torch takes more memory.
+
+    Measured by ``benchmarks/heads_cuda.py``. What comes next with products in bfloat16, the tile
+    kernels, is faster from fewer classes on than what comes next in float32.
+    """
+    if device != "cuda":
+        return DENSE_LIMIT
+    return 2**25 if precision == "bf16" else 2**27
+
+
 ORDER = ("target", "rival", "rest", "spread", "mean")
 
 Stats: TypeAlias = tuple[

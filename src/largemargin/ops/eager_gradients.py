@@ -6,14 +6,16 @@ loss needs in every step is here; everything else, compiled code, transforms and
 are those of the dense definition.
 """
 
+import importlib
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.ops.dense import dense_stats
+from largemargin.ops.dense import ORDER, Stats, dense_stats
 from largemargin.ops.matmul import multiply, without_autocast
 from largemargin.ops.norms import (
     EPS,
@@ -25,6 +27,8 @@ from largemargin.ops.norms import (
     row_products,
 )
 from largemargin.ops.similarity import affine_form, dense_logits, in_one_dtype
+from largemargin.ops.triton.op import HAS_TRITON, interpreted, is_too_old
+from largemargin.tracing import plain_eager
 
 NORMALIZED = 2**20
 """Up to so many numbers class vectors are normalised on a CPU; of more, their products are."""
@@ -64,6 +68,25 @@ def may_look(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
+def launches(*tensors: Tensor) -> bool:
+    """Whether the kernels of ``ops.triton.rows`` serve; on a CPU only their interpreter."""
+    for tensor in tensors:
+        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            return False
+    return _has_kernels(tensors[0].device) or (tensors[0].device.type == "cpu" and interpreted())
+
+
+@cache
+def kernels() -> Any:
+    """``ops.triton.rows``, imported when it is needed: Triton takes a second."""
+    return importlib.import_module("largemargin.ops.triton.rows")
+
+
+@cache
+def _has_kernels(device: torch.device) -> bool:
+    return device.type == "cuda" and HAS_TRITON and not is_too_old(device)
+
+
 def units_gradient(grad: Tensor, x: Tensor, unit: Units) -> Tensor:
     """The gradient of ``x`` from that of its unit rows, which it overwrites."""
     if unit.ones is not None:
@@ -86,10 +109,16 @@ class _CosineLogits(torch.autograd.Function):
     def forward(
         ctx: Any, features: Tensor, prototypes: Tensor, scale: float, precision: str | None
     ) -> Tensor:
-        rows, columns = units(features), units(prototypes, NORMALIZED)
-        logits = multiply(rows.rows, columns.rows.T, precision, scale)
-        if columns.factor is not None:
-            logits.mul_(columns.factor.T)
+        if launches(features, prototypes):
+            low = torch.bfloat16 if precision == "bf16" else torch.float32
+            rows = Units(*kernels().unit_rows(features, low, scale))
+            columns = Units(*kernels().unit_rows(prototypes, low))
+            logits = multiply(rows.rows, columns.rows.T, precision)
+        else:
+            rows, columns = units(features), units(prototypes, NORMALIZED)
+            logits = multiply(rows.rows, columns.rows.T, precision, scale)
+            if columns.factor is not None:
+                logits.mul_(columns.factor.T)
         ctx.save_for_backward(features, prototypes, *rows, *columns)
         ctx.scale, ctx.precision = scale, precision
         return logits
@@ -103,6 +132,15 @@ class _CosineLogits(torch.autograd.Function):
                 return *_cosines_again(ctx, features, prototypes, grad), None, None
             rows, columns = Units(*saved[:4]), Units(*saved[4:])
             grads: list[Tensor | None] = [None, None]
+            if launches(features, prototypes):
+                grad = grad.to(rows.rows.dtype)
+                if ctx.needs_input_grad[0]:
+                    wanted = multiply(grad, columns.rows, ctx.precision)
+                    grads[0] = kernels().unit_rows_gradient(wanted, features, rows.size, ctx.scale)
+                if ctx.needs_input_grad[1]:
+                    wanted = multiply(grad.T, rows.rows, ctx.precision)
+                    grads[1] = kernels().unit_rows_gradient(wanted, prototypes, columns.size)
+                return *grads, None, None
             if columns.factor is not None:
                 grad = grad * columns.factor.T
             if ctx.needs_input_grad[0]:
@@ -118,9 +156,10 @@ def cosine_logits(
     features: Tensor, prototypes: Tensor, scale: float, precision: str | None
 ) -> Tensor:
     """(N, C) logits, float32 or float64, in plain eager mode and for a scale that is a number."""
-    rows, columns = in_one_dtype(features, prototypes)
-    with without_autocast(rows):
-        logits: Tensor = _CosineLogits.apply(rows, columns, scale, precision)
+    if not launches(features, prototypes):
+        features, prototypes = in_one_dtype(features, prototypes)
+    with without_autocast(features):
+        logits: Tensor = _CosineLogits.apply(features, prototypes, scale, precision)
     return logits
 
 
@@ -241,13 +280,111 @@ target_and_rival: Callable[..., tuple[Tensor, Tensor, Tensor | None]] = _TargetA
 """Of bounded logits; ``known`` labels are known to be classes, others get NaN."""
 
 
+class _KernelStats(torch.autograd.Function):
+    """All statistics of float32 logits by one kernel each way; those not wanted are left out."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, want: tuple[str, ...], relative: bool
+    ) -> tuple[Tensor, ...]:
+        stats = kernels().row_stats(logits, labels, relative)
+        ctx.save_for_backward(logits, labels, *stats)
+        ctx.want, ctx.relative = want, relative
+        ctx.mark_non_differentiable(stats.rival)
+        ctx.set_materialize_grads(False)
+        parts = dict(zip(ORDER, stats.found.unbind(), strict=True))
+        return *(parts[name] for name in want), stats.rival
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        logits, labels, *stats = ctx.saved_tensors
+        given = {name: g for name, g in zip(ctx.want, grads, strict=False) if g is not None}
+        if not given:
+            return None, None, None, None
+        if torch.is_grad_enabled() or any(map(batched_gradient, given.values())):
+            with torch.enable_grad():
+                target, rival, _, *rest = dense_stats(
+                    logits, labels, ctx.want, relative=ctx.relative
+                )
+                parts = dict(zip(ORDER, (target, rival, *rest), strict=True))
+                made = [parts[name] for name in given]
+                again = torch.autograd.grad(made, logits, [*given.values()], create_graph=True)
+            return *again, None, None, None
+        wanted = tuple(given.get(name) for name in ORDER)
+        RowStats = kernels().RowStats
+        grad = kernels().row_stats_gradient(logits, labels, RowStats(*stats), wanted)
+        return grad, None, None, None
+
+
+def logit_stats(
+    logits: Tensor, labels: Tensor, want: tuple[str, ...], *, relative: bool = False
+) -> Stats:
+    """``dense_stats``, by kernels where they serve."""
+    if labels.dim() != 1 or not plain_eager() or not launches(logits):
+        return dense_stats(logits, labels, want, relative=relative)
+    *found, index = _KernelStats.apply(logits, labels.long(), want, relative)
+    parts = dict(zip(want, found, strict=True))
+    target, rival, rest, spread, mean = map(parts.get, ORDER)
+    return target, rival, None if rival is None else index, rest, spread, mean
+
+
+class _MeanOfKept(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, ignored: Tensor) -> Tensor:
+        mean, count = kernels().mean_of_kept(values, ignored)
+        ctx.save_for_backward(ignored, count)
+        found: Tensor = mean
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        ignored, count = ctx.saved_tensors
+        if torch.is_grad_enabled() or batched_gradient(grad):
+            return (grad / count) * ~ignored, None
+        return kernels().mean_of_kept_gradient(grad, ignored, count), None
+
+
+mean_of_kept: Callable[..., Tensor] = _MeanOfKept.apply
+"""The mean of the values (N,) that are not ignored, where :func:`launches`."""
+
+
+class _ShiftedTarget(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, definition: Any, target: Tensor, *given: Any) -> Tensor:
+        found, slope = kernels().shifted_target(target, *given)
+        ctx.save_for_backward(target, slope)
+        ctx.definition = definition
+        made: Tensor = found
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        target, slope = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            with torch.enable_grad():
+                made = ctx.definition(target)
+                (again,) = torch.autograd.grad(made, target, grad, create_graph=True)
+            return None, again, *(None,) * 8
+        return None, grad * slope, *(None,) * 8
+
+
+shifted_target: Callable[..., Tensor] = _ShiftedTarget.apply
+"""``ops.triton.rows.shifted_target``; ``definition`` of the target comes first."""
+
+
 def softmax_values(
     logits: Tensor, labels: Tensor, known: bool, required: float = 0.0, strength: float = 0.0
 ) -> Tensor:
     """Cross entropy per sample, with the target's logit lowered and the rivals' divergence."""
+    if launches(logits):
+        want = ("target", "rest", "spread", "mean") if strength else ("target", "rest")
+        target, _, _, rest, spread, mean = logit_stats(logits, labels, want, relative=True)
+        gap = rest - target  # type: ignore[operator]
+        values = F.softplus(gap + required if required else gap)
+        return values + strength * (spread - mean) if strength else values  # type: ignore[operator]
     if strength or required:
-        values: Tensor = _SoftmaxAndDivergence.apply(logits, labels, required, strength, known)
-        return values
+        found: Tensor = _SoftmaxAndDivergence.apply(logits, labels, required, strength, known)
+        return found
     index, outside = _index(labels, logits.shape[1], known)
     values = F.cross_entropy(logits, index.squeeze(1), reduction="none")
     return values if outside is None else values.masked_fill(outside, torch.nan)

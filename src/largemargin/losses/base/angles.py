@@ -53,12 +53,18 @@ def sine_of_target(
         torch.linalg.vector_norm(u - w, dim=1), torch.linalg.vector_norm(u + w, dim=1)
     )
     small = chord * torch.sqrt(1 - chord * chord / 4)
-    eps = torch.finfo(small.dtype).eps
-    least = max(8 * eps, NOISE.get(resolve_precision(precision, features, prototypes) or "", 0.0))
-    constant = near & (small <= least)
+    constant = near & (small <= noise_of_angles(small.dtype, features, prototypes, precision))
     square = torch.where(near, small * small, 1 - known * known)
     square = torch.where(constant, 1, square + (known * known - cosine * cosine))
     return torch.where(constant, small, torch.sqrt(square))
+
+
+def noise_of_angles(
+    dtype: torch.dtype, features: Tensor, prototypes: Tensor, precision: str | None
+) -> float:
+    """Sines up to this are rounding errors of the cosine or of the factors of its product."""
+    rounding = NOISE.get(resolve_precision(precision, features, prototypes) or "", 0.0)
+    return max(8 * torch.finfo(dtype).eps, rounding)
 
 
 def _safe_sine(cosine: Tensor) -> Tensor:

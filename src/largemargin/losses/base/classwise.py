@@ -153,10 +153,6 @@ class ClassWise(Loss):
         share = torch.where(total == 0, 1, total)
         return ClassBatch(centroids, slots, valid, guard, weights, share, num_classes, complete)
 
-    @property
-    def _synced(self) -> bool:
-        return self.sync and self.training and world_size() > 1
-
     def mean_over_samples(self, values: Tensor, batch: ClassBatch) -> Tensor:
         """Reduce (N,) values: mean inside each class, then (weighted) mean over classes."""
         slots = batch.slots

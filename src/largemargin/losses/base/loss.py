@@ -50,12 +50,12 @@ from largemargin.losses.base.setting_ranges import SHARE, Dimension, Limits, Ran
 from largemargin.losses.base.terms import class_vector, drawn_matrix, require
 from largemargin.ops.class_stats import IMPLS, ComputeOptions, HeadLogits, Impl
 from largemargin.ops.distributed import all_reduce_sum, world_size
-from largemargin.ops.eager_gradients import may_look
+from largemargin.ops.eager_gradients import launches, may_look, mean_of_kept
 from largemargin.ops.matmul import PRECISIONS, Precision
 from largemargin.ops.norms import promote
 from largemargin.ops.scheduled_values import current
 from largemargin.ops.similarity import SIMILARITIES
-from largemargin.tracing import value_range, values_are_checked
+from largemargin.tracing import plain_eager, value_range, values_are_checked
 
 if TYPE_CHECKING:
     from largemargin.losses.base.objective import Objective
@@ -437,8 +437,9 @@ class Loss(Summand, nn.Module):
         ignored = None
         if index is not None:
             ignored = labels == index
-            if made is None or may_look(labels):
-                inputs = (inputs[0].masked_fill(ignored[:, None], 0), *inputs[1:])
+            if made is not None and not may_look(labels):
+                return inputs, labels, ignored
+            inputs = (inputs[0].masked_fill(ignored[:, None], 0), *inputs[1:])
             labels = labels.masked_fill(ignored, 0)
         check_labels(labels, labels.shape[0], num_classes, validate=self.validate)
         return inputs, labels, ignored
@@ -477,13 +478,20 @@ class Loss(Summand, nn.Module):
             values = values * weights
             share = weights if share is None else share * weights
         if ignored is not None:
+            plain = share is None and self.reduction == "mean" and values.dim() == 1
+            if plain and not self._synced and launches(values) and plain_eager():
+                return mean_of_kept(values, ignored)
             values = values.masked_fill(ignored, 0)
             share = None if share is None else share.masked_fill(ignored, 0)
         return values if self.reduction == "none" else self._total(values, share, ignored)
 
+    @property
+    def _synced(self) -> bool:
+        return self.sync and self.training and world_size() > 1
+
     def _total(self, values: Tensor, share: Tensor | None, ignored: Tensor | None) -> Tensor:
         """The sum of weighted values, or their mean: divided by the weights' sum, or the count."""
-        synced = self.sync and self.training and world_size() > 1
+        synced = self._synced
         unweighted = share is None and ignored is None
         if unweighted and not synced and self.reduction == "mean" and values.shape[0]:
             return values.mean()

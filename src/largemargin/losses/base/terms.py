@@ -25,9 +25,9 @@ from largemargin.ops.class_stats import (
     class_stats,
     stats_from_logits,
 )
-from largemargin.ops.dense import DENSE_LIMIT
+from largemargin.ops.dense import dense_limit
 from largemargin.ops.eager_gradients import may_look
-from largemargin.ops.matmul import PRECISIONS
+from largemargin.ops.matmul import PRECISIONS, resolve_precision
 from largemargin.ops.norms import promote
 from largemargin.ops.shards import is_shared
 from largemargin.ops.similarity import SIMILARITIES, check_scale, similarity_logits
@@ -108,9 +108,11 @@ def eager_logits(
         similarity = options.get("similarity", "dot")
         if made is not None and made.times(similarity, scale, bias) == 1:
             logits = made.logits
-        elif is_shared(prototypes) or len(features) * len(prototypes) > DENSE_LIMIT:
-            return None
         else:
+            precision = resolve_precision(options.get("precision"), features, prototypes)
+            most = dense_limit(features.device.type, precision)
+            if is_shared(prototypes) or len(features) * len(prototypes) > most:
+                return None
             if not checked:
                 check_form(options)
                 check_inputs(features, prototypes, labels, bias=bias, **values)
@@ -120,7 +122,7 @@ def eager_logits(
                 bias=bias,
                 similarity=similarity,
                 scale=scale,
-                precision=options.get("precision"),
+                precision=precision,
                 checked=True,
             )
     return logits, hard.long(), may_look(hard) if validate is None else validate

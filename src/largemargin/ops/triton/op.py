@@ -34,7 +34,7 @@ def _settled(function: Any) -> Any:
 
 
 @_settled
-def _is_too_old(device: torch.device) -> bool:
+def is_too_old(device: torch.device) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] < 8
 
 
@@ -47,7 +47,7 @@ def missing(features: Tensor, prototypes: Tensor) -> str | None:
     device = features.device
     if device.type != "cuda":
         return None if interpreted() else f"the tensors are on {device.type!r}, not on a GPU"
-    if _is_too_old(device):
+    if is_too_old(device):
         return "the GPU is older than compute capability 8.0 and has no bfloat16 products"
     if max(features.shape[0], prototypes.shape[0]) > INT32:
         return "there are more than 2**31 - 1 rows"
