@@ -34,11 +34,14 @@ def test_weights_are_shared_out() -> None:
 
 
 def test_auto_decides_as_class_stats_does() -> None:
-    assert estimate_memory(64, 65_536, 8).impl == "dense"
-    assert estimate_memory(64, 65_537, 8).impl == "triton"
-    assert estimate_memory(64, 65_537, 8, world_size=2).impl == "triton"
+    most = 2**25 // 64
+    assert estimate_memory(64, most, 8).impl == "dense"
+    assert estimate_memory(64, most + 1, 8).impl == "triton"
+    assert estimate_memory(64, most + 1, 8, world_size=2).impl == "triton"
+    assert estimate_memory(64, 65_536, 8, device="cpu").impl == "dense"
     assert estimate_memory(64, 65_537, 8, device="cpu").impl == "chunked"
-    assert estimate_memory(64, 65_537, 8, dtype=torch.float64).impl == "chunked"
+    assert estimate_memory(64, 4 * most, 8, dtype=torch.float64).impl == "dense"
+    assert estimate_memory(64, 4 * most + 1, 8, dtype=torch.float64).impl == "chunked"
     assert estimate_memory(64, 650_000, 8, sample_rate=0.05).impl == "dense"
 
 

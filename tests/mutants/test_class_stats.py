@@ -36,7 +36,9 @@ def test_transforms_of_torch_func_are_refused_where_they_cannot_look_inside(monk
     with pytest.raises(LargeMarginError, match=f'impl="{impl}" was asked for under a torch.func'):
         torch.func.grad(rest)(LOGITS, impl)
     want = torch.func.grad(rest)(LOGITS, "dense")
-    monkeypatch.setattr(module, "dense_limit", lambda *_: 1)  # too many logits for "dense" otherwise
+    monkeypatch.setattr(
+        module, "dense_limit", lambda *_: 1
+    )  # too many logits for "dense" otherwise
     assert torch.equal(torch.func.grad(rest)(LOGITS, "auto"), want)
 
 

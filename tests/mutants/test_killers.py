@@ -9,6 +9,7 @@ import largemargin as lm
 import largemargin.functional as LF
 from largemargin.errors import LargeMarginError
 from largemargin.heads.centroid_bank import class_means
+from largemargin.ops.dense import DENSE_LIMIT, dense_limit
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])

@@ -18,6 +18,7 @@ CHECKS = (
     "tile_kept_checks.py",
     "tile_operator_checks.py",
     "rival_checks.py",
+    "rows_checks.py",
 )
 
 pytestmark = NEEDS_TRITON

@@ -1,5 +1,6 @@
 """Class centroids: of the batch, and with momentum in a bank (LMD section 4.4, ROB 4.4)."""
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from largemargin.errors import (
 from largemargin.ops.distributed import all_reduce_sum, gather_ragged, world_size
 from largemargin.ops.norms import promote, read_rows
 from largemargin.shapes import Features, Labels
-from largemargin.tracing import plain_eager
+from largemargin.tracing import plain_eager, value_range
 
 Strategy: TypeAlias = Literal["none", "both", "partial"]
 FirstSeen: TypeAlias = Literal["scaled", "full"]
@@ -58,6 +59,8 @@ class BatchCentroids(NamedTuple):
     """(K, D) for compactness and the alignment of noisy features."""
     margin: Tensor
     """(K, D) for the centroid margin and the norm."""
+    all_present: bool = False
+    """Every row is known to hold a class."""
 
 
 def class_means(
@@ -75,8 +78,8 @@ def class_means(
     when there are few of them, otherwise samples: the first one of a class holds it. Shapes
     depend on N and C alone, so this compiles.
     """
-    features = promote(features)
-    labels = labels.long().clamp(0, num_classes - 1)
+    features, labels = promote(features), labels.long()
+    labels = labels if complete else labels.clamp(0, num_classes - 1)
     shared = sync and world_size() > 1
     by_class = num_classes <= (SHARED_SLOTS if shared else labels.shape[0])
     if by_class:
@@ -91,10 +94,13 @@ def class_means(
             0, classes, torch.where(everyone >= 0, order, count), "amin"
         )
         of_sample = torch.where(valid, first[labels], 0)
-    weights = valid.to(features.dtype)
+    if complete and by_class and not shared:
+        counts = torch.bincount(labels, minlength=num_classes).to(features.dtype)
+    else:
+        weights = valid.to(features.dtype)
+        counts = features.new_zeros(classes.shape[0]).index_add(0, of_sample, weights)
     kept = features if complete else torch.where(valid[:, None], features, 0)
     sums = features.new_zeros(classes.shape[0], features.shape[1]).index_add(0, of_sample, kept)
-    counts = features.new_zeros(classes.shape[0]).index_add(0, of_sample, weights)
     if shared:
         sums, counts = all_reduce_sum(sums), all_reduce_sum(counts)
     means = sums / counts.clamp_min(1)[:, None]
@@ -118,13 +124,13 @@ class Replay:
 
     def remember(self, batch: Tensor, state: tuple[Tensor, ...]) -> None:
         if not torch.compiler.is_compiling():
-            self.entries.append((_fingerprint(batch), state))
+            self.entries.append((batch.detach().sum(0), state))
 
     def recall(self, batch: Tensor, shape: torch.Size) -> tuple[Tensor, ...] | None:
         """The remembered state of this shape, or None outside a recomputation."""
         if not recomputing():
             return None
-        mark = _fingerprint(batch)
+        mark = batch.detach().sum(0)
         found = [(e, state) for e, state in reversed(self.entries) if state[0].shape == shape]
         near = min(found, key=lambda entry: float((entry[0] - mark).abs().sum()), default=None)
         return None if near is None else near[1]
@@ -134,12 +140,6 @@ class Replay:
 
     def __reduce__(self) -> tuple[type["Replay"], tuple[()]]:
         return Replay, ()
-
-
-def _fingerprint(batch: Tensor) -> Tensor:
-    values = batch.detach().flatten()
-    sizes = (torch.linalg.vector_norm(values, ord=order) for order in (1, 2))
-    return torch.stack([values.sum(), *sizes])
 
 
 @contextmanager
@@ -257,8 +257,9 @@ class CentroidBank(nn.Module):
                 f"{tuple(features.shape)}. Build the bank with dim={features.shape[1]}."
             )
         labels = labels.long()
-        in_range = (labels >= 0) & (labels < self.num_classes)
-        valid = in_range if valid is None else valid & in_range
+        if not (complete and valid is not None):
+            in_range = (labels >= 0) & (labels < self.num_classes)
+            valid = in_range if valid is None else valid & in_range
         slots = class_means(
             features,
             labels,
@@ -268,16 +269,19 @@ class CentroidBank(nn.Module):
             complete=complete,
         )
         previous, known = self._read(slots)
-        blended = self._blend(slots.means, previous, known)
+        look = known.device.type == "cpu" and plain_eager()
+        all_known, all_present = look and bool(known.all()), look and bool(slots.present.all())
+        blended = self._blend(slots.means, previous, known, all_known)
         if self.training and not recomputing():
             self._replay.remember(slots.means, (previous, known))
             with torch.no_grad():
-                self._write(slots, blended)
+                self._write(slots, blended, all_known, all_present)
         momentum = blended
         if self.first_seen == "full":
             momentum = torch.where(known[:, None], blended, slots.means)
         compact = slots.means if self.strategy == "none" else momentum
-        return BatchCentroids(slots, compact, momentum if self.strategy == "both" else slots.means)
+        margin = momentum if self.strategy == "both" else slots.means
+        return BatchCentroids(slots, compact, margin, all_present)
 
     def _read(self, slots: Slots) -> tuple[Tensor, Tensor]:
         """Bank rows and seen flags of the slots, as they were before this step's write."""
@@ -289,14 +293,24 @@ class CentroidBank(nn.Module):
         rows = None if slots.by_class else slots.classes
         return read_rows(self.centroids, rows).to(slots.means.dtype), read_rows(self.seen, rows)
 
-    def _blend(self, current: Tensor, previous: Tensor, known: Tensor) -> Tensor:
-        if not (known.device.type == "cpu" and plain_eager() and bool(known.all())):
+    def _blend(
+        self, current: Tensor, previous: Tensor, known: Tensor, all_known: bool = False
+    ) -> Tensor:
+        if not all_known:
             previous = torch.where(known[:, None], previous, current.detach())
         # lerp is exact where both agree: a new class must be at distance 0 from itself.
         return torch.lerp(previous, current, 1 - self.momentum)
 
-    def _write(self, slots: Slots, blended: Tensor) -> None:
+    def _write(self, slots: Slots, blended: Tensor, all_known: bool, all_present: bool) -> None:
         # One overflowing batch must not spoil a class for good: its centroid is not stored.
+        if slots.by_class and self.accumulate == 1 and all_present:
+            low, high = value_range(slots.means)
+            if -math.inf < low and high < math.inf:
+                self.centroids.copy_(blended)
+                self.counts.add_(slots.counts.long())
+                if not all_known:
+                    self.seen.fill_(True)
+                return
         present = slots.present & torch.isfinite(slots.means.abs().amax(1))
         counts = torch.where(present, slots.counts, 0).long()
         if self.accumulate != 1:

@@ -180,7 +180,8 @@ def estimate_memory(
     seen = min(local, int(sample_rate * local) + gathered) if sample_rate < 1 else local
     if impl == "auto":
         many = "triton" if device == "cuda" and dtype != torch.float64 else "chunked"
-        impl = "dense" if gathered * seen <= dense_limit(device, "bf16") else many
+        limit = dense_limit(device, None if dtype == torch.float64 else "bf16")
+        impl = "dense" if gathered * seen <= limit else many
     size = local * dim * dtype.itemsize
     kept, temporary = OPTIMIZERS.get(optimizer, (0, 0))
     a_number, a_row = HEAD_OPTIMIZERS.get(optimizer, (0, 0))

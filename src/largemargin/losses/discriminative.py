@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal, TypeAlias, Unpack
+from typing import Any, ClassVar, Literal, TypeAlias, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,13 @@ from largemargin.errors import (
     check_inputs,
     check_number,
 )
-from largemargin.heads.centroid_bank import NO_SOFT, CentroidBank, FirstSeen, Strategy
+from largemargin.heads.centroid_bank import (
+    NO_SOFT,
+    CentroidBank,
+    FirstSeen,
+    Strategy,
+    class_means,
+)
 from largemargin.losses.base.classwise import ClassBatch, ClassWise
 from largemargin.losses.base.loss import LossOptions, LossValue, MarginCeiling
 from largemargin.losses.base.schedules import Ramp, Schedule, share_of
@@ -31,9 +37,12 @@ from largemargin.losses.centroid_margin import (
 from largemargin.losses.compactness import check_hinge, hinge_to_center
 from largemargin.losses.cross_entropy import CrossEntropy
 from largemargin.losses.stability import check_noisy
+from largemargin.ops.centroid_terms import CentroidTerms, centroid_terms
 from largemargin.ops.distributed import all_reduce_sum, gather_numbers
+from largemargin.ops.matmul import without_autocast
 from largemargin.ops.norms import EPS, promote, safe_norm
 from largemargin.ops.scheduled_values import current
+from largemargin.tracing import plain_eager, value_range, values_are_checked
 
 Gradient: TypeAlias = Literal["bounded", "exact", "detached"]
 GRADIENTS: tuple[Gradient, ...] = ("bounded", "exact", "detached")
@@ -84,6 +93,9 @@ class Discriminative(ClassWise):
         "gamma_reg": Range(1e-5, 1e-2),
     }
     uses_bias: ClassVar[bool] = True
+
+    tail: float | None = None
+    """From where on compactness grows linearly; None for its power."""
 
     has_norm: ClassVar[bool] = True
     """Whether there is a term L_reg."""
@@ -185,11 +197,14 @@ class Discriminative(ClassWise):
 
     def _terms(
         self, features: Tensor, prototypes: Tensor | nn.Module, labels: Tensor, bias: Tensor | None
-    ) -> tuple[LossValue, ClassBatch]:
+    ) -> tuple[LossValue, ClassBatch | None]:
         matrix, bias = classifier_of(prototypes, bias)
         if self.detach_classifier:
             matrix, bias = matrix.detach(), None if bias is None else bias.detach()
         features, bias = self._in_units(features, matrix, labels, bias)
+        value = self._by_hand(features, matrix, labels, bias)
+        if value is not None:
+            return value, None
         batch = self.batch(features, matrix, labels, bias=bias)
         compact = self.mean_over_samples(self._to_center(features, batch), batch)
         distances = centroid_margin(
@@ -209,6 +224,81 @@ class Discriminative(ClassWise):
             terms["reg"] = self.mean_over_classes(centroid_norm(batch.centroids.margin), batch)
             total = total + current(self, "gamma_reg") * terms["reg"]
         return LossValue(total, terms), batch
+
+    def _by_hand(
+        self, features: Tensor, matrix: Tensor, labels: Tensor, bias: Tensor | None
+    ) -> LossValue | None:
+        """The usual case in plain eager mode, with one backward pass for all terms."""
+        bank = self.bank
+        if (
+            not plain_eager()
+            or self.needs[-1] != "labels"
+            or self.weight is not None
+            or self.check_finite
+            or self.reduction != "mean"
+            or self.aggregate != "max"
+            or bank.first_seen != "scaled"
+            or bank.accumulate != 1
+            or self._synced
+            or not isinstance(labels, Tensor)
+            or labels.dim() != 1
+            or not labels.numel()
+            or labels.is_floating_point()
+        ):
+            return None
+        check_inputs(features, matrix, labels, bias=bias, soft=False, validate=False)
+        count, ignored = matrix.shape[0], self.ignore_index
+        features, matrix = promote(features), promote(matrix)
+        bias = None if bias is None else promote(bias)
+        if bank.num_classes != count or features.dtype != matrix.dtype:
+            return None
+        labels, known, guard = labels.long(), None, None
+        if values_are_checked(labels, None):
+            low, high = value_range(labels)
+            if low < 0 or high >= count or (ignored is not None and low <= ignored <= high):
+                return None
+            valid = torch.ones_like(labels, dtype=torch.bool)
+        else:
+            inside, counted = labels.clamp(0, count - 1) == labels, labels != ignored
+            known = valid = inside if ignored is None else inside & counted
+            wrong = (~inside if ignored is None else counted & ~inside).any()
+            guard = features.new_zeros(()).masked_fill(wrong, torch.nan)
+        with torch.no_grad():
+            found = bank(features, labels, valid, complete=known is None)
+        slots, blended = found.slots, 1 - bank.momentum
+        terms = CentroidTerms(
+            slots.of_sample,
+            slots.classes,
+            slots.means,
+            found.compact,
+            found.margin,
+            slots.counts,
+            known,
+            slots.by_class and known is None and found.all_present,
+            through_compact=1.0 if bank.strategy == "none" else blended,
+            through_points=blended if bank.strategy == "both" else 1.0,
+            radius=self.radius,
+            power=self.compact_power if self.tail is None else 0,
+            tail=self.tail or 0.0,
+            margin=current(self, "margin"),
+            margin_power=self.margin_power,
+            with_norm=self.has_norm,
+        )
+
+        def definition(q: Tensor, weight: Tensor, offset: Tensor | None) -> tuple[Tensor, ...]:
+            return _defined(terms, labels, valid, q, weight, offset)
+
+        with without_autocast(features):
+            compact, margin, norm = centroid_terms(definition, terms, features, matrix, bias)
+        if guard is not None:
+            compact, margin = compact + guard, margin + guard
+            norm = None if norm is None else norm + guard
+        parts = {"compact": compact, "margin": margin}
+        total = _times(current(self, "alpha"), compact) + _times(current(self, "beta"), margin)
+        if norm is not None:
+            parts["reg"] = norm
+            total = total + _times(current(self, "gamma_reg"), norm)
+        return LossValue(total, parts)
 
     def _in_units(
         self, features: Tensor, matrix: Tensor, labels: Tensor, bias: Tensor | None
@@ -340,6 +430,7 @@ class RobustDiscriminative(Discriminative):
             )
             check_all_finite(noisy=torch.where(counted[:, None], noisy, 0))
         value, batch = self._terms(features, prototypes, labels, bias)
+        assert batch is not None
         aligned = self.mean_over_samples(self._to_center(noisy, batch), batch)
         total = value.total + self.noise_weight * aligned
         terms = {**value.terms, "noisy": aligned}
@@ -522,7 +613,37 @@ class StableDiscriminative(Discriminative):
     def _to_center(self, features: Tensor, batch: ClassBatch) -> Tensor:
         centers = batch.of_samples(batch.centroids.compact)
         hinge = hinge_to_center(batch.kept(features), centers, self.radius, 1)
-        return linear_tail(hinge, self.tail)
+        return linear_tail(hinge, self.tail or 0.0)
+
+
+def _times(weight: float | Tensor, term: Tensor) -> Tensor:
+    return term if type(weight) is float and weight == 1 else weight * term
+
+
+def _defined(
+    t: CentroidTerms,
+    labels: Tensor,
+    valid: Tensor,
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """What ``centroid_terms`` computes, by autograd."""
+    slots = class_means(features, labels, weight.shape[0], valid, complete=t.valid is None)
+    moved = slots.means - slots.means.detach()
+    points = t.points + t.through_points * moved
+    centers = (t.compact + t.through_compact * moved).index_select(0, t.of_sample)
+    share = slots.present.to(slots.means.dtype)
+    share = share / share.sum().clamp_min(1)
+    each = torch.where(valid, (share / t.counts.clamp_min(1)).index_select(0, t.of_sample), 0)
+    kept = torch.where(valid[:, None], features, 0)
+    hinge = hinge_to_center(kept, centers, t.radius, max(t.power, 1))
+    compact = ((hinge if t.power else linear_tail(hinge, t.tail)) * each).sum()
+    settings: dict[str, Any] = {"margin": t.margin, "power": t.margin_power, "validate": False}
+    margin = (centroid_margin(points, weight, t.classes, bias=bias, **settings) * share).sum()
+    if not t.with_norm:
+        return compact, margin
+    return compact, margin, (centroid_norm(points) * share).sum()
 
 
 def feature_scale(features: Tensor, *, sync: bool = False) -> Tensor:

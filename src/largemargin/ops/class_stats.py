@@ -165,7 +165,7 @@ def class_stats(
     if impl == "dense" and similarity == "cosine" and _by_hand(labels, bias, scale, want):
         rest = "rest" in want
         if made is None or factor is None or (rest and factor != 1):
-            logits, factor = cosine_logits(features, prototypes, scale, resolved), 1.0
+            logits, factor = cosine_logits(features, prototypes, float(scale), resolved), 1.0
         else:
             logits = made.logits
         if launches(logits) and factor == 1:

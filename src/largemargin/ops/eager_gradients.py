@@ -220,8 +220,11 @@ class _TargetAndRival(torch.autograd.Function):
         if torch.is_grad_enabled() or batched_gradient(second) or batched_gradient(target):
             with torch.enable_grad():
                 want = ("target", "rest" if rival is None else "rival")
-                stats = dense_stats(logits, labels, want)
-                made = (stats[0], stats[3] if rival is None else stats[1])
+                made = [
+                    x
+                    for x in dense_stats(logits, labels, want)
+                    if x is not None and x.is_floating_point()
+                ]
                 again = torch.autograd.grad(made, logits, (target, second), create_graph=True)
             return *again, None, None, None
         if outside is not None:
@@ -264,6 +267,8 @@ class _SoftmaxAndDivergence(torch.autograd.Function):
             with torch.enable_grad():
                 want = ("target", "rest", "spread", "mean")
                 target, _, _, rest, wide, mean = dense_stats(logits, labels, want, relative=True)
+                assert target is not None and rest is not None  # noqa: PT018
+                assert wide is not None and mean is not None  # noqa: PT018
                 values = F.softplus(rest - target + ctx.required) + strength * (wide - mean)
                 again = torch.autograd.grad(values, logits, grad, create_graph=True)
             return *again, None, None, None, None
@@ -303,14 +308,12 @@ class _KernelStats(torch.autograd.Function):
             return None, None, None, None
         if torch.is_grad_enabled() or any(map(batched_gradient, given.values())):
             with torch.enable_grad():
-                target, rival, _, *rest = dense_stats(
-                    logits, labels, ctx.want, relative=ctx.relative
-                )
-                parts = dict(zip(ORDER, (target, rival, *rest), strict=True))
-                made = [parts[name] for name in given]
+                stats = dense_stats(logits, labels, ctx.want, relative=ctx.relative)
+                parts = dict(zip(ORDER, (*stats[:2], *stats[3:]), strict=True))
+                made = [part for name in given if (part := parts[name]) is not None]
                 again = torch.autograd.grad(made, logits, [*given.values()], create_graph=True)
             return *again, None, None, None
-        wanted = tuple(given.get(name) for name in ORDER)
+        wanted = tuple(map(given.get, ORDER))
         RowStats = kernels().RowStats
         grad = kernels().row_stats_gradient(logits, labels, RowStats(*stats), wanted)
         return grad, None, None, None

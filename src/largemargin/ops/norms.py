@@ -95,8 +95,17 @@ def _norm(x: Tensor, dim: int, keepdim: bool) -> Tensor:
             return norm.unsqueeze(-1) if keepdim else norm
         norm = torch.linalg.vector_norm(x, dim=dim, keepdim=keepdim, dtype=torch.float64)
         return norm.to(x.dtype)
+    if x.is_cuda and x.dtype == torch.float32 and x.numel() <= BLOCK_NUMBERS and plain_eager():
+        # As exact, in two launches for seven; slow float64 does not show in so few numbers.
+        norm = torch.linalg.vector_norm(x, dim=dim, keepdim=keepdim, dtype=torch.float64)
+        return norm.to(x.dtype)
     norm = _scaled_norm(x, dim)
     return norm if keepdim else norm.squeeze(dim)
+
+
+def row_norms(x: Tensor) -> Tensor:
+    """Norms (N,) of rows, outside autograd."""
+    return _norm(x, -1, keepdim=False)
 
 
 def row_products(a: Tensor, b: Tensor) -> Tensor:

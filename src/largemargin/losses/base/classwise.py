@@ -22,7 +22,7 @@ from largemargin.heads.centroid_bank import (
 )
 from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.base.terms import matrix_of
-from largemargin.ops.distributed import all_reduce_sum, world_size
+from largemargin.ops.distributed import all_reduce_sum
 from largemargin.tracing import values_are_checked
 
 _NO_SOFT = "the centroid of a soft class is not defined. Pass hard labels."

@@ -479,7 +479,7 @@ class Loss(Summand, nn.Module):
             share = weights if share is None else share * weights
         if ignored is not None:
             plain = share is None and self.reduction == "mean" and values.dim() == 1
-            if plain and not self._synced and launches(values) and plain_eager():
+            if plain and not self._synced and plain_eager() and launches(values):
                 return mean_of_kept(values, ignored)
             values = values.masked_fill(ignored, 0)
             share = None if share is None else share.masked_fill(ignored, 0)

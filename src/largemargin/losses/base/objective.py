@@ -106,9 +106,9 @@ class Objective(Summand, nn.Module):
             else:
                 term = loss(*arguments, **options)
                 values[name] = term
-            weight = followed(self, name) if torch.compiler.is_compiling() else None
-            weight = self.weights[name] if weight is None else weight
-            weighted = term if type(weight) is float and weight == 1 else weight * term
+            moved = followed(self, name) if torch.compiler.is_compiling() else None
+            weight: float | Tensor = self.weights[name] if moved is None else moved
+            weighted = term if isinstance(weight, float) and weight == 1 else weight * term
             total = weighted if total is None else total + weighted
         assert total is not None
         return LossValue(total, values)

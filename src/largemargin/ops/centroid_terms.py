@@ -1,0 +1,175 @@
+"""The discriminative terms of class centroids, in plain eager mode, with one backward pass by hand.
+
+Compactness, margin and norm as their losses define them, a third of the operators that autograd
+would hand to the device. Second derivatives are those of the definition, which the caller gives.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from largemargin.ops.boundary import DEGENERATE, EXACT_LIMIT, nearest_rival
+from largemargin.ops.norms import EPS, batched_gradient, row_norms
+
+
+class CentroidTerms(NamedTuple):
+    """What the terms are made of beside features, prototypes and bias; none has a gradient."""
+
+    of_sample: Tensor
+    """(N,) the row of each sample's class, which is that of its centroid."""
+    classes: Tensor
+    """(K,)."""
+    means: Tensor
+    """(K, D), the features' class means."""
+    compact: Tensor
+    """(K, D), what samples are drawn to."""
+    points: Tensor
+    """(K, D), what is kept away from boundaries."""
+    counts: Tensor
+    """(K,) samples, 0 where a row holds no class."""
+    valid: Tensor | None
+    """(N,) which samples count; None for all."""
+    by_class: bool
+    """Row c is class c, and all are there."""
+    through_compact: float
+    """The derivative of ``compact`` by ``means``."""
+    through_points: float
+    radius: float
+    power: int
+    """Of compactness; 0 for a square with a linear tail."""
+    tail: float
+    margin: float
+    margin_power: int
+    with_norm: bool
+
+
+def _rivals(t: CentroidTerms, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The nearest rival of every centroid."""
+    if not t.by_class or t.points.is_cuda or t.counts.shape[0] * weight.numel() > EXACT_LIMIT:
+        return nearest_rival(t.points, weight, t.classes, bias)
+    apart = torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")
+    logits = t.points @ weight.T if bias is None else torch.addmm(bias, t.points, weight.T)
+    own = logits.view(-1)[:: logits.shape[1] + 1]
+    ratio = (logits - own[:, None]).div_(apart)
+    ratio.masked_fill_(apart <= DEGENERATE, 0.0).fill_diagonal_(-torch.inf)
+    return ratio.argmax(1)
+
+
+class _CentroidTerms(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        definition: Callable[..., Any],
+        t: CentroidTerms,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        q = features if t.valid is None else torch.where(t.valid[:, None], features, 0)
+        # What each class, and each of its samples, counts in a mean over classes.
+        present = None if t.by_class else (t.counts > 0).to(t.counts.dtype)
+        if present is None:
+            share, counts = torch.full_like(t.counts, 1 / t.counts.shape[0]), t.counts
+        else:
+            share, counts = present / present.sum().clamp_min(1), t.counts.clamp_min(1)
+        each = (share / counts).index_select(0, t.of_sample)
+        if t.valid is not None:
+            each = each.masked_fill(~t.valid, 0.0)
+        away = t.compact.index_select(0, t.of_sample) - q
+        distance = row_norms(away)
+        hinge = (distance - t.radius).relu_()
+        if t.power == 0:
+            capped = hinge.clamp_max(t.tail)
+            values = (2 * hinge - capped).mul_(capped)
+        else:
+            values = hinge if t.power == 1 else hinge.square()
+        compact = values.dot(each)
+
+        rival = _rivals(t, weight, bias)
+        rows = weight.index_select(0, rival)
+        own = weight if t.by_class else weight.index_select(0, t.classes)
+        normal = rows - own
+        length = row_norms(normal)
+        gap = (normal * t.points).sum(1)
+        if bias is not None:
+            mine = bias if t.by_class else bias.index_select(0, t.classes)
+            gap += bias.index_select(0, rival) - mine
+        degenerate = length <= DEGENERATE
+        inverse = length.reciprocal().masked_fill_(degenerate, 0.0)
+        signed = gap.mul_(inverse)
+        kept = (signed + t.margin).relu_()
+        margin = (kept if t.margin_power == 1 else kept.square()).dot(share)
+        size = row_norms(t.points) if t.with_norm else None
+        ctx.save_for_backward(
+            *(features, weight, bias, share, counts, each, away, distance, hinge),
+            *(rival, normal, inverse, signed, kept, size),
+        )
+        ctx.terms, ctx.definition = t, definition
+        return compact, margin, None if size is None else size.dot(share)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        features, weight, bias, share, counts, each, away, distance, hinge, *more = (
+            ctx.saved_tensors
+        )
+        rival, normal, inverse, signed, kept, size = more
+        t, (g_compact, g_margin, g_norm) = ctx.terms, grads
+        if torch.is_grad_enabled() or batched_gradient(g_compact):
+            with torch.enable_grad():
+                made = ctx.definition(features, weight, bias)
+                given = [(m, g) for m, g in zip(made, grads, strict=False) if g is not None]
+                inputs = (features, weight, bias)
+                wanted = [
+                    x for x, need in zip(inputs, ctx.needs_input_grad[2:], strict=True) if need
+                ]
+                values, by = zip(*given, strict=True)
+                found = iter(torch.autograd.grad(values, wanted, by, create_graph=True))
+            again = (next(found) if need else None for need in ctx.needs_input_grad[2:])
+            return None, None, *again
+
+        # Compactness: along the way from each sample to its centroid.
+        if t.power == 0:
+            slope = hinge.clamp_max(t.tail).mul_(2)
+        else:
+            slope = 2 * hinge if t.power == 2 else (hinge > 0).to(hinge.dtype)
+        pull = slope.mul_(each).mul_(g_compact)
+        pull = pull.div_(distance.clamp_min(EPS))  # at 0 the slope is 0
+        to_center = away * pull[:, None]
+        # Margin: of every centroid, along the normal of its nearest boundary.
+        push = (kept > 0).to(kept.dtype) if t.margin_power == 1 else 2 * kept
+        push = push.mul_(share).mul_(g_margin).mul_(inverse)[:, None]
+        points = normal * push
+        if size is not None:
+            long = (share * g_norm).div_(size.clamp_min(EPS))
+            points.addcmul_(t.points, long[:, None])
+        g_features = g_weight = g_bias = None
+        if ctx.needs_input_grad[2]:
+            sums = torch.zeros_like(t.means).index_add_(0, t.of_sample, to_center)
+            sums.mul_(t.through_compact).add_(points, alpha=t.through_points)
+            sums.div_(counts[:, None])
+            g_features = sums.index_select(0, t.of_sample).sub_(to_center)
+            if t.valid is not None:
+                g_features.masked_fill_(~t.valid[:, None], 0.0)
+        if ctx.needs_input_grad[3]:
+            tilt = torch.addcmul(t.points, normal, (signed * inverse)[:, None], value=-1)
+            g_weight = _differences(t, tilt.mul_(push), rival, weight)
+        if bias is not None and ctx.needs_input_grad[4]:
+            g_bias = _differences(t, push[:, 0], rival, bias)
+        return None, None, g_features, g_weight, g_bias
+
+
+def _differences(t: CentroidTerms, grad: Tensor, rival: Tensor, like: Tensor) -> Tensor:
+    """The gradient of rows from that of rival rows less own ones."""
+    if t.by_class:
+        return (-grad).index_add_(0, rival, grad)
+    empty = torch.zeros_like(like, dtype=grad.dtype)
+    return empty.index_add_(0, rival, grad).index_add_(0, t.classes, grad, alpha=-1)
+
+
+centroid_terms: Callable[..., tuple[Tensor, Tensor, Tensor | None]] = _CentroidTerms.apply
+"""Compactness, margin and norm, means over the classes present.
+
+``definition`` makes the same of features, prototypes and bias by autograd.
+"""
