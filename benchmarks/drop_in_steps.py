@@ -2,9 +2,10 @@
 
 Forward, loss, backward and SGD of torchvision networks under bfloat16 autocast, on random images
 that lie on the GPU. All providers see the same images and begin with the same weights; they take
-turns in blocks of steps. Rows: milliseconds of a step, the median over the blocks, once of the
-steps from the tenth to the sixtieth and once of those after; the ratio to cross entropy is the
-median of the ratios inside the rounds. Kernel launches are counted by torch's profiler.
+turns in short blocks of steps. Rows: milliseconds of a step, the lower quartile over the blocks
+(what else the host does only adds to them), once of the steps from the tenth to the sixtieth and
+once of those after, and the ratio to the same of cross entropy. Kernel launches are counted by
+torch's profiler.
 
     python benchmarks/drop_in_steps.py           # results/drop_in_steps_cuda.json, 4 minutes
     python benchmarks/drop_in_steps.py --models resnet18
@@ -36,7 +37,7 @@ LIMITS = {"resnet18": (1.08, 1.25), "resnet50": (1.03, 1.08), "vit_b_16": (1.03,
 
 BASELINE = "cross entropy"
 CENTROIDS = ("CE + Discriminative", "CE + StableDiscriminative")
-SKIPPED, FIRST, BLOCK = 10, 60, 25
+SKIPPED, FIRST, BLOCK = 10, 60, 10
 
 
 def objectives(classes: int, dim: int) -> dict[str, Any]:
@@ -85,6 +86,10 @@ def block(step: Callable[[], None], steps: int) -> float:
     return 1e3 * (time.perf_counter() - start) / steps
 
 
+def quartile(milliseconds: list[float]) -> float:
+    return statistics.quantiles(milliseconds, n=4, method="inclusive")[0]
+
+
 def launches(step: Callable[[], None]) -> int:
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
@@ -97,19 +102,20 @@ def launches(step: Callable[[], None]) -> int:
 def measured(model: str, classes: int, rounds: int) -> list[Row]:
     providers = [BASELINE, *objectives(classes, MODELS[model][2])]
     steps = {provider: setup(provider, model, classes) for provider in providers}
-    early = {}
-    for provider, step in steps.items():
+    for step in steps.values():
         block(step, SKIPPED)
-        early[provider] = block(step, FIRST - SKIPPED)
-    late: dict[str, list[float]] = {provider: [] for provider in providers}
-    for turn in range(rounds):
+    blocks: dict[str, list[float]] = {provider: [] for provider in providers}
+    soon = (FIRST - SKIPPED) // BLOCK
+    for turn in range(soon + rounds):
         first = turn % len(providers)
         for provider in islice([*providers, *providers], first, first + len(providers)):
-            block(steps[provider], 3)
-            late[provider].append(block(steps[provider], BLOCK))
+            if turn >= soon:
+                block(steps[provider], 2)
+            blocks[provider].append(block(steps[provider], BLOCK))
+    early = {provider: quartile(each[:soon]) for provider, each in blocks.items()}
+    late = {provider: quartile(each[soon:]) for provider, each in blocks.items()}
     rows = []
     for provider in providers:
-        ratios = [a / b for a, b in zip(late[provider], late[BASELINE], strict=True)]
         limit = LIMITS[model][provider in CENTROIDS]
         rows.append(
             {
@@ -118,10 +124,10 @@ def measured(model: str, classes: int, rounds: int) -> list[Row]:
                 "classes": classes,
                 "batch": MODELS[model][1],
                 "provider": provider,
-                "ms": round(statistics.median(late[provider]), 3),
+                "ms": round(late[provider], 3),
                 "ms_first_60": round(early[provider], 3),
                 "baseline": BASELINE,
-                "ratio": round(statistics.median(ratios), 4),
+                "ratio": round(late[provider] / late[BASELINE], 4),
                 "ratio_first_60": round(early[provider] / early[BASELINE], 4),
                 "limit": limit if provider != BASELINE else None,
                 "launches": launches(steps[provider]),
@@ -135,7 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=[*MODELS], choices=[*MODELS])
     parser.add_argument("--classes", type=int, default=CLASSES)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args()
     common = {
         "device": torch.cuda.get_device_name(),
