@@ -227,12 +227,15 @@ def _check_sizes(objective: Objective, num_classes: int, dim: int, own_features:
                         f"fills them in: lambda num_classes, dim: {type(module).__name__}"
                         "(num_classes, dim)."
                     )
-            counts = getattr(module, "class_counts", None) or ()
-            if counts and len(counts) != num_classes:
-                raise LargeMarginError(
-                    f"the term {name!r} was made with {len(counts)} class_counts, but the head has "
-                    f"{num_classes} classes. Give one number per class, in the order of the labels."
-                )
+            for what in ("class_counts", "margin"):
+                each: Any = getattr(module, what, None)
+                one = not isinstance(each, Tensor | Sequence) or getattr(each, "ndim", 1) == 0
+                if not one and len(each) != num_classes:
+                    raise LargeMarginError(
+                        f"the term {name!r} was made with {len(each)} {what}, but the head "
+                        f"has {num_classes} classes. Give one number per class, in the order of "
+                        "the labels."
+                    )
 
 
 def _head_spec(objective: Objective, num_classes: int, similarity: str | None) -> HeadSpec | None:
