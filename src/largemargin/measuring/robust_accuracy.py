@@ -24,6 +24,7 @@ from largemargin.measuring.batches import (
     need_images,
     need_labels,
 )
+from largemargin.measuring.input_space import Normalization, PixelUnits
 from largemargin.measuring.logit_model import LogitModel, ReadingOptions, count_over
 from largemargin.measuring.records import Record
 from largemargin.measuring.robust.attacks import KINDS, LEVELS, NORMS, Attack
@@ -83,13 +84,14 @@ def perturbed_accuracy(
     *,
     draws: int = 10,
     seed: int = 0,
+    normalization: Normalization | None = None,
     num_classes: int | None = None,
     **options: Unpack[ReadingOptions],
 ) -> dict[str, PerturbedAccuracy]:
     """Accuracy under each perturbation: mean and deviation over independent draws.
 
-    Perturbations act on images in [0, 1]; a model of this library normalises them itself. What
-    has no random part runs once.
+    Perturbations act on images in [0, 1]; a model of this library normalises them itself, and for
+    others ``normalization`` says what the loader does. What has no random part runs once.
 
     Args:
         model, data, num_classes, options: as in :func:`accuracy_of`.
@@ -97,6 +99,8 @@ def perturbed_accuracy(
         draws: runs of a random perturbation. Default 10 (ROB).
         seed: of the draws. The same seed gives every model the same draws: differences between
             models are paired, run by run.
+        normalization: (mean, std) that the loader normalises by, one number or one per channel:
+            images are perturbed as they were before.
 
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(9, 2))
@@ -107,7 +111,10 @@ def perturbed_accuracy(
     """
 
     def make_counter(reader: LogitModel, where: torch.device) -> PerturbedCounts:
-        return PerturbedCounts(reader, perturbations, draws=draws, seed=seed, device=where)
+        pixels = PixelUnits(normalization)
+        return PerturbedCounts(
+            reader, perturbations, draws=draws, seed=seed, device=where, pixels=pixels
+        )
 
     counter, parts = count_over(
         model, data, make_counter, "perturbations", num_classes=num_classes, **options
@@ -122,23 +129,28 @@ def attacked_accuracy(
     *,
     max_samples: int | None = None,
     seed: int = 0,
+    normalization: Normalization | None = None,
     num_classes: int | None = None,
     **options: Unpack[ReadingOptions],
 ) -> tuple[AttackedAccuracy, ...]:
     """Accuracy on attacked images: what the attack leaves right.
 
     Args:
-        model: takes images in [0, 1] and normalises them itself; gradients go through it, not to
-            its parameters.
+        model: takes images in [0, 1] and normalises them itself, unless ``normalization`` says
+            otherwise; gradients go through it, not to its parameters.
         data, num_classes, options: as in :func:`accuracy_of`.
         attacks: of :mod:`largemargin.measuring.robust`.
         max_samples: attack at most so many, spread evenly over the data; default all.
         seed: of random starts.
+        normalization: (mean, std) that the loader normalises by: attacks are on the images before.
     """
 
     def make_counter(reader: LogitModel, where: torch.device) -> AttackedCounts:
         stride = stride_for(data, max_samples, name="max_samples", every="max_samples=None")
-        return AttackedCounts(reader, attacks, seed=seed, device=where, stride=stride)
+        pixels = PixelUnits(normalization)
+        return AttackedCounts(
+            reader, attacks, seed=seed, device=where, stride=stride, pixels=pixels
+        )
 
     counter, parts = count_over(
         model, data, make_counter, "attacks", num_classes=num_classes, **options
@@ -154,13 +166,21 @@ def attack_curve(
     *,
     max_samples: int | None = None,
     seed: int = 0,
+    normalization: Normalization | None = None,
     num_classes: int | None = None,
     **options: Unpack[ReadingOptions],
 ) -> tuple[AttackedAccuracy, ...]:
     """Accuracy under one attack at several strengths: see :func:`attacked_accuracy`."""
     attacks = [replace(attack, epsilon=epsilon) for epsilon in epsilons]
     return attacked_accuracy(
-        model, data, attacks, max_samples=max_samples, seed=seed, num_classes=num_classes, **options
+        model,
+        data,
+        attacks,
+        max_samples=max_samples,
+        seed=seed,
+        normalization=normalization,
+        num_classes=num_classes,
+        **options,
     )
 
 
@@ -239,6 +259,7 @@ class PerturbedCounts:
         draws: int,
         seed: int,
         device: torch.device,
+        pixels: PixelUnits,
     ) -> None:
         check_count("draws", draws, at_least=1)
         if not isinstance(perturbations, Mapping) or not all(
@@ -249,7 +270,7 @@ class PerturbedCounts:
                 f"Perturbation(sigma=0.1)}}, but {perturbations!r} was given. "
                 "perturbation_suite makes the usual ones."
             )
-        self.reader, self.perturbations = reader, dict(perturbations)
+        self.reader, self.perturbations, self.pixels = reader, dict(perturbations), pixels
         self.draws = PairedDraws(seed, device)
         self.runs = {name: draws if each.random else 1 for name, each in self.perturbations.items()}
         self.right = {
@@ -266,12 +287,13 @@ class PerturbedCounts:
     def add(self, batch: DataBatch, shown: Bar) -> None:
         """Every perturbation in every run, so that images are read once."""
         images, labels = need_images(batch.inputs, "a perturbation"), need_labels(batch.labels)
+        images = self.pixels.raw(images, checked=False)
         check_range(images)
         self.samples += known_rows(labels, self.reader.num_classes).sum()
         for name, what in self.perturbations.items():
             for run in range(self.runs[name]):
                 drawn = self.draws(what, run, images, batch.indices)
-                logits = self.reader(what.apply(images, drawn))
+                logits = self.reader(self.pixels.normalized(what.apply(images, drawn)))
                 self.right[name][run] += is_right(logits, labels).sum()
                 shown.update()
 
@@ -368,6 +390,7 @@ class AttackedCounts:
         seed: of random starts. They depend on it, on the kind of attack and on the position of
             the sample, not on its batch: every model is attacked from the same points.
         device: of the images.
+        pixels: how the data is normalised.
         stride: attack every so many-th sample.
     """
 
@@ -378,6 +401,7 @@ class AttackedCounts:
         *,
         seed: int,
         device: torch.device,
+        pixels: PixelUnits,
         stride: int = 1,
     ) -> None:
         if isinstance(attacks, str | Attack) or not all(isinstance(a, Attack) for a in attacks):
@@ -386,7 +410,7 @@ class AttackedCounts:
                 f"{attacks!r} was given."
             )
         self.reader, self.attacks, self.seed, self.stride = reader, list(attacks), seed, stride
-        self.device = device
+        self.device, self.pixels = device, pixels
         self.generators: list[torch.Generator] = []
         self.right = torch.zeros(len(self.attacks), dtype=torch.long, device=device)
         self.samples = 0
@@ -402,13 +426,20 @@ class AttackedCounts:
         chosen = (batch.indices % self.stride == 0).to(labels.device) & known
         positions = batch.indices[chosen.to(batch.indices.device)].tolist()
         images, labels = images[chosen], labels[chosen]
+        images = self.pixels.raw(images, checked=False)
+        check_range(images)
+        images = images.clamp(0, 1)  # resizing and rounding leave some a little outside
         self.samples += len(labels)
         for number, attack in enumerate(self.attacks):
             if len(labels):
                 changed = self._attacked(attack, images, labels, positions)
                 with torch.no_grad():
-                    self.right[number] += is_right(self.reader(changed), labels).sum()
+                    self.right[number] += is_right(self._read(changed), labels).sum()
             shown.update()
+
+    def _read(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.reader(self.pixels.normalized(images))
+        return logits
 
     def _attacked(
         self, attack: Attack, images: Tensor, labels: Tensor, positions: list[int]
@@ -420,7 +451,7 @@ class AttackedCounts:
             key = (self.seed, "attack", attack.kind, attack.norm, position)
             generator.manual_seed(seed_for(*key))
         with self.reader.evaluating(gradients=True):
-            return attack(self.reader, images, labels, generator=own).detach()
+            return attack(self._read, images, labels, generator=own).detach()
 
     def sums(self) -> dict[str, Tensor]:
         return {"right": self.right.cpu(), "samples": torch.tensor(self.samples)}
