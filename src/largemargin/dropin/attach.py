@@ -20,6 +20,7 @@ from largemargin.dropin.find_head import (
     unwrapped,
 )
 from largemargin.dropin.fsdp import is_fsdp, refuse_tensor_parallel
+from largemargin.dropin.saved_heads import keep_form
 from largemargin.dropin.training_warnings import Watch, check_ceiling, check_shape_left
 from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.heads.class_head import ClassHead
@@ -120,6 +121,8 @@ def attach(
     check_plain(path, head)
     undo: list[Callable[[], None]] = []
     changed = _reshape(bare, path, head, spec, undo, in_ddp=in_ddp)
+    bias_free = changed is not head and getattr(head, "bias", None) is None
+    keep_form(bare, changed, undo, bias_free=bias_free, warn=warn)
     with ExitStack() as back:  # what is refused leaves the model as it was
         for restore in undo:
             back.callback(restore)

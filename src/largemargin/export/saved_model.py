@@ -29,6 +29,7 @@ import largemargin.losses.base.schedules as schedules
 from largemargin.dropin.attach import attach
 from largemargin.dropin.criterion import Criterion
 from largemargin.dropin.find_head import find_layer, parents_of, unwrapped
+from largemargin.dropin.saved_heads import form_is_kept
 from largemargin.errors import LargeMarginError, check_choice, check_count, check_number
 from largemargin.export.plain_model import (
     HeadFacts,
@@ -99,7 +100,8 @@ def save(
     if class_names is not None:
         check_class_names(class_names, facts)
     check_json("config", config)
-    state = bare.state_dict()
+    with form_is_kept():
+        state = bare.state_dict()
     extra = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
     for name, value in extra.items():
         check_json(f"the extra state {name!r} of the model", value)
@@ -259,7 +261,7 @@ def load(
         if criterion != "none" and saved["criterion"] is not None:
             tensors = read_tensors(folder / CRITERION)
     head = saved["head"]
-    with _reports_damage(folder), ExitStack() as undo:
+    with form_is_kept(), _reports_damage(folder), ExitStack() as undo:
         attached = _attached(model, criterion, saved, tensors, undo)
         _check_state(bare, state, strict)
         _try_extra_state(bare, saved["model_extra_state"] or {}, undo)

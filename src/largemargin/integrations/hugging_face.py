@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.dropin.criterion import Criterion
+from largemargin.dropin.saved_heads import CONFIG_KEY, SavePretrained, is_plain, record_form
 from largemargin.errors import LargeMarginError, MissingPackage
 from largemargin.heads.class_head import ClassHead
 from largemargin.integrations.trainer_duties import (
@@ -38,8 +39,6 @@ IGNORED = -100
 """The label the Trainer does not count in ``num_items_in_batch``."""
 
 STATE_FILE = "criterion.pt"
-CONFIG_KEY = "largemargin_head"
-
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -190,19 +189,15 @@ class CriterionCallback(TrainerCallback):
 def record_head(model: Any, criterion: Criterion) -> None:
     """Write how the head makes its logits into ``model.config``, which ``save_pretrained`` saves.
 
-    :class:`CriterionCallback` does it; call it yourself when you save without one.
+    ``attach`` lets ``save_pretrained`` of the model do it, with a warning; this does it now, as
+    :class:`CriterionCallback` does, and without one: who calls it knows of :func:`restore_head`.
     """
     check_belongs(criterion, model)
     if not hasattr(model, "config"):
         raise LargeMarginError(f"{type(model).__name__} has no config to write the head into.")
-    head, view = criterion.layer, criterion.head
-    form = {
-        "layer": next(name for name, module in model.named_modules() if module is head),
-        "similarity": view.similarity,
-        "scale": view.scale,
-        "bias": view.bias is not None,
-    }
-    setattr(model.config, CONFIG_KEY, form)
+    record_form(model, criterion.layer)
+    if isinstance(vars(model).get("save_pretrained"), SavePretrained):
+        model.save_pretrained.told = True
 
 
 def restore_head(model: Model) -> Model:
@@ -217,8 +212,8 @@ def restore_head(model: Model) -> Model:
     if form is None:
         raise LargeMarginError(
             f"the config of this {type(model).__name__} has no {CONFIG_KEY!r}: the model was saved "
-            "without CriterionCallback or record_head. Attach with the objective it was trained "
-            "with instead."
+            "with its own head, or as a state dict. Attach with the objective it was trained with "
+            "instead."
         )
     layer = model.get_submodule(form["layer"])
     if not isinstance(layer, nn.Linear | ClassHead):
@@ -226,8 +221,7 @@ def restore_head(model: Model) -> Model:
             f"the config says that {form['layer']!r} is the head, but it is a "
             f"{type(layer).__name__}. Load the architecture that was saved."
         )
-    plain = (form["similarity"], form["scale"]) == ("dot", 1.0)
-    if isinstance(layer, nn.Linear) and not (plain and form["bias"] == (layer.bias is not None)):
+    if isinstance(layer, nn.Linear) and not (is_plain(form) and form["bias"] == (layer.bias is not None)):
         head = ClassHead.from_linear(
             layer, similarity=form["similarity"], scale=form["scale"], bias=form["bias"]
         )
