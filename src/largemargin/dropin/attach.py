@@ -121,8 +121,6 @@ def attach(
     check_plain(path, head)
     undo: list[Callable[[], None]] = []
     changed = _reshape(bare, path, head, spec, undo, in_ddp=in_ddp)
-    bias_free = changed is not head and getattr(head, "bias", None) is None
-    keep_form(bare, changed, undo, bias_free=bias_free, warn=warn)
     with ExitStack() as back:  # what is refused leaves the model as it was
         for restore in undo:
             back.callback(restore)
@@ -140,6 +138,10 @@ def attach(
             named=layer is not None,
         )
         back.callback(hooks.remove)
+        bias_free = changed is not head and getattr(head, "bias", None) is None
+        for forget in keep_form(hooks, bias_free=bias_free, warn=warn):
+            back.callback(forget)
+            undo.append(forget)
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()  # code compiled before does not know the hooks
         criterion = Criterion(

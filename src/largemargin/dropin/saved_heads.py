@@ -2,23 +2,29 @@
 
 A state dict says nothing of a head's form, and a plain layer that takes the weight predicts
 something else. ``save_pretrained`` of Hugging Face's models therefore writes the form into their
-configuration, and who saves a weight that a plain layer takes without complaint is told, once.
+configuration, that of PEFT's a file beside the adapter, and who saves a weight that a plain layer
+takes without complaint is told, once.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from largemargin.dropin.feature_hooks import FeatureHooks
 from largemargin.dropin.find_head import ancestors
 from largemargin.errors import warn_user
 from largemargin.heads.class_head import ClassHead
 
 CONFIG_KEY = "largemargin_head"
 """Where a configuration of Hugging Face holds the form of the head."""
+FORM_FILE = "largemargin_head.json"
+"""Where it stands beside an adapter of PEFT, which has no configuration of the model."""
 
 _kept: ContextVar[bool] = ContextVar("the form is kept", default=False)
 
@@ -38,15 +44,23 @@ def is_plain(form: dict[str, Any]) -> bool:
     return (form["similarity"], form["scale"]) == ("dot", 1.0)
 
 
+def is_adapted(model: Any) -> bool:
+    """Whether it is a ``PeftModel``, which saves an adapter and not the model."""
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
 def record_form(model: Any, head: nn.Module) -> dict[str, Any]:
-    """Write into ``model.config`` how the head makes its logits; ``save_pretrained`` saves it."""
+    """How the head makes its logits, also into ``model.config``, which is saved with the model."""
+    base = model.get_base_model() if is_adapted(model) else model
+    name = next(name for name, module in base.named_modules() if module is head)
     form = {
-        "layer": next(name for name, module in model.named_modules() if module is head),
+        "layer": name.split(".modules_to_save.")[0],
         "similarity": getattr(head, "similarity", "dot"),
         "scale": getattr(head, "scale", 1.0),
         "bias": getattr(head, "bias", None) is not None,
     }
-    setattr(model.config, CONFIG_KEY, form)
+    if base is model:
+        setattr(model.config, CONFIG_KEY, form)
     return form
 
 
@@ -69,27 +83,37 @@ class SavePretrained:
     """``save_pretrained`` of an attached model, which takes the head's form along."""
 
     model: Any
-    head: nn.Module
+    hooks: FeatureHooks
     told: bool
 
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        form = record_form(self.model, self.head)
+    def __call__(self, save_directory: Any, *args: Any, **options: Any) -> Any:
+        form = record_form(self.model, self.hooks.follow())
+        adapted = is_adapted(self.model)
         if not (self.told or is_plain(form)):
             self.told = True
             warn_user(
                 f"from_pretrained will build a plain linear layer on the weight of the head "
                 f"{form['layer']!r}, which predicts something else than this one with similarity="
-                f"{form['similarity']!r}. Its form is in the config: call "
-                "largemargin.integrations.hugging_face.restore_head(model) after loading."
+                f"{form['similarity']!r}. Its form is saved, too: call "
+                "largemargin.integrations.hugging_face."
+                + (
+                    "restore_head(base_model, folder) before PeftModel.from_pretrained."
+                    if adapted
+                    else "restore_head(model) after loading."
+                )
             )
         with form_is_kept():
-            return type(self.model).save_pretrained(self.model, *args, **options)
+            saved = type(self.model).save_pretrained(self.model, save_directory, *args, **options)
+        if adapted and Path(save_directory).is_dir():
+            (Path(save_directory) / FORM_FILE).write_text(json.dumps(form), encoding="utf-8")
+        return saved
 
     def remove(self) -> None:
         if vars(self.model).get("save_pretrained") is self:
             del self.model.save_pretrained
-        if hasattr(self.model.config, CONFIG_KEY):
-            delattr(self.model.config, CONFIG_KEY)
+        config = getattr(self.model, "config", None)
+        if hasattr(config, CONFIG_KEY):
+            delattr(config, CONFIG_KEY)
 
 
 @dataclass(eq=False)
@@ -101,8 +125,8 @@ class StateDictNotice:
     def __call__(
         self, head: ClassHead, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
     ) -> None:
-        if self.told or _kept.get() or not head.shaped_by_attach:
-            return
+        if self.told or not prefix or _kept.get() or not head.shaped_by_attach:
+            return  # also of the head alone, as PEFT asks for it
         self.told = True
         warn_user(
             f"this state dict holds the weight of the head but not its form (similarity="
@@ -113,24 +137,28 @@ class StateDictNotice:
         )
 
 
-def keep_form(
-    model: nn.Module, head: nn.Module, undo: list[Callable[[], None]], *, bias_free: bool, warn: bool
-) -> None:
-    """Let the head's form be saved with the model, or say that it is not.
+def keep_form(hooks: FeatureHooks, *, bias_free: bool, warn: bool) -> list[Callable[[], None]]:
+    """Let the head's form be saved with the model, or say that it is not; what undoes that.
 
     Args:
         bias_free: the layer had no bias before either, so that its state dict is the head's.
     """
-    pretrained = False
-    for module in ancestors(model, head):
+    undo = []
+    head = hooks.layer
+    for module in hooks.around:
         config: Any = getattr(module, "config", None)
         if config is None or not callable(getattr(type(module), "save_pretrained", None)):
             continue
         if isinstance(head, ClassHead) or hasattr(config, CONFIG_KEY):
-            pretrained = True
-            save = SavePretrained(module, head, told=not warn)
-            module.save_pretrained = save  # type: ignore[assignment]
-            record_form(module, head)
-            undo.append(save.remove)
-    if bias_free and warn and not pretrained:
+            undo.append(take_form_along(module, hooks, told=not warn).remove)
+    if bias_free and warn:
         head.register_state_dict_post_hook(StateDictNotice())  # type: ignore[no-untyped-call]
+    return undo
+
+
+def take_form_along(model: nn.Module, hooks: FeatureHooks, *, told: bool) -> SavePretrained:
+    """Let ``model.save_pretrained`` save the head's form, too."""
+    save = SavePretrained(model, hooks, told)
+    model.save_pretrained = save  # type: ignore[assignment]
+    record_form(model, hooks.follow())
+    return save
