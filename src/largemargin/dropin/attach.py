@@ -20,8 +20,9 @@ from largemargin.dropin.find_head import (
     unwrapped,
 )
 from largemargin.dropin.fsdp import is_fsdp, refuse_tensor_parallel
-from largemargin.dropin.saved_heads import keep_form
+from largemargin.dropin.saved_heads import keep_form, loading
 from largemargin.dropin.training_warnings import Watch, check_ceiling, check_shape_left
+from largemargin.dropin.zero_rows import fill_zero_rows
 from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.heads.class_head import ClassHead
 from largemargin.heads.head_spec import HeadSpec
@@ -68,7 +69,8 @@ def attach(
     Where the objective works on cosines (CosFace, ArcFace, LM-Softmax, ...) or distances, the layer
     is replaced by a :class:`ClassHead` on the same weight, so that ``model(x)`` predicts with the
     geometry it was trained with; its bias, which such a head does not have, is set aside.
-    ``criterion.undo()`` restores the layer.
+    ``criterion.undo()`` restores the layer. Class vectors that are zero, as in torchvision's vision
+    transformers, get random values where the objective has no gradient at zero, with a warning.
 
     Call it before DDP, ``fully_shard`` and ``torch.compile``; plain DDP and compiled models are
     accepted too.
@@ -155,6 +157,8 @@ def attach(
             watch=Watch() if warn else None,
             owns_head=changed is not head,
         )
+        if not loading():  # then the weights are those of a folder
+            fill_zero_rows(bare, path, changed, objective, same=in_ddp, warn=warn)
         back.pop_all()
     return criterion
 

@@ -39,6 +39,11 @@ def form_is_kept() -> Iterator[None]:
         _kept.reset(token)
 
 
+def loading() -> bool:
+    """Whether the model is being saved or loaded together with the head's form."""
+    return _kept.get()
+
+
 def is_plain(form: dict[str, Any]) -> bool:
     """Whether an ``nn.Linear`` on the same weight and bias gives the same logits."""
     return (form["similarity"], form["scale"]) == ("dot", 1.0)
