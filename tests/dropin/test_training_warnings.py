@@ -75,7 +75,8 @@ class Trained:
 
 
 def quick(**options: int) -> Watch:
-    return Watch(**{"patience": 40, "stuck_after": 20, "views_per_class": 100, **options})
+    early = {"patience": 40, "stuck_after": 20, "views_per_class": 100, "labels_after": 40}
+    return Watch(**{**early, **options})
 
 
 class TestHealthyTraining:
@@ -475,3 +476,49 @@ def test_torchvisions_vision_transformer_trains() -> None:
         optimizer.step()
         values.append(float(value.detach()))
     assert values[-1] < values[0] - 0.5
+
+
+def embeddings(
+    rows: int, labels: Callable[[torch.Tensor], torch.Tensor], **options: object
+) -> list:
+    """What is said of the range of the labels."""
+    done = Trained(lm.CosFace(scale=8.0), num_classes=rows, labels=labels, watch=quick(), **options)
+    return [each for each in done.said if "one per class" in each]
+
+
+def test_an_embedding_network_is_no_classifier() -> None:
+    said = embeddings(32, lambda y: y)
+    assert len(said) == 1
+    assert "the head has 32 rows" in said[0]
+    assert "none is above 9" in said[0]
+    assert "nn.Sequential(model, lm.ClassHead(32, num_classes=10))" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels"),
+    [
+        (19, lambda y: y),  # more than half
+        (10, lambda y: y),
+        (32, lambda y: torch.where(y == 9, 31, y)),  # the highest decides
+        (32, lambda y: nn.functional.one_hot(y, 32).float()),
+        (32, lambda y: torch.full_like(y, -100)),
+    ],
+)
+def test_labels_that_fit_the_head(
+    rows: int, labels: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    assert embeddings(rows, labels) == []
+
+
+def test_labels_are_judged_by_enough_samples() -> None:
+    """64 samples a call: 20 for each of the rows take 40 calls, or 160."""
+    assert embeddings(128, lambda y: y, calls=39) == []
+    assert embeddings(129, lambda y: y, calls=79) == []
+    assert len(embeddings(128, lambda y: y, calls=40)) == 1
+    assert len(embeddings(129, lambda y: y, calls=80)) == 1
+    calls = iter(range(1000))
+
+    def late(y: torch.Tensor) -> torch.Tensor:  # once in the window before the verdict is enough
+        return torch.where(y == 9, 31, y) if next(calls) == 25 else y
+
+    assert embeddings(32, late) == []

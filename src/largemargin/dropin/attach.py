@@ -95,8 +95,9 @@ def attach(
         gradient_norms: keep each term's gradient norm on the features in
             ``criterion.gradient_norms``. One extra backward pass to the features per term.
         warn: warn, once, when targets stay beyond 90 degrees, when the head gets gradients but
-            never changes, when classes are never seen by a centroid bank, when a margin is wider
-            than this many classes in this dimension can have.
+            never changes, when classes are never seen by a centroid bank, when labels stay far
+            below the head's rows, when a margin is wider than this many classes in this dimension
+            can have; and of what saving the model loses.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
