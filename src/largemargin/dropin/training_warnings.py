@@ -66,13 +66,16 @@ class Watch:
         self.samples += labels.shape[0]
         patience = self.patience * criterion.accumulate
         self._look_at_parameters(criterion, head, self.stuck_after * criterion.accumulate)
+        soon = -self.calls % patience < WINDOW
         due = self.calls % patience == 0 and (self.calls // patience).bit_count() == 1
-        if self._looks_at_angles and head.similarity.startswith("cosine"):
+        if soon and self._looks_at_angles and head.similarity.startswith("cosine"):
             self._look_at_angles(criterion.objective, features, labels, head, patience, due)
         if self._looks_at_banks and due:
             self._look_at_banks(criterion)
         if self._looks_at_labels and labels.dim() == 1:
-            self._look_at_labels(labels, head, self.labels_after * criterion.accumulate)
+            patience = self.labels_after * criterion.accumulate
+            if -self.calls % patience < WINDOW:
+                self._look_at_labels(labels, head, patience)
 
     def _look_at_parameters(self, criterion: Any, head: HeadView, patience: int) -> None:
         """Snapshot at the first call, gradients at the first few, verdict after ``patience``."""
