@@ -11,8 +11,12 @@ from torch import nn
 
 from largemargin.errors import LargeMarginError
 from largemargin.losses import LOSSES
-from largemargin.losses.base.constructor_arguments import arguments_of, wrong_arguments
-from largemargin.losses.base.loss import Loss
+from largemargin.losses.base.constructor_arguments import (
+    arguments_of,
+    constructor_arguments,
+    wrong_arguments,
+)
+from largemargin.losses.base.loss import Loss, Weighted
 from largemargin.losses.base.objective import Objective
 from largemargin.losses.cross_entropy import CrossEntropy
 
@@ -47,13 +51,7 @@ def objective_for(
     if isinstance(given, type) and issubclass(given, Loss):
         return lambda num_classes, dim: build_loss(given, settings, num_classes, dim, class_counts)
     if isinstance(given, nn.Module):
-        if settings:
-            raise LargeMarginError(
-                f"objective is a {type(given).__name__} already, so its settings "
-                f"{sorted(settings)} cannot be changed. Give its name or class instead, or set "
-                "them where it is made."
-            )
-        return deepcopy(given)
+        return rebuilt(given, settings) if settings else deepcopy(given)
     if callable(given) and not settings:
         # As it is: a preset also tells attach about its schedule. It may want the counts.
         counted = getattr(given, "with_counts", None)
@@ -64,6 +62,52 @@ def objective_for(
         "objective must be a name of lm.LOSSES, a loss or Objective, or a function (num_classes, "
         f"dim) that makes one, but {given!r} was given."
     )
+
+
+def rebuilt(given: nn.Module, settings: Mapping[str, Any]) -> nn.Module:
+    """A loss, weighted loss or objective built again with other settings of its losses.
+
+    Args:
+        settings: of the only term, or of each by its name, as ``{"cosface": {"margin": 0.2}}`` or
+            ``{"cosface__margin": 0.2}``.
+    """
+    if isinstance(given, Weighted):
+        return Weighted(rebuilt(given.loss, settings), given.weight)  # type: ignore[arg-type]
+    if isinstance(given, Objective):
+        return _rebuilt_objective(given, settings)
+    kind = type(given)
+    if not isinstance(given, Loss) or not settings.keys() <= arguments_of(kind).keys():
+        raise wrong_arguments(kind, settings)
+    try:
+        made: nn.Module = kind(**{**constructor_arguments(given, Loss), **settings})
+    except (AttributeError, TypeError) as error:
+        raise LargeMarginError(
+            f"the settings {sorted(settings)} of this {kind.__name__} cannot be changed, since it "
+            f"cannot be built again from its attributes ({error}). Give its class, or a function "
+            "(num_classes, dim) that takes them."
+        ) from error
+    return made.train(given.training)
+
+
+def _rebuilt_objective(given: Objective, settings: Mapping[str, Any]) -> Objective:
+    by_term: dict[str, dict[str, Any]] = {}
+    for name, value in settings.items():
+        term, _, setting = name.partition("__")
+        if term in given.terms and (setting or isinstance(value, Mapping)):
+            by_term.setdefault(term, {}).update({setting: value} if setting else value)
+        elif len(given.terms) == 1:
+            by_term.setdefault(next(iter(given.terms)), {})[name] = value
+        else:
+            raise LargeMarginError(
+                f"the settings of the objective have {name!r}, but its terms are "
+                f"{', '.join(given.terms)}. Name the term, too: objective__"
+                f"{next(iter(given.terms))}__{name}."
+            )
+    terms: dict[str, Any] = {}
+    for name, loss in given.terms.items():
+        made = rebuilt(loss, by_term[name]) if name in by_term else deepcopy(loss)
+        terms[name] = given.weights[name] * made  # type: ignore[operator]
+    return Objective(**terms)
 
 
 def parse_sum(text: str, settings: Mapping[str, Any]) -> list[Term]:
