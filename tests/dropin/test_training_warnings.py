@@ -15,6 +15,7 @@ from torch import nn
 import largemargin as lm
 from largemargin.dropin import MarginWarning
 from largemargin.dropin.training_warnings import ENTRIES, Watch, _Traces
+from largemargin.dropin.zero_rows import fill_zero_rows
 from largemargin.losses.base.schedules import Ramp
 
 
@@ -406,6 +407,21 @@ def test_zero_rows_get_values_that_train(name: str) -> None:
     criterion(model(images[:200]), labels[:200]).backward()
     for parameter in (criterion.layer.weight, model[0].weight):
         assert parameter.grad.abs().amax(1).gt(0).sum() >= len(parameter) - 4  # dead ReLUs
+
+
+def test_processes_of_ddp_draw_the_same() -> None:
+    """DDP has copied the weights already; elsewhere the seed of the user decides."""
+    drawn = {True: [], False: []}
+    for same, found in drawn.items():
+        for seed in (1, 2):
+            model, objective = zeros(), lm.Objective(face=lm.CosFace())
+            torch.manual_seed(seed)
+            state = torch.get_rng_state()
+            fill_zero_rows(model, "3", model[3], objective, same=same, warn=False)
+            assert torch.equal(torch.get_rng_state(), state) == same
+            found.append(model[3].weight.detach())
+    assert torch.equal(*drawn[True])
+    assert not torch.equal(*drawn[False])
 
 
 def test_only_rows_that_are_zero_are_changed() -> None:

@@ -432,7 +432,7 @@ def test_a_wide_sparse_matrix_is_never_made_dense(monkeypatch: pytest.MonkeyPatc
                 "objective": lm.CosFace() + 0.5 * lm.SampleMargin(),
                 "objective_params": {"margin": 0.1},
             },
-            "Name the term, too: objective__cosface__margin",
+            "Name one: objective__cosface__margin",
         ),
         ({"objective": "stability"}, "noise=0.1"),
         ({"objective": "layer_margin"}, "layers="),

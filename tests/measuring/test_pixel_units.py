@@ -133,5 +133,5 @@ def test_a_perturbation_refuses_other_units(what: Perturbation) -> None:
     assert what(what(images)).shape == images.shape  # a little outside, from the first
     mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]])[:, :, None, None]
     for others in ((images - mean) / std, 255 * images, 2 * images - 1):
-        with pytest.raises(LargeMarginError, match=r"before they are normalised"):
+        with pytest.raises(LargeMarginError, match="before they are normalised"):
             what(others)

@@ -96,16 +96,13 @@ class SavePretrained:
         adapted = is_adapted(self.model)
         if not (self.told or is_plain(form)):
             self.told = True
+            after = "restore_head(model) after loading."
+            if adapted:
+                after = "restore_head(base_model, folder) before PeftModel.from_pretrained."
             warn_user(
                 f"from_pretrained will build a plain linear layer on the weight of the head "
-                f"{form['layer']!r}, which predicts something else than this one with similarity="
-                f"{form['similarity']!r}. Its form is saved, too: call "
-                "largemargin.integrations.hugging_face."
-                + (
-                    "restore_head(base_model, folder) before PeftModel.from_pretrained."
-                    if adapted
-                    else "restore_head(model) after loading."
-                )
+                f"{form['layer']!r}, which predicts otherwise. Its form is saved, too: call "
+                f"largemargin.integrations.hugging_face.{after}"
             )
         with form_is_kept():
             saved = type(self.model).save_pretrained(self.model, save_directory, *args, **options)
@@ -135,10 +132,9 @@ class StateDictNotice:
         self.told = True
         warn_user(
             f"this state dict holds the weight of the head but not its form (similarity="
-            f"{head.similarity!r}, scale={head.scale:g}). The model as it was before attach takes "
-            "it without complaint and predicts something else. Save with lm.export.save, or attach "
-            "the same objective again before or after loading; to serve it without largemargin, "
-            "put head.to_linear() in its place. (attach(..., warn=False) does not say this.)"
+            f"{head.similarity!r}, scale={head.scale:g}): the model as it was before attach takes "
+            "it without complaint and predicts otherwise. Save with lm.export.save, or attach the "
+            "same objective when you load it (attach(..., warn=False) does not say this)."
         )
 
 

@@ -41,26 +41,20 @@ def fill_zero_rows(
         f"{len(rows)} of the {len(weight)} rows of the head {path!r} are zero, where {names} has "
         "no gradient, so they would never move"
     )
-    if any(
-        parameter is weight
-        for module in model.modules()
-        if module is not head
-        for parameter in module._parameters.values()
-    ):
-        if warn:
-            warn_user(
-                f"{said}. Another layer uses the same weight, so it is left as it is; give those "
-                "rows values yourself if samples have their classes."
-            )
-        return
+    others = (each for each in model.modules() if each is not head)
+    if any(parameter is weight for each in others for parameter in each._parameters.values()):
+        said += ". Another layer uses the same weight, so it is left as it is."
+        rows = rows[:0]
+    else:
+        said += ". They were given random values, as those of lm.ClassHead are."
     with torch.random.fork_rng(devices=[], enabled=same):
         if same:
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)  # and no accelerator's
         similarity = getattr(head, "similarity", "dot")
         fresh = ClassHead(weight.shape[1], len(weight), similarity=similarity, bias=False)
     weight.data[rows] = fresh.weight.data.to(weight)[rows]
     if warn:
-        warn_user(f"{said}. They were given random values, as those of lm.ClassHead are.")
+        warn_user(said)
 
 
 def _move(objective: Objective, head: nn.Module, weight: Tensor, rows: Tensor) -> bool:
@@ -70,14 +64,9 @@ def _move(objective: Objective, head: nn.Module, weight: Tensor, rows: Tensor) -
     draw = torch.Generator().manual_seed(0)
     features = torch.randn(PROBED, weight.shape[1], generator=draw).to(weight)
     labels = rows[torch.arange(PROBED, device=rows.device) % len(rows)]
-    leaf = weight.detach().clone().requires_grad_()
-    bias = getattr(head, "bias", None)
-    view = HeadView(
-        leaf,
-        None if bias is None else bias.detach(),
-        getattr(head, "similarity", "dot"),
-        getattr(head, "scale", 1.0),
-    )
+    leaf, bias = weight.detach().clone().requires_grad_(), getattr(head, "bias", None)
+    form = getattr(head, "similarity", "dot"), getattr(head, "scale", 1.0)
+    view = HeadView(leaf, bias, *form)
     with torch.enable_grad():
         value = deepcopy(objective).train()(
             prototypes=view, labels=labels, features=features, logits=view(features)

@@ -65,49 +65,45 @@ def objective_for(
 
 
 def rebuilt(given: nn.Module, settings: Mapping[str, Any]) -> nn.Module:
-    """A loss, weighted loss or objective built again with other settings of its losses.
+    """A loss, weighted loss or objective built again with other settings.
 
     Args:
-        settings: of the only term, or of each by its name, as ``{"cosface": {"margin": 0.2}}`` or
-            ``{"cosface__margin": 0.2}``.
+        settings: of the loss; of one term of several as ``cosface__margin``.
     """
     if isinstance(given, Weighted):
         return Weighted(rebuilt(given.loss, settings), given.weight)  # type: ignore[arg-type]
     if isinstance(given, Objective):
         return _rebuilt_objective(given, settings)
-    kind = type(given)
-    if not isinstance(given, Loss) or not settings.keys() <= arguments_of(kind).keys():
-        raise wrong_arguments(kind, settings)
+    if not isinstance(given, Loss) or not settings.keys() <= arguments_of(type(given)).keys():
+        raise wrong_arguments(type(given), settings)
     try:
-        made: nn.Module = kind(**{**constructor_arguments(given, Loss), **settings})
-    except (AttributeError, TypeError) as error:
+        made = type(given)(**{**constructor_arguments(given, Loss), **settings})
+    except AttributeError as error:
         raise LargeMarginError(
-            f"the settings {sorted(settings)} of this {kind.__name__} cannot be changed, since it "
-            f"cannot be built again from its attributes ({error}). Give its class, or a function "
-            "(num_classes, dim) that takes them."
+            f"the settings {sorted(settings)} of this {type(given).__name__} cannot be changed: it "
+            f"cannot be built again from its attributes ({error}). Give its class."
         ) from error
     return made.train(given.training)
 
 
 def _rebuilt_objective(given: Objective, settings: Mapping[str, Any]) -> Objective:
-    by_term: dict[str, dict[str, Any]] = {}
+    by_term: dict[str, dict[str, Any]] = {name: {} for name in given.terms}
     for name, value in settings.items():
         term, _, setting = name.partition("__")
-        if term in given.terms and (setting or isinstance(value, Mapping)):
-            by_term.setdefault(term, {}).update({setting: value} if setting else value)
-        elif len(given.terms) == 1:
-            by_term.setdefault(next(iter(given.terms)), {})[name] = value
-        else:
+        if len(by_term) == 1 and not setting:
+            term, setting = next(iter(by_term)), name
+        if term not in by_term or not setting:
             raise LargeMarginError(
                 f"the settings of the objective have {name!r}, but its terms are "
-                f"{', '.join(given.terms)}. Name the term, too: objective__"
-                f"{next(iter(given.terms))}__{name}."
+                f"{', '.join(by_term)}. Name one: objective__{next(iter(by_term))}__{name}."
             )
-    terms: dict[str, Any] = {}
-    for name, loss in given.terms.items():
-        made = rebuilt(loss, by_term[name]) if name in by_term else deepcopy(loss)
-        terms[name] = given.weights[name] * made  # type: ignore[operator]
-    return Objective(**terms)
+        by_term[term][setting] = value
+    losses = {
+        name: rebuilt(loss, by_term[name]) if by_term[name] else deepcopy(loss)
+        for name, loss in given.terms.items()
+    }
+    weights = given.weights
+    return Objective(**{name: Weighted(loss, weights[name]) for name, loss in losses.items()})  # type: ignore[arg-type]
 
 
 def parse_sum(text: str, settings: Mapping[str, Any]) -> list[Term]:

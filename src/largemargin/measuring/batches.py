@@ -363,12 +363,12 @@ def need_images(inputs: Any, what: str) -> Tensor:
     )
 
 
-def check_range(images: Tensor, hint: str = "") -> None:
+def check_range(images: Tensor, hint: str = "", *, beyond: float = RANGE) -> None:
     """Noise, attacks and gradients count in [0, 1]; bytes and normalised images do not."""
     if not images.numel():
         return
     low, high = (float(each) for each in images.aminmax())
-    if low < -RANGE or high > 1 + RANGE:
+    if low < -beyond or high > 1 + beyond:
         raise LargeMarginError(
             "noise, attacks and input space are in units of [0, 1] pixels, but the images reach "
             f"from {low:.3g} to {high:.3g}. If the loader normalises them, say how: "

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_choice, check_number
-from largemargin.tracing import value_range, values_are_checked
+from largemargin.measuring.batches import check_range
+from largemargin.tracing import values_are_checked
 
 MODES = ("bilinear", "nearest")
 """Interpolations of :func:`down_up`, by torch's names."""
@@ -37,19 +38,6 @@ def _check_images(images: Tensor) -> None:
         raise LargeMarginError(
             f"images must be floating point in [0, 1], but their dtype is {images.dtype}. "
             "Divide bytes by 255."
-        )
-
-
-def _check_units(images: Tensor) -> None:
-    """Refuse normalised images and bytes, in whose units noise would be something else."""
-    if not values_are_checked(images, None):
-        return
-    low, high = value_range(images)
-    if low < -NOISED or high > 1 + NOISED:
-        raise LargeMarginError(
-            f"a perturbation is in units of [0, 1] pixels, but the images reach from {low:.3g} to "
-            f"{high:.3g}. Perturb them before they are normalised (mean, std), or undo that: "
-            "images * std + mean."
         )
 
 
@@ -316,7 +304,8 @@ class Perturbation:
     def apply(self, images: Tensor, draws: PerturbationDraws) -> Tensor:
         """The deterministic part: perturb images with given draws."""
         _check_images(images)
-        _check_units(images)
+        if values_are_checked(images, None):
+            check_range(images, " Or perturb them before they are normalised.", beyond=NOISED)
         if self.down_up is not None:
             images = down_up(images, factor=self.down_up.factor, mode=self.down_up.mode)
         if self.occlusion is not None:
