@@ -1,6 +1,7 @@
 """Hugging Face Trainer: exact gradient accumulation, checkpoints, pretrained heads, errors."""
 
 import copy
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -355,6 +356,37 @@ def test_save_pretrained_takes_the_form_along(kind: str, tmp_path: Path) -> None
     assert "save_pretrained" not in vars(model)
     model.save_pretrained(tmp_path / "plain")
     assert not hasattr(type(model).from_pretrained(tmp_path / "plain").config, "largemargin_head")
+
+
+def test_a_patched_save_pretrained_is_called_and_comes_back(tmp_path: Path) -> None:
+    """Trainers patch it on the model; and a second attach stands on a first."""
+    model, calls = vit(), []
+
+    def patched(folder: Any, **options: Any) -> None:
+        calls.append(folder)
+        type(model).save_pretrained(model, folder, **options)
+
+    model.save_pretrained = patched
+    first = lm.attach(model, lm.CosFace(scale=9.0), warn=False)
+    second = lm.attach(model, lm.CosFace(scale=5.0), warn=False)
+    model.save_pretrained(tmp_path, safe_serialization=True)
+    assert calls == [tmp_path]
+    assert restore_head(vit().from_pretrained(tmp_path)).classifier.scale == 5.0
+    second.undo()
+    model.save_pretrained(tmp_path)
+    assert restore_head(vit().from_pretrained(tmp_path)).classifier.scale == 9.0
+    first.undo()
+    assert vars(model)["save_pretrained"] is patched
+    copied = pickle.loads(pickle.dumps(vit_attached()))
+    with pytest.warns(MarginWarning, match="from_pretrained"):
+        copied.save_pretrained(tmp_path / "copy")
+    assert restore_head(vit().from_pretrained(tmp_path / "copy")).classifier.scale == 9.0
+
+
+def vit_attached() -> Any:
+    model = vit()
+    lm.attach(model, lm.CosFace(scale=9.0))
+    return model
 
 
 def test_another_objective_leaves_no_form_of_the_first(tmp_path: Path) -> None:

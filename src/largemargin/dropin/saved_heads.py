@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -90,6 +91,8 @@ class SavePretrained:
     model: Any
     hooks: FeatureHooks
     told: bool
+    previous: Any
+    """What the model itself, not its class, had under this name: others patch it, too."""
 
     def __call__(self, save_directory: Any, *args: Any, **options: Any) -> Any:
         form = record_form(self.model, self.hooks.follow())
@@ -105,14 +108,22 @@ class SavePretrained:
                 f"largemargin.integrations.hugging_face.{after}"
             )
         with form_is_kept():
-            saved = type(self.model).save_pretrained(self.model, save_directory, *args, **options)
+            saved = self._inner()(save_directory, *args, **options)
         if adapted and Path(save_directory).is_dir():
             (Path(save_directory) / FORM_FILE).write_text(json.dumps(form), encoding="utf-8")
         return saved
 
+    def _inner(self) -> Any:
+        inner = self.previous
+        while isinstance(inner, SavePretrained):  # of an attach before this one
+            inner = inner.previous
+        return inner or MethodType(type(self.model).save_pretrained, self.model)
+
     def remove(self) -> None:
         if vars(self.model).get("save_pretrained") is self:
             del self.model.save_pretrained
+            if self.previous is not None:
+                self.model.save_pretrained = self.previous
         config = getattr(self.model, "config", None)
         if hasattr(config, CONFIG_KEY):
             delattr(config, CONFIG_KEY)
@@ -159,7 +170,7 @@ def keep_form(hooks: FeatureHooks, *, bias_free: bool, warn: bool) -> list[Calla
 
 def take_form_along(model: nn.Module, hooks: FeatureHooks, *, told: bool) -> SavePretrained:
     """Let ``model.save_pretrained`` save the head's form, too."""
-    save = SavePretrained(model, hooks, told)
+    save = SavePretrained(model, hooks, told, vars(model).get("save_pretrained"))
     model.save_pretrained = save  # type: ignore[assignment]
     record_form(model, hooks.follow())
     return save
