@@ -248,8 +248,8 @@ def evaluate(
     where = reader.device if device is None else torch.device(device)
     shared = sync and world_size() > 1
     divisor = None if temperature is None else number_of(temperature)
-    pixels = PixelUnits(normalization)
-    run = _Pass(reader, data, config, where, divisor, pixels, scored=ood is not None, shared=shared)
+    reader.pixels = PixelUnits(normalization)
+    run = _Pass(reader, data, config, where, divisor, scored=ood is not None, shared=shared)
     run.prepare(fail_together(shared, run.look))
     parts = fail_together(shared, lambda: run.over_data(progress))
     found = run.results(parts)
@@ -293,13 +293,12 @@ class _Pass:
         config: EvaluationConfig,
         device: torch.device,
         temperature: float | None,
-        pixels: PixelUnits,
         *,
         scored: bool,
         shared: bool,
     ) -> None:
         self.reader, self.data, self.config, self.device = reader, data, config, device
-        self.temperature, self.pixels, self.shared = temperature, pixels, shared
+        self.temperature, self.shared = temperature, shared
         self.clean = AccuracyCounter(reader, data, config.bins, device)
         self.calibrated = (
             None
@@ -333,7 +332,7 @@ class _Pass:
         if not (isinstance(images, Tensor) and images.dim() == 4 and images.is_floating_point()):
             return ()
         if self._changes_images:
-            check_range(self.pixels.raw(images, checked=False))
+            check_range(self.reader.pixels.raw(images, checked=False))
         return tuple(images.shape[1:])
 
     @property
@@ -360,12 +359,7 @@ class _Pass:
         )
         if suite:
             self.perturbed = PerturbedCounts(
-                self.reader,
-                suite,
-                draws=config.draws,
-                seed=config.seed,
-                device=self.device,
-                pixels=self.pixels,
+                self.reader, suite, draws=config.draws, seed=config.seed, device=self.device
             )
         attacks = attacks_of(
             config.attacks, linf=config.linf, l2=config.l2, steps=config.attack_steps
@@ -376,12 +370,7 @@ class _Pass:
                 self.data, config.attack_samples, name="attack_samples", every=every
             )
             self.attacked = AttackedCounts(
-                self.reader,
-                attacks,
-                seed=config.seed,
-                device=self.device,
-                stride=stride,
-                pixels=self.pixels,
+                self.reader, attacks, seed=config.seed, device=self.device, stride=stride
             )
 
     def over_data(self, progress: bool) -> dict[str, Any]:

@@ -111,10 +111,8 @@ def perturbed_accuracy(
     """
 
     def make_counter(reader: LogitModel, where: torch.device) -> PerturbedCounts:
-        pixels = PixelUnits(normalization)
-        return PerturbedCounts(
-            reader, perturbations, draws=draws, seed=seed, device=where, pixels=pixels
-        )
+        reader.pixels = PixelUnits(normalization)
+        return PerturbedCounts(reader, perturbations, draws=draws, seed=seed, device=where)
 
     counter, parts = count_over(
         model, data, make_counter, "perturbations", num_classes=num_classes, **options
@@ -147,10 +145,8 @@ def attacked_accuracy(
 
     def make_counter(reader: LogitModel, where: torch.device) -> AttackedCounts:
         stride = stride_for(data, max_samples, name="max_samples", every="max_samples=None")
-        pixels = PixelUnits(normalization)
-        return AttackedCounts(
-            reader, attacks, seed=seed, device=where, stride=stride, pixels=pixels
-        )
+        reader.pixels = PixelUnits(normalization)
+        return AttackedCounts(reader, attacks, seed=seed, device=where, stride=stride)
 
     counter, parts = count_over(
         model, data, make_counter, "attacks", num_classes=num_classes, **options
@@ -173,15 +169,9 @@ def attack_curve(
     """Accuracy under one attack at several strengths: see :func:`attacked_accuracy`."""
     attacks = [replace(attack, epsilon=epsilon) for epsilon in epsilons]
     return attacked_accuracy(
-        model,
-        data,
-        attacks,
-        max_samples=max_samples,
-        seed=seed,
-        normalization=normalization,
-        num_classes=num_classes,
-        **options,
-    )
+        model, data, attacks, max_samples=max_samples, seed=seed, normalization=normalization,
+        num_classes=num_classes, **options,
+    )  # fmt: skip
 
 
 def perturbation_suite(
@@ -259,7 +249,6 @@ class PerturbedCounts:
         draws: int,
         seed: int,
         device: torch.device,
-        pixels: PixelUnits,
     ) -> None:
         check_count("draws", draws, at_least=1)
         if not isinstance(perturbations, Mapping) or not all(
@@ -270,7 +259,7 @@ class PerturbedCounts:
                 f"Perturbation(sigma=0.1)}}, but {perturbations!r} was given. "
                 "perturbation_suite makes the usual ones."
             )
-        self.reader, self.perturbations, self.pixels = reader, dict(perturbations), pixels
+        self.reader, self.perturbations = reader, dict(perturbations)
         self.draws = PairedDraws(seed, device)
         self.runs = {name: draws if each.random else 1 for name, each in self.perturbations.items()}
         self.right = {
@@ -287,13 +276,13 @@ class PerturbedCounts:
     def add(self, batch: DataBatch, shown: Bar) -> None:
         """Every perturbation in every run, so that images are read once."""
         images, labels = need_images(batch.inputs, "a perturbation"), need_labels(batch.labels)
-        images = self.pixels.raw(images, checked=False)
+        images = self.reader.pixels.raw(images, checked=False)
         check_range(images)
         self.samples += known_rows(labels, self.reader.num_classes).sum()
         for name, what in self.perturbations.items():
             for run in range(self.runs[name]):
                 drawn = self.draws(what, run, images, batch.indices)
-                logits = self.reader(self.pixels.normalized(what.apply(images, drawn)))
+                logits = self.reader.on_pixels(what.apply(images, drawn))
                 self.right[name][run] += is_right(logits, labels).sum()
                 shown.update()
 
@@ -390,7 +379,6 @@ class AttackedCounts:
         seed: of random starts. They depend on it, on the kind of attack and on the position of
             the sample, not on its batch: every model is attacked from the same points.
         device: of the images.
-        pixels: how the data is normalised.
         stride: attack every so many-th sample.
     """
 
@@ -401,7 +389,6 @@ class AttackedCounts:
         *,
         seed: int,
         device: torch.device,
-        pixels: PixelUnits,
         stride: int = 1,
     ) -> None:
         if isinstance(attacks, str | Attack) or not all(isinstance(a, Attack) for a in attacks):
@@ -410,7 +397,7 @@ class AttackedCounts:
                 f"{attacks!r} was given."
             )
         self.reader, self.attacks, self.seed, self.stride = reader, list(attacks), seed, stride
-        self.device, self.pixels = device, pixels
+        self.device = device
         self.generators: list[torch.Generator] = []
         self.right = torch.zeros(len(self.attacks), dtype=torch.long, device=device)
         self.samples = 0
@@ -426,7 +413,7 @@ class AttackedCounts:
         chosen = (batch.indices % self.stride == 0).to(labels.device) & known
         positions = batch.indices[chosen.to(batch.indices.device)].tolist()
         images, labels = images[chosen], labels[chosen]
-        images = self.pixels.raw(images, checked=False)
+        images = self.reader.pixels.raw(images, checked=False)
         check_range(images)
         images = images.clamp(0, 1)  # resizing and rounding leave some a little outside
         self.samples += len(labels)
@@ -434,12 +421,8 @@ class AttackedCounts:
             if len(labels):
                 changed = self._attacked(attack, images, labels, positions)
                 with torch.no_grad():
-                    self.right[number] += is_right(self._read(changed), labels).sum()
+                    self.right[number] += is_right(self.reader.on_pixels(changed), labels).sum()
             shown.update()
-
-    def _read(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.reader(self.pixels.normalized(images))
-        return logits
 
     def _attacked(
         self, attack: Attack, images: Tensor, labels: Tensor, positions: list[int]
@@ -451,7 +434,7 @@ class AttackedCounts:
             key = (self.seed, "attack", attack.kind, attack.norm, position)
             generator.manual_seed(seed_for(*key))
         with self.reader.evaluating(gradients=True):
-            return attack(self._read, images, labels, generator=own).detach()
+            return attack(self.reader.on_pixels, images, labels, generator=own).detach()
 
     def sums(self) -> dict[str, Tensor]:
         return {"right": self.right.cpu(), "samples": torch.tensor(self.samples)}
