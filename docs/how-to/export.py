@@ -46,12 +46,16 @@ def main() -> dict[str, float]:
         assert torch.equal(loaded.model.eval()(test), expected)
         assert loaded.criterion.steps == criterion.steps  # training can continue
 
-        # ONNX, for onnxruntime: any batch size. The file also holds the class names.
-        lm.export.to_onnx(model, test, folder / "model.onnx", class_names=names)
-        session = onnxruntime.InferenceSession(folder / "model.onnx")
+        # ONNX, for onnxruntime: any batch size. The file also holds the class names, and the
+        # temperature that calibrates the probabilities; fit it to validation data.
+        fitted = lm.measuring.calibrate_temperature(model, [(test[:200], labels[1300:1500])])
+        path = folder / "model.onnx"
+        lm.export.to_onnx(model, test, path, class_names=names, temperature=fitted.value)
+        session = onnxruntime.InferenceSession(path)
         from_onnx = torch.as_tensor(session.run(None, {"input": test.numpy()})[0])
         told = session.get_modelmeta().custom_metadata_map
         assert json.loads(told["largemargin.class_names"]) == names
+        assert json.loads(told["largemargin.temperature"]) == fitted.value
 
         # torch.export, for torch without largemargin.
         program = lm.export.to_exported_program(model, test, outputs="probabilities")

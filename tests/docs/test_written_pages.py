@@ -31,6 +31,7 @@ RUN_BY = {
     "how-to/discriminative.md": "app/training/test_stable_discriminative.py",
     "how-to/measure.md": "measuring/test_how_to.py",
     "how-to/million_classes.md": "heads/test_million_classes_page.py",
+    "how-to/peft.md": "integrations/test_peft.py",
     "how-to/pieces.md": "docs/test_written_pages.py",
     "how-to/presets.md": "app/training/test_presets_page.py",
     "how-to/questions.md": "dropin/test_question_pages.py",

@@ -271,6 +271,9 @@ def test_counts_of_another_number_of_classes() -> None:
         lm.LargeMarginError, match="with 7 class_counts, but the head has 10 classes"
     ):
         lm.attach(model, lm.LDAM([5] * 7))
+    for count in (0, 7):
+        with pytest.raises(lm.LargeMarginError, match=f"with {count} margin, but the head has 10"):
+            lm.attach(model, lm.CosFace(margin=torch.full((count,), 0.1)))
     assert isinstance(model[0], nn.Linear)
 
 

@@ -1,5 +1,6 @@
 """The Python of questions.md and coming_from.md runs, and what they name exists."""
 
+import math
 import re
 from pathlib import Path
 
@@ -41,3 +42,48 @@ def test_the_table_has_the_words_that_errors_answer() -> None:
     rows = [row.split("|")[1] for row in table.splitlines() if row.startswith("| `")]
     named = {word for row in rows for word in re.findall(r"`(\w+)(?:=True)?`", row)}
     assert named - known <= {"miner", "indices_tuple", "W"}
+
+
+def margin_of_insightface(cosines: torch.Tensor, by_angle: bool) -> torch.Tensor:
+    """Target cosines with insightface's margin of 0.5: its class of today, and the one before."""
+    if by_angle:
+        with torch.no_grad():
+            moved = (cosines.arccos() + 0.5).cos()
+        return cosines + (moved - cosines).detach()
+    added = cosines * math.cos(0.5) - (1 - cosines**2).sqrt() * math.sin(0.5)
+    straight = cosines - math.sin(math.pi - 0.5) * 0.5
+    return torch.where(cosines > math.cos(math.pi - 0.5), added, straight)
+
+
+@pytest.mark.parametrize(
+    ("by_angle", "loss"),
+    [
+        (False, lm.ArcFace(margin=0.5, scale=8.0, ignore_index=-1)),
+        (
+            True,
+            lm.ArcFace(margin=0.5, scale=8.0, mode="none", gradient="detached", ignore_index=-1),
+        ),
+    ],
+)
+def test_arcface_of_insightface_is_what_the_table_says(by_angle: bool, loss: lm.Loss) -> None:
+    """Value and gradient, beyond pi - m too, with samples of no class."""
+    x, w = torch.randn(60, 5, dtype=torch.float64), torch.randn(4, 5, dtype=torch.float64)
+    x[0], y = -w[0] + 0.1, torch.arange(60) % 4
+    y[7] = y[20] = -1
+    gradients = []
+    values = []
+    for own in (True, False):
+        leaves = [each.clone().requires_grad_() for each in (x, w)]
+        if own:
+            value = loss(*leaves, y)
+        else:
+            unit = [torch.nn.functional.normalize(each) for each in leaves]
+            logits = (unit[0] @ unit[1].T)[y >= 0]
+            target = torch.nn.functional.one_hot(y[y >= 0], 4).bool()
+            moved = torch.where(target, margin_of_insightface(logits, by_angle), logits)
+            value = torch.nn.functional.cross_entropy(8.0 * moved, y[y >= 0])
+        values.append(value.detach())
+        gradients.append(torch.autograd.grad(value, leaves))
+    torch.testing.assert_close(*values)
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)

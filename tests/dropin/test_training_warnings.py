@@ -15,6 +15,7 @@ from torch import nn
 import largemargin as lm
 from largemargin.dropin import MarginWarning
 from largemargin.dropin.training_warnings import ENTRIES, Watch, _Traces
+from largemargin.dropin.zero_rows import fill_zero_rows
 from largemargin.losses.base.schedules import Ramp
 
 
@@ -75,7 +76,8 @@ class Trained:
 
 
 def quick(**options: int) -> Watch:
-    return Watch(**{"patience": 40, "stuck_after": 20, "views_per_class": 100, **options})
+    early = {"patience": 40, "stuck_after": 20, "views_per_class": 100, "labels_after": 40}
+    return Watch(**{**early, **options})
 
 
 class TestHealthyTraining:
@@ -367,3 +369,172 @@ def test_ordinary_steps_do_not_wait_for_the_device() -> None:
                 each._watch(each, features, labels, head)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
+
+
+def zeros(bias: bool = True, rows: int = 10) -> nn.Sequential:
+    model = network()
+    model[3] = nn.Linear(16, 10, bias=bias)
+    nn.init.zeros_(model[3].weight[:rows].detach())
+    return model
+
+
+SILENT_AT_ZERO = {
+    "arcface": lm.ArcFace(scale=8.0, margin=0.1),
+    "cosface": lm.CosFace(scale=8.0, margin=0.1),
+    "lm_softmax": lm.LMSoftmax(scale=8.0),
+    "normface": lm.NormFace(scale=8.0),
+    "sphereface": lm.SphereFace(),
+    "ldam": lm.LDAM([20] * 10, scale=8.0),
+    "gm_softmax": lm.GMSoftmax(scale=8.0),
+    "sample_margin": lm.SampleMargin(),
+    "unified_margin": lm.UnifiedMargin(scale=8.0),
+    "discriminative": lambda c, d: lm.Discriminative(c, d),
+}
+
+
+@pytest.mark.parametrize("name", SILENT_AT_ZERO)
+def test_zero_rows_get_values_that_train(name: str) -> None:
+    model = zeros()
+    given = copy.deepcopy(SILENT_AT_ZERO[name])
+    with pytest.warns(
+        MarginWarning, match=r"10 of the 10 rows of the head '3' are zero, where \w+"
+    ):
+        criterion = lm.attach(model, given)
+    lengths = criterion.layer.weight.detach().norm(dim=1)
+    assert lengths.min() > 0.3
+    assert lengths.max() < 2
+    images, labels = digits()
+    criterion(model(images[:200]), labels[:200]).backward()
+    for parameter in (criterion.layer.weight, model[0].weight):
+        assert parameter.grad.abs().amax(1).gt(0).sum() >= len(parameter) - 4  # dead ReLUs
+
+
+def test_processes_of_ddp_draw_the_same() -> None:
+    """DDP has copied the weights already; elsewhere the seed of the user decides."""
+    drawn = {True: [], False: []}
+    for same, found in drawn.items():
+        for seed in (1, 2):
+            model, objective = zeros(), lm.Objective(face=lm.CosFace())
+            torch.manual_seed(seed)
+            state = torch.get_rng_state()
+            fill_zero_rows(model, "3", model[3], objective, same=same, warn=False)
+            assert torch.equal(torch.get_rng_state(), state) == same
+            found.append(model[3].weight.detach())
+    assert torch.equal(*drawn[True])
+    assert not torch.equal(*drawn[False])
+
+
+def test_only_rows_that_are_zero_are_changed() -> None:
+    model = zeros(rows=2)
+    kept = model[3].weight.detach()[2:].clone()
+    with pytest.warns(MarginWarning, match="2 of the 10 rows"):
+        criterion = lm.attach(model, lm.CosFace())
+    assert torch.equal(criterion.layer.weight.detach()[2:], kept)
+    assert criterion.layer.weight.detach()[:2].norm(dim=1).gt(0.3).all()
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        lm.CrossEntropy(),
+        lm.CrossEntropy() + 0.5 * lm.SampleMargin(),
+        lm.MaxHinge(),
+        lm.MarginHinge(),
+        lambda c, d: lm.GaussianMixture(c, d),
+        lambda c, d: lm.CenterLoss(c, d),
+    ],
+)
+def test_zero_rows_that_train_or_need_not_stay(objective: object, recwarn) -> None:  # type: ignore[no-untyped-def]
+    model = zeros()
+    criterion = lm.attach(model, objective)
+    assert not criterion.layer.weight.any()
+    assert not recwarn.list
+
+
+def test_a_zero_weight_that_another_layer_uses_stays() -> None:
+    """The row of the padding token of a tied embedding is zero for good reason."""
+    model = nn.Sequential(nn.Embedding(10, 16, padding_idx=0), nn.Linear(16, 10, bias=False))
+    model[1].weight = model[0].weight
+    with pytest.warns(MarginWarning, match="1 of the 10 rows.*left as it is"):
+        lm.attach(model, lm.CosFace())
+    assert not model[0].weight[0].any()
+
+
+def test_what_is_refused_keeps_its_zeros_and_loading_fills_none(tmp_path: Path) -> None:
+    model = zeros()
+    with pytest.raises(lm.LargeMarginError):
+        lm.attach(model, lm.CosFace(), schedule=Ramp("nothing", 0.0, steps=3))
+    assert not model[3].weight.any()
+    silent = zeros()
+    criterion = lm.attach(silent, lm.CosFace(), warn=False)
+    assert silent[3].weight.any()
+    pytest.importorskip("safetensors", reason="needs safetensors")
+    lm.export.save(tmp_path / "run", silent, criterion)
+    lm.export.load(tmp_path / "run", model)
+    assert torch.equal(model[3].weight, silent[3].weight)
+
+
+def test_torchvisions_vision_transformer_trains() -> None:
+    torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed")
+    torch.manual_seed(0)
+    model = torchvision.models.VisionTransformer(8, 4, 1, 2, 16, 32, num_classes=10)
+    assert not model.heads.head.weight.any()
+    with pytest.warns(MarginWarning, match=r"the head 'heads\.head' are zero"):
+        criterion = lm.attach(model, lm.CosFace(scale=8.0))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    images, labels = digits()
+    images = images.view(-1, 1, 8, 8).expand(-1, 3, -1, -1)[:200]
+    values = []
+    for _ in range(12):
+        value = criterion(model(images), labels[:200])
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        values.append(float(value.detach()))
+    assert values[-1] < values[0] - 0.5
+
+
+def embeddings(
+    rows: int, labels: Callable[[torch.Tensor], torch.Tensor], **options: object
+) -> list:
+    """What is said of the range of the labels."""
+    done = Trained(lm.CosFace(scale=8.0), num_classes=rows, labels=labels, watch=quick(), **options)
+    return [each for each in done.said if "one per class" in each]
+
+
+def test_an_embedding_network_is_no_classifier() -> None:
+    said = embeddings(32, lambda y: y)
+    assert len(said) == 1
+    assert "the head has 32 rows" in said[0]
+    assert "none is above 9" in said[0]
+    assert "nn.Sequential(model, lm.ClassHead(32, num_classes=10))" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels"),
+    [
+        (19, lambda y: y),  # more than half
+        (10, lambda y: y),
+        (32, lambda y: torch.where(y == 9, 31, y)),  # the highest decides
+        (32, lambda y: nn.functional.one_hot(y, 32).float()),
+        (32, lambda y: torch.full_like(y, -100)),
+    ],
+)
+def test_labels_that_fit_the_head(
+    rows: int, labels: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    assert embeddings(rows, labels) == []
+
+
+def test_labels_are_judged_by_enough_samples() -> None:
+    """64 samples a call: 20 for each of the rows take 40 calls, or 160."""
+    assert embeddings(128, lambda y: y, calls=39) == []
+    assert embeddings(129, lambda y: y, calls=79) == []
+    assert len(embeddings(128, lambda y: y, calls=40)) == 1
+    assert len(embeddings(129, lambda y: y, calls=80)) == 1
+    calls = iter(range(1000))
+
+    def late(y: torch.Tensor) -> torch.Tensor:  # once in the window before the verdict is enough
+        return torch.where(y == 9, 31, y) if next(calls) == 25 else y
+
+    assert embeddings(32, late) == []

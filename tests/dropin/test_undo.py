@@ -149,3 +149,37 @@ def test_undo_of_a_copy_takes_its_hooks_off() -> None:
     assert isinstance(twin.fc, nn.Linear)
     assert hooks(model) > 0
     criterion(model(vectors()), LABELS)
+
+
+def test_a_state_dict_that_fits_the_plain_model_says_what_it_lacks(recwarn) -> None:
+    """Where there was a bias, loading fails; without one nothing would tell."""
+
+    def plain() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3, bias=False))
+
+    model = plain()
+    criterion = lm.attach(model, lm.CosFace(scale=9.0))
+    with pytest.warns(MarginWarning, match=r"similarity='cosine', scale=9\).*lm.export.save"):
+        state = model.state_dict()
+    assert str(plain().load_state_dict(state)) == "<All keys matched successfully>"
+    model.state_dict()  # said once
+    criterion.undo()
+    model.state_dict()
+    for objective, warn in ((lm.CosFace(), False), (lm.CrossEntropy(), True)):
+        other = plain()
+        lm.attach(other, objective, warn=warn)
+        other.state_dict()
+    withbias = nn.Sequential(nn.Linear(4, 3))
+    lm.attach(withbias, lm.CosFace())
+    with pytest.raises(RuntimeError, match=r"Missing key.*0\.bias"):
+        nn.Sequential(nn.Linear(4, 3)).load_state_dict(withbias.state_dict())
+    assert not recwarn.list
+
+
+def test_saving_with_the_form_is_silent(tmp_path) -> None:
+    pytest.importorskip("safetensors", reason="needs safetensors")
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3, bias=False))
+    criterion = lm.attach(model, lm.CosFace(scale=9.0))
+    lm.export.save(tmp_path / "run", model, criterion)
+    again = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3, bias=False))
+    assert lm.export.load(tmp_path / "run", again).model[1].similarity == "cosine"

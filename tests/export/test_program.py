@@ -330,3 +330,18 @@ def test_wrong_words_and_tolerances():
     program = to_exported_program(Noisy(), torch.randn(2, 6), verify=False)
     assert program.module()(torch.randn(4, 6)).shape == (4, 3)
     to_exported_program(Noisy(), torch.randn(2, 6), tolerance=100.0)
+
+
+@pytest.mark.parametrize("outputs", ["logits", "probabilities"])
+def test_a_model_with_a_temperature(outputs):
+    """Its division comes after the head, and is part of what it predicts."""
+    inner = with_head("cosine")
+    model = lm.measuring.TemperatureScaled(inner, 4.0).eval()
+    images = torch.randn(3, 1, 8, 8)
+    got = to_exported_program(model, images, outputs=outputs).module()(images)
+    want = model(images) if outputs == "logits" else model(images).softmax(1)
+    torch.testing.assert_close(got, want.detach())
+    if outputs == "probabilities":
+        program = to_exported_program(model, images, outputs=outputs, temperature=0.5)
+        want = (inner.eval()(images) / 2).softmax(1).detach()
+        torch.testing.assert_close(program.module()(images), want)

@@ -107,6 +107,95 @@ def test_edited_configurations(saved, change, message):
     assert message in refused(saved)
 
 
+class Kept(nn.Identity):
+    """Keeps something beside tensors, as a tokenizer or a counter does."""
+
+    kept: object = None
+
+    def get_extra_state(self):
+        return {"kept": self.kept}
+
+    def set_extra_state(self, state):
+        self.kept = 1 + state["kept"] - 1
+
+
+def scheduled(*, own):
+    """A model that keeps something, attached or not, and as trained as the random numbers say."""
+    model = nn.Sequential(nn.Linear(6, 8), Kept(), nn.Linear(8, 5))
+    model[1].kept = int(torch.randint(100, ()))
+    if not own:
+        return model, None
+    losses = lm.Objective(face=lm.CosFace(scale=8.0), center=lm.CenterLoss(5, 8))
+    schedule = lm.schedules.Ramp("face.margin", 0.0, steps=6)
+    criterion = lm.attach(model, losses, schedule=schedule)
+    nn.init.normal_(criterion.objective.terms["center"].centers)
+    return model, criterion
+
+
+def parts(model, criterion):
+    """Everything that loading could change."""
+    tensors, others = {}, [[repr(model), *map(id, model.modules()), *map(id, model.parameters())]]
+    for owner in filter(None, (model, criterion)):
+        for name, value in owner.state_dict().items():
+            if isinstance(value, torch.Tensor):
+                tensors[len(tensors)] = value.clone()
+            else:
+                others.append((name, repr(value)))
+    others += [sorted(module._forward_hooks) for module in model.modules()]
+    return tensors, [*others, repr(criterion)]
+
+
+def places(value, *above):
+    """The way to everything inside lists and dictionaries."""
+    if above:
+        yield above
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], *above, key)
+
+
+@pytest.mark.parametrize("value", [None, -1, 0, 10**400, float("nan"), "x", [], {"a": None}])
+def test_what_is_refused_leaves_everything_as_it_was(value, tmp_path):
+    """Every entry of the configuration in turn; for a criterion built anew, given, or none."""
+    path = save(tmp_path / "run", *scheduled(own=True), class_names=list("abcde"))
+    file, refusals = path / "config.json", 0
+    text = file.read_text()
+    for place in places(json.loads(text)):
+        config = inner = json.loads(text)
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = value
+        file.write_text(json.dumps(config))
+        for given in ("saved", "none", None):
+            model, criterion = scheduled(own=given is None)
+            tensors, others = parts(model, criterion)
+            try:
+                load(path, model, criterion=given or criterion)
+            except LargeMarginError:
+                refusals += 1
+                after = parts(model, criterion)
+                assert after[1] == others, place
+                for one, other in zip(tensors.values(), after[0].values(), strict=True):
+                    assert one.dtype == other.dtype, place
+                    assert torch.equal(one, other), place
+            else:
+                assert place[0] != "head", (place, value)
+    assert refusals > 60
+
+
+@pytest.mark.parametrize("own", ["class", "linear"])
+def test_a_criterion_on_another_kind_of_head(own, tmp_path):
+    """The saved form must not be put on a head that the criterion given trains otherwise."""
+    path = save(tmp_path / "run", *scheduled(own=True))
+    model = nn.Sequential(nn.Linear(6, 8), Kept(), nn.Linear(8, 5, bias=False))
+    if own == "class":
+        model[2] = lm.ClassHead(8, 5, similarity="euclidean")
+    criterion = lm.attach(model, lm.CrossEntropy())
+    with pytest.raises(LargeMarginError, match="similarity='cosine' and scale=8, but the crit"):
+        load(path, model, criterion=criterion)
+    assert criterion.layer is model[2]
+
+
 def test_models_that_do_not_fit(saved):
     message = refused(saved, net(width=9))
     assert "has 5 classes and 8 features, but the model's has 5 and 9" in message

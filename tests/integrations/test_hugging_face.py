@@ -1,6 +1,7 @@
 """Hugging Face Trainer: exact gradient accumulation, checkpoints, pretrained heads, errors."""
 
 import copy
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import largemargin as lm
-from largemargin.errors import LargeMarginError
+from largemargin.dropin.find_head import find_layer
+from largemargin.errors import LargeMarginError, MarginWarning
 from largemargin.losses.base.schedules import Schedule
+from largemargin.measuring.probe import Probe
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="the Trainer needs accelerate, which is not installed")
@@ -302,9 +305,105 @@ def test_a_saved_model_predicts_with_its_head(tmp_path: Path) -> None:
     assert again.layer is head
 
 
+def gpt2(seed: int = 0) -> Any:
+    """Its head has no bias, so that a plain one takes the weight without complaint."""
+    torch.manual_seed(seed)
+    return transformers.GPT2ForSequenceClassification(
+        transformers.GPT2Config(
+            vocab_size=20,
+            n_positions=8,
+            n_embd=8,
+            n_layer=1,
+            n_head=2,
+            num_labels=CLASSES,
+            pad_token_id=0,
+            initializer_range=0.5,
+        )
+    )
+
+
+@pytest.mark.parametrize("kind", ["with bias", "without", "inside"])
+def test_save_pretrained_takes_the_form_along(kind: str, tmp_path: Path) -> None:
+    """Without callback or record_head; also of a model in another one, and of a copy."""
+    model = vit() if kind != "without" else gpt2()
+    x = Images(5, seed=3).images if kind != "without" else torch.randint(1, 20, (5, 6))
+    ramp = lm.schedules.Ramp("cosface.scale", 2.0, 9.0, steps=3)
+    whole = nn.ModuleDict({"net": model}) if kind == "inside" else model
+    criterion = lm.attach(whole, lm.CosFace(scale=9.0), schedule=ramp)
+    criterion.step()
+    criterion.step()
+    criterion.step()
+    wanted = model.eval()(x).logits
+    other = copy.deepcopy(model)
+    with pytest.warns(MarginWarning, match=r"from_pretrained will build a plain .*restore_head"):
+        model.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path)  # said once
+    loaded = type(model).from_pretrained(tmp_path)
+    assert not torch.allclose(loaded.eval()(x).logits, wanted)
+    with pytest.warns(MarginWarning, match=r"trained with similarity='cosine' and scale=9"):
+        Probe(loaded)
+    restore_head(loaded)
+    torch.testing.assert_close(loaded(x).logits, wanted)
+    Probe(loaded)
+    if kind != "inside":  # the copy saves its own head
+        head = find_layer(other, None)[1]
+        head.weight.data.neg_()
+        with pytest.warns(MarginWarning, match="from_pretrained"):
+            other.save_pretrained(tmp_path / "copy")
+        loaded = restore_head(type(model).from_pretrained(tmp_path / "copy"))
+        torch.testing.assert_close(loaded.eval()(x).logits, -wanted)
+    criterion.undo()
+    assert "save_pretrained" not in vars(model)
+    model.save_pretrained(tmp_path / "plain")
+    assert not hasattr(type(model).from_pretrained(tmp_path / "plain").config, "largemargin_head")
+
+
+def test_a_patched_save_pretrained_is_called_and_comes_back(tmp_path: Path) -> None:
+    """Trainers patch it on the model; and a second attach stands on a first."""
+    model, calls = vit(), []
+
+    def patched(folder: Any, **options: Any) -> None:
+        calls.append(folder)
+        type(model).save_pretrained(model, folder, **options)
+
+    model.save_pretrained = patched
+    first = lm.attach(model, lm.CosFace(scale=9.0), warn=False)
+    second = lm.attach(model, lm.CosFace(scale=5.0), warn=False)
+    model.save_pretrained(tmp_path, safe_serialization=True)
+    assert calls == [tmp_path]
+    assert restore_head(vit().from_pretrained(tmp_path)).classifier.scale == 5.0
+    second.undo()
+    model.save_pretrained(tmp_path)
+    assert restore_head(vit().from_pretrained(tmp_path)).classifier.scale == 9.0
+    first.undo()
+    assert vars(model)["save_pretrained"] is patched
+    copied = pickle.loads(pickle.dumps(vit_attached()))
+    with pytest.warns(MarginWarning, match="from_pretrained"):
+        copied.save_pretrained(tmp_path / "copy")
+    assert restore_head(vit().from_pretrained(tmp_path / "copy")).classifier.scale == 9.0
+
+
+def vit_attached() -> Any:
+    model = vit()
+    lm.attach(model, lm.CosFace(scale=9.0))
+    return model
+
+
+def test_another_objective_leaves_no_form_of_the_first(tmp_path: Path) -> None:
+    """Cross entropy on a model that was loaded and not restored trains the plain layer."""
+    first = vit()
+    record_head(first, lm.attach(first, lm.CosFace()))
+    first.save_pretrained(tmp_path / "first")
+    model = vit().from_pretrained(tmp_path / "first")
+    lm.attach(model, lm.CrossEntropy())
+    model.save_pretrained(tmp_path / "second")
+    again = vit().from_pretrained(tmp_path / "second")
+    assert type(restore_head(again).classifier) is nn.Linear
+
+
 def test_heads_that_cannot_be_restored() -> None:
     model = vit()
-    with pytest.raises(LargeMarginError, match="saved without CriterionCallback or record_head"):
+    with pytest.raises(LargeMarginError, match="saved with its own head, or as a state dict"):
         restore_head(model)
     record_head(model, lm.attach(model, lm.CrossEntropy()))
     plain = model.classifier

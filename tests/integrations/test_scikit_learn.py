@@ -9,6 +9,7 @@ from typing import Any
 import joblib
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from sklearn.base import clone
 from sklearn.datasets import load_digits, load_iris, load_wine
@@ -335,13 +336,104 @@ def test_pipelines_and_grid_search() -> None:
     assert search.best_score_ > 0.7
 
 
+def counted(num_classes: int, dim: int) -> lm.Objective:
+    return lm.CosFace(scale=9.0) + 0.5 * lm.CenterLoss(num_classes, dim)
+
+
+@pytest.mark.parametrize(
+    ("objective", "path", "read"),
+    [
+        (lm.CosFace(scale=9.0), "margin", "cosface"),
+        (0.5 * lm.CosFace(scale=9.0), "margin", "cosface"),
+        (lm.Objective(face=lm.CosFace(scale=9.0)), "margin", "face"),
+        (lm.Objective(face=lm.CosFace(scale=9.0)), "face__margin", "face"),
+        (counted(3, 16), "cosface__margin", "cosface"),
+    ],
+)
+def test_a_search_over_settings_of_an_instance(objective: Any, path: str, read: str) -> None:
+    """Each fit trains the margin that is searched, and keeps the other settings."""
+    X, y = load_iris(return_X_y=True)
+    before = repr(objective)
+    model = quick(objective, hidden_sizes=(16,), epochs=4, lr=0.02)
+    values = [0.05, 0.25]
+    search = GridSearchCV(model, {f"objective__{path}": values}, cv=2, error_score="raise")
+    search.fit(X, y)
+    assert repr(objective) == before
+    for margin in values:
+        fitted = clone(model).set_params(**{f"objective__{path}": margin}).fit(X, y)
+        found = fitted.criterion_.objective
+        assert (found.terms[read].margin, found.terms[read].scale) == (margin, 9.0)
+        assert found.weights == (
+            objective.weights
+            if isinstance(objective, lm.Objective)
+            else {read: 0.5 if "0.5 *" in before else 1.0}
+        )
+    assert search.cv_results_["mean_test_score"][0] > 0
+
+
+def test_an_instance_that_cannot_be_built_again() -> None:
+    class Own(lm.CosFace):
+        def __init__(self, twice: float = 0.1) -> None:
+            super().__init__(margin=2 * twice)
+
+    X, y = load_iris(return_X_y=True)
+    with pytest.raises(lm.LargeMarginError, match="cannot be built again from its attributes"):
+        quick(Own(), objective_params={"twice": 0.2}).fit(X, y)
+
+
+@pytest.mark.parametrize("kind", [scipy.sparse.csr_matrix, scipy.sparse.coo_array])
+def test_sparse_rows_are_the_dense_ones(kind: Any) -> None:
+    X, y = load_iris(return_X_y=True)
+    X = np.where(X < 1.5, 0, X)
+    dense, sparse = quick().fit(X, y), quick().fit(kind(X), y)
+    assert np.array_equal(sparse.predict_proba(kind(X)), dense.predict_proba(X))
+    assert np.array_equal(sparse.transform(X), dense.transform(kind(X)))
+    held = quick(early_stopping=True, epochs=3)
+    assert held.fit(kind(X), y).history_ == held.fit(X, y).history_
+    weights = np.arange(150) % 3
+    assert np.array_equal(
+        quick(epochs=2).fit(kind(X), y, weights).predict_proba(X),
+        quick(epochs=2).fit(X, y, weights).predict_proba(X),
+    )
+    images = np.tile(X, (1, 4))
+    shaped = quick(input_shape=(4, 4), epochs=1)
+    assert np.array_equal(
+        shaped.fit(kind(images), y).predict(images), shaped.fit(images, y).predict(images)
+    )
+
+
+def test_a_wide_sparse_matrix_is_never_made_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts have a column per word: batches are made dense, not all of them."""
+    rows = []
+    whole = scipy.sparse.csr_matrix.toarray
+
+    def toarray(self: Any, *args: Any, **options: Any) -> Any:
+        rows.append(self.shape[0])
+        return whole(self, *args, **options)
+
+    X = scipy.sparse.random(6000, 40, 0.1, format="csr", random_state=0)
+    X = scipy.sparse.csr_matrix(X)
+    monkeypatch.setattr(scipy.sparse.csr_matrix, "toarray", toarray)
+    y = np.arange(6000) % 3
+    quick(epochs=1, hidden_sizes=(4,)).fit(X, y).predict(X)
+    assert rows
+    assert max(rows) == scikit_learn.CHUNK < 6000
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [
         ({"objective": "cosfac"}, "Closest: cosface"),
         ({"objective": 3}, "must be a name of lm.LOSSES"),
         ({"objective_params": {"radius": 1}}, "CosFace has no argument 'radius'"),
-        ({"objective": lm.CosFace(), "objective_params": {"margin": 1}}, "a CosFace already"),
+        ({"objective": lm.CosFace(), "objective_params": {"radius": 1}}, "no argument 'radius'"),
+        (
+            {
+                "objective": lm.CosFace() + 0.5 * lm.SampleMargin(),
+                "objective_params": {"margin": 0.1},
+            },
+            "Name one: objective__cosface__margin",
+        ),
         ({"objective": "stability"}, "noise=0.1"),
         ({"objective": "layer_margin"}, "layers="),
         ({"epochs": 0}, "epochs must be"),

@@ -30,7 +30,7 @@ class Net(nn.Module):
 
 
 def data(n=11, classes=4, batch=4):
-    x, y = torch.randn(n, 2, 4, 4, dtype=torch.float64), torch.arange(n) % classes
+    x, y = torch.rand(n, 2, 4, 4, dtype=torch.float64), torch.arange(n) % classes
     return x, y, list(zip(x.split(batch), y.split(batch), strict=True))
 
 
@@ -149,10 +149,12 @@ def test_only_the_first_samples():
 
 def test_units_before_normalisation():
     net, (x, y, _) = trained(), data()
-    std = torch.tensor([0.5, 0.25]).double()
-    raw = measure_input_margins(net, [(x, y)], normalization=((0.1, 0.2), (0.5, 0.25)), eps=0.0)
-    leaf = (x * std.view(1, 2, 1, 1)).requires_grad_()
-    logits = net.eval()(leaf / std.view(1, 2, 1, 1))
+    std, mean = torch.tensor([[0.5, 0.25], [0.1, 0.2]]).double()
+    mean = mean.view(1, 2, 1, 1)
+    given = [((x - mean) / std.view(1, 2, 1, 1), y)]
+    raw = measure_input_margins(net, given, normalization=((0.1, 0.2), (0.5, 0.25)), eps=0.0)
+    leaf = x.clone().requires_grad_()
+    logits = net.eval()((leaf - mean) / std.view(1, 2, 1, 1))
     want = linearized_margins(logits, y, leaf, eps=0.0).margins.detach()
     assert raw.input.overall.mean == pytest.approx(float(want.mean()), rel=1e-9)
 

@@ -15,7 +15,7 @@ from largemargin.measuring.layers import block_names
 
 @pytest.fixture
 def data() -> tuple[Tensor, Tensor]:
-    return torch.randn(N, 2, 6, 5).double(), torch.arange(N) % C
+    return torch.rand(N, 2, 6, 5).double(), torch.arange(N) % C
 
 
 def batches(x: Tensor, y: Tensor, size: int = 7) -> list[tuple[Tensor, Tensor]]:

@@ -113,3 +113,55 @@ def test_results_of_earlier_versions_are_read() -> None:
     saved = got.to_dict()
     saved["strangers"] = saved.pop("ood")
     assert OODScores.from_dict(saved) == got
+
+
+class ByNorm(nn.Module):
+    """Logits as they are, of a head that attach can read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 3, bias=False)
+        self.head.weight.data.copy_(torch.eye(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x)
+        return out
+
+
+def test_validation_chooses_the_score() -> None:
+    """Known data has large logits and small margins; the other data is told by one of these."""
+    known = torch.tensor([[9.0, 8.0, 0.0], [8.0, 9.5, 0.0]])
+    weak = torch.tensor([[5.0, 0.0, 0.0], [0.0, 6.0, 0.0]])  # wide margins, small logits
+    level = torch.tensor([[9.2, 9.2, 0.0], [9.7, 9.7, 0.0]])  # large logits, no margin
+    model = ByNorm()
+    got = detect_ood(model, [known], [level], validation=([known], [weak]))
+    assert got.chosen == "max_logit"
+    assert got.validation is not None
+    assert got.validation["max_logit"] == 1
+    assert got.validation["margin"] == 0
+    assert got.auroc["margin"] == 1  # of the data itself, which does not choose
+    assert got.auroc["max_logit"] < 0.5
+    again = detect_ood(model, [known], [weak], validation=([known], [level]))
+    assert again.chosen == "probability"  # the first of equals
+    assert OODScores.from_json(got.to_json()) == got
+    plain = detect_ood(model, [known], [level])
+    assert (plain.chosen, plain.validation) == (None, None)
+    with pytest.raises(LargeMarginError, match="two sources of data"):
+        detect_ood(model, [known], [level], validation=[known])  # type: ignore[arg-type]
+    with pytest.raises(LargeMarginError, match="given as validation ood is empty"):
+        detect_ood(model, [known], [level], validation=([known], []))
+
+
+def test_measure_has_the_levels_beside_the_margins() -> None:
+    known = torch.tensor([[9.0, 8.0, 0.0], [8.0, 9.5, 0.0]])
+    weak = torch.tensor([[5.0, 0.0, 0.0], [0.0, 6.0, 0.0]])
+    found = lm.measure(ByNorm(), [(known, torch.tensor([0, 1]))], ood=[weak])
+    assert found.ood is not None
+    assert found.ood.auroc["lead_raw"] == 0
+    assert found.ood.auroc["max_logit"] == found.ood.auroc["energy"] == 1
+    model, x, strange = problem()
+    both = lm.measure(model, [(x, torch.arange(53) % 3)], ood=[strange]).ood
+    wanted = detect_ood(model, [x], [strange]).auroc
+    assert both is not None
+    for name in ("max_logit", "energy"):
+        assert both.auroc[name] == pytest.approx(wanted[name], abs=1e-9)

@@ -71,7 +71,10 @@ def per_sample(features, labels, weight, bias=None, similarity="dot", scale=1.0)
         put("lead_raw", row[best] - rival_logit(row, best))
         put("lead_cosine", cosines[best] - rival_logit(cosines, best))
         put("lead_distance", min(boundary_distances(q, best, planes, offsets)))
-        put("confidence", 1 / math.fsum(math.exp(v - row[best]) for v in row))
+        total = math.fsum(math.exp(v - row[best]) for v in row)
+        put("confidence", 1 / total)
+        put("max_logit", row[best])
+        put("energy", row[best] + math.log(total))
     return {name: np.array(values) for name, values in columns.items()}
 
 

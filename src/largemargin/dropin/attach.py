@@ -20,7 +20,9 @@ from largemargin.dropin.find_head import (
     unwrapped,
 )
 from largemargin.dropin.fsdp import is_fsdp, refuse_tensor_parallel
+from largemargin.dropin.saved_heads import keep_form, loading
 from largemargin.dropin.training_warnings import Watch, check_ceiling, check_shape_left
+from largemargin.dropin.zero_rows import fill_zero_rows
 from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.heads.class_head import ClassHead
 from largemargin.heads.head_spec import HeadSpec
@@ -67,7 +69,8 @@ def attach(
     Where the objective works on cosines (CosFace, ArcFace, LM-Softmax, ...) or distances, the layer
     is replaced by a :class:`ClassHead` on the same weight, so that ``model(x)`` predicts with the
     geometry it was trained with; its bias, which such a head does not have, is set aside.
-    ``criterion.undo()`` restores the layer.
+    ``criterion.undo()`` restores the layer. Class vectors that are zero, as in torchvision's vision
+    transformers, get random values where the objective has no gradient at zero, with a warning.
 
     Call it before DDP, ``fully_shard`` and ``torch.compile``; plain DDP and compiled models are
     accepted too.
@@ -92,8 +95,9 @@ def attach(
         gradient_norms: keep each term's gradient norm on the features in
             ``criterion.gradient_norms``. One extra backward pass to the features per term.
         warn: warn, once, when targets stay beyond 90 degrees, when the head gets gradients but
-            never changes, when classes are never seen by a centroid bank, when a margin is wider
-            than this many classes in this dimension can have.
+            never changes, when classes are never seen by a centroid bank, when labels stay far
+            below the head's rows, when a margin is wider than this many classes in this dimension
+            can have; and of what saving the model loses.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -137,6 +141,10 @@ def attach(
             named=layer is not None,
         )
         back.callback(hooks.remove)
+        bias_free = changed is not head and getattr(head, "bias", None) is None
+        for forget in keep_form(hooks, bias_free=bias_free, warn=warn):
+            back.callback(forget)
+            undo.append(forget)
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()  # code compiled before does not know the hooks
         criterion = Criterion(
@@ -150,6 +158,8 @@ def attach(
             watch=Watch() if warn else None,
             owns_head=changed is not head,
         )
+        if not loading():  # then the weights are those of a folder
+            fill_zero_rows(bare, path, changed, objective, same=in_ddp, warn=warn)
         back.pop_all()
     return criterion
 
@@ -227,12 +237,15 @@ def _check_sizes(objective: Objective, num_classes: int, dim: int, own_features:
                         f"fills them in: lambda num_classes, dim: {type(module).__name__}"
                         "(num_classes, dim)."
                     )
-            counts = getattr(module, "class_counts", None) or ()
-            if counts and len(counts) != num_classes:
-                raise LargeMarginError(
-                    f"the term {name!r} was made with {len(counts)} class_counts, but the head has "
-                    f"{num_classes} classes. Give one number per class, in the order of the labels."
-                )
+            for what in ("class_counts", "margin"):
+                each: Any = getattr(module, what, None)
+                one = not isinstance(each, Tensor | Sequence) or getattr(each, "ndim", 1) == 0
+                if not one and len(each) != num_classes:
+                    raise LargeMarginError(
+                        f"the term {name!r} was made with {len(each)} {what}, but the head "
+                        f"has {num_classes} classes. Give one number per class, in the order of "
+                        "the labels."
+                    )
 
 
 def _head_spec(objective: Objective, num_classes: int, similarity: str | None) -> HeadSpec | None:

@@ -278,7 +278,7 @@ class Criterion(nn.Module):
     @property
     def layer(self) -> nn.Module:
         """The model's classification layer."""
-        return self._hooks.layer
+        return self._hooks.follow()
 
     def read(self, outputs: Any) -> Pass:
         """Features, logits, inputs and layers of the forward pass that made these outputs."""
@@ -332,7 +332,7 @@ class Criterion(nn.Module):
 
         Groups without parameters are left out, so nothing is trained twice or forgotten.
         """
-        own = list(self._hooks.layer.parameters())
+        own = list(self.layer.parameters())
         chosen = {id(parameter) for parameter in own}
         chosen |= {id(parameter) for parameter in self.parameters()}  # it may be the model's child
         rest = [each for each in model.parameters() if id(each) not in chosen]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from largemargin.dropin.find_head import ancestors, out_features, returned_before
+from largemargin.dropin.find_head import active_copy, ancestors, out_features, returned_before
 from largemargin.dropin.fsdp import is_fsdp, refuse_tensor_parallel
 from largemargin.dropin.match_outputs import Agreement, check_unchanged, chosen_rows, same
 from largemargin.dropin.model_outputs import nodes_behind, tensors_in
@@ -174,7 +174,7 @@ class FeatureHooks:
     ) -> None:
         self.name = f"{PREFIX}{next(_names)}"
         self.model = model
-        self.layer = layer
+        self.layer = self.original = layer
         self.around = ancestors(model, layer)
         self.num_classes = out_features(layer)
         self.features = list(features or ())
@@ -202,6 +202,7 @@ class FeatureHooks:
         """The same for activation checkpointing, which runs code again in a backward pass."""
         self._kinds: list[type] = []
         self._is_fsdp = False
+        self._strangers: set[int] = set()
         self.handles: list[RemovableHandle] = []
         for term, module in (features or {}).items():
             self._hook(module, OutputHook(self, f"features {term}"))
@@ -248,6 +249,17 @@ class FeatureHooks:
         self.plain.forget()
         self.again.forget()
         self.last = self.before = NO_PASS
+
+    def follow(self, module: nn.Module | None = None) -> nn.Module:
+        """The head, which PEFT may have made a copy of since; ``module`` runs with our hooks."""
+        if module is None or id(module) not in self._strangers:
+            for each in self.model.modules():
+                copy = active_copy(each)
+                if copy is not None and each.original_module in (self.layer, self.original):
+                    self.layer, self.around = copy, ancestors(self.model, copy)
+            if module is not None and module is not self.layer:
+                self._strangers.add(id(module))
+        return self.layer
 
     def start(self) -> None:
         """A forward pass of the model begins; an interrupted one is forgotten."""
@@ -518,6 +530,8 @@ class FeatureHooks:
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FeatureHooks":
+        if id(self.model) not in memo and id(self.layer) in memo:
+            return self  # a copy of the head alone, as PEFT makes one: not of the whole model
         copied = object.__new__(FeatureHooks)
         memo[id(self)] = copied
         for name, value in self.__getstate__().items():
@@ -617,7 +631,9 @@ class HeadHook(Hook):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
         # A layer that took the place of ours has its hooks too, and this one among them.
-        if not self.owner.ignores(output) and module is self.owner.layer:
+        if self.owner.ignores(output):
+            return
+        if module is self.owner.layer or module is self.owner.follow(module):
             self.owner.head_ran(args[0] if args else next(iter(kwargs.values())), output)
 
 

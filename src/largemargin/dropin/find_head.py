@@ -54,6 +54,11 @@ def find_layer(model: nn.Module, name: str | None) -> tuple[str, nn.Module]:
     """The head by name, or the last linear layer where that is the only likely one."""
     if name is not None:
         layer = find_module(model, name)
+        active = active_copy(layer)
+        if active is not None:
+            name = next(path for path, module in model.named_modules() if module is active)
+            layer = active
+        _refuse_adapted(model, f"{name}.base_layer" if "base_layer" in layer._modules else name)
         if isinstance(layer, HEADS):
             return name, layer
         inside = [path for path, module in layer.named_modules() if isinstance(module, HEADS)]
@@ -78,6 +83,7 @@ def find_layer(model: nn.Module, name: str | None) -> tuple[str, nn.Module]:
             f"{type(model).__name__} has several layers that may be its head: {listed}. Say which "
             f"one: pass layer={path!r}."
         )
+    _refuse_adapted(model, path)
     return path, layer
 
 
@@ -195,7 +201,7 @@ def ancestors(model: nn.Module, layer: nn.Module) -> list[nn.Module]:
 
 def _candidates(model: nn.Module) -> dict[str, nn.Module]:
     """Linear layers by name, without the projections that attention calls by their weight."""
-    inside = {
+    inside = _adapters(model) | {
         child
         for module in model.modules()
         if isinstance(module, nn.MultiheadAttention)
@@ -206,6 +212,42 @@ def _candidates(model: nn.Module) -> dict[str, nn.Module]:
         for path, module in model.named_modules()
         if isinstance(module, HEADS) and module not in inside
     }
+
+
+def active_copy(module: Any) -> nn.Module | None:
+    """What runs in place of a layer that PEFT trains as a copy of it (``modules_to_save``)."""
+    children = module._modules
+    copies, original = children.get("modules_to_save"), children.get("original_module")
+    if copies is None or original is None:
+        return None
+    names = () if getattr(module, "disable_adapters", False) else module.active_adapters
+    used: nn.Module = next((copies[name] for name in names if name in copies), original)
+    return used
+
+
+def _adapters(model: nn.Module) -> set[nn.Module]:
+    """What PEFT has put into a model beside its layers: low-rank factors, copies not in use."""
+    found: set[nn.Module] = set()
+    for module in model.modules():
+        used = active_copy(module)
+        if used is None:
+            used = module._modules.get("base_layer")
+        if used is not None:
+            found |= {*module.modules()} - {*used.modules()}
+    return found
+
+
+def _refuse_adapted(model: nn.Module, path: str) -> None:
+    """A layer with adapters beside it gives more than its weight times the features."""
+    parent, _, name = path.rpartition(".")
+    if name == "base_layer" or ".lora_" in f".{path}":
+        whole = path.split(".lora_")[0] if name != "base_layer" else parent
+        raise LargeMarginError(
+            f"the head {whole!r} is adapted by PEFT ({type(model.get_submodule(whole)).__name__}), "
+            "so that a loss on its weight would not see the adapter. Keep the adapter to other "
+            f"layers (target_modules) and train the head whole: modules_to_save="
+            f"[{whole.rpartition('.')[2]!r}]."
+        )
 
 
 def _parallel_heads(model: nn.Module, layers: dict[str, nn.Module], path: str) -> Iterator[str]:

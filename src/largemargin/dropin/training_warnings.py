@@ -35,12 +35,19 @@ class Watch:
             are multiplied by the criterion's ``accumulate``.
         views_per_class: samples per class, on average, after which a class that a centroid bank
             has not seen counts as missing. Rare classes of long-tailed data need many.
+        labels_after: training calls before the first verdict on the range of the labels.
     """
 
     def __init__(
-        self, *, patience: int = 500, stuck_after: int = 200, views_per_class: int = 500
+        self,
+        *,
+        patience: int = 500,
+        stuck_after: int = 200,
+        views_per_class: int = 500,
+        labels_after: int = 100,
     ) -> None:
         self.patience = patience
+        self.labels_after = labels_after
         self.stuck_after = stuck_after
         self.views_per_class = views_per_class
         self.calls = 0
@@ -49,6 +56,8 @@ class Watch:
         self._angles: Tensor | None = None
         self._looks_at_angles = True
         self._looks_at_banks = True
+        self._looks_at_labels = True
+        self._highest: Tensor | None = None
 
     def __call__(self, criterion: Any, features: Tensor, labels: Tensor, head: HeadView) -> None:
         if not (torch.is_grad_enabled() and plain_eager()):
@@ -57,11 +66,16 @@ class Watch:
         self.samples += labels.shape[0]
         patience = self.patience * criterion.accumulate
         self._look_at_parameters(criterion, head, self.stuck_after * criterion.accumulate)
+        soon = -self.calls % patience < WINDOW
         due = self.calls % patience == 0 and (self.calls // patience).bit_count() == 1
-        if self._looks_at_angles and head.similarity.startswith("cosine"):
+        if soon and self._looks_at_angles and head.similarity.startswith("cosine"):
             self._look_at_angles(criterion.objective, features, labels, head, patience, due)
         if self._looks_at_banks and due:
             self._look_at_banks(criterion)
+        if self._looks_at_labels and labels.dim() == 1:
+            patience = self.labels_after * criterion.accumulate
+            if -self.calls % patience < WINDOW:
+                self._look_at_labels(labels, head, patience)
 
     def _look_at_parameters(self, criterion: Any, head: HeadView, patience: int) -> None:
         """Snapshot at the first call, gradients at the first few, verdict after ``patience``."""
@@ -96,8 +110,7 @@ class Watch:
         patience: int,
         due: bool,
     ) -> None:
-        remaining = -self.calls % patience
-        if remaining >= WINDOW or ((self.calls + remaining) // patience).bit_count() != 1:
+        if not _soon_due(self.calls, patience):
             return
         counted = _behind(objective, features.detach(), labels, head)
         self._angles = counted if self._angles is None else self._angles + counted
@@ -115,6 +128,25 @@ class Watch:
                 'hold. Start without the margin (schedule="preset" and total_steps=..., or '
                 'lm.schedules.Ramp("margin", 0.0, steps=...)), lower margin or learning rate, or '
                 'take scale="auto".'
+            )
+
+    def _look_at_labels(self, labels: Tensor, head: HeadView, patience: int) -> None:
+        """The highest label of a few calls: an embedding network may have been given as a model."""
+        if not _soon_due(self.calls, patience) or labels.numel() == 0:
+            return
+        highest, rows = labels.max(), head.weight.shape[0]
+        self._highest = highest if self._highest is None else self._highest.maximum(highest)
+        if self.calls % patience or self.samples < VIEWS_PER_CLASS * rows:
+            return
+        self._looks_at_labels = False
+        classes = int(self._highest) + 1
+        if 0 < 2 * classes <= rows:
+            warn_user(
+                f"the head has {rows} rows, one per class, but of the labels looked at in "
+                f"{self.calls} training calls none is above {classes - 1}. If the model gives "
+                f"embeddings of width {rows}, it has no head yet: nn.Sequential(model, lm.ClassHead"
+                f"({rows}, num_classes={classes})). If it is a head for more classes than there "
+                "are, give it as many rows as classes."
             )
 
     def _look_at_banks(self, criterion: Any) -> None:
@@ -173,6 +205,12 @@ class _Traces:
         if tensor.device != self._values.device or tensor.numel() < self._places.numel():
             return False
         return bool(self._pulled & (self._at(tensor) == self._values).all())
+
+
+def _soon_due(calls: int, patience: int) -> bool:
+    """Whether a call is among the last before a verdict: after 1, 2, 4, 8 ... times patience."""
+    remaining = -calls % patience
+    return remaining < WINDOW and ((calls + remaining) // patience).bit_count() == 1
 
 
 def _behind(objective: Objective, features: Tensor, labels: Tensor, head: HeadView) -> Tensor:

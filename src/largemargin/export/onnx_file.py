@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from largemargin.dropin.find_head import unwrapped
-from largemargin.errors import LargeMarginError, MissingPackage
+from largemargin.errors import LargeMarginError, MissingPackage, check_number
 from largemargin.export.plain_model import Outputs, check_class_names, check_target
 from largemargin.export.program import Check, Example, check_equal, trace
 from largemargin.version import __version__
@@ -50,8 +50,9 @@ def to_onnx(
     the model. Weights above 2 GB go to ``path + ".data"`` beside it.
 
     Args:
-        model, example, dynamic_batch, outputs, temperature, layer: as in
-            :func:`to_exported_program`.
+        model, example, dynamic_batch, outputs, layer: as in :func:`to_exported_program`.
+        temperature: what logits are divided by for probabilities. The file of "logits" says it and
+            leaves them as they are: ``softmax(logits / temperature)``.
         path: of the file to write, such as "model.onnx".
         opset: version of the ONNX operators; default the exporter's.
         class_names: written into the metadata, one per class.
@@ -73,6 +74,7 @@ def to_onnx(
             raise MissingPackage(
                 f"Writing ONNX needs {package}. Install it: pip install 'largemargin[export]'"
             )
+    check_number("temperature", temperature, above=0)
     metadata = dict(metadata or {})
     _check_metadata(metadata)
     program, facts, checks = trace(
@@ -80,7 +82,7 @@ def to_onnx(
         example,
         dynamic_batch=dynamic_batch,
         outputs=outputs,
-        temperature=temperature,
+        temperature=1.0 if outputs == "logits" else temperature,
         layer=layer,
         strict=False,
         verify=verify,

@@ -13,6 +13,7 @@ from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.heads.class_head import ClassHead
 from largemargin.heads.simplex import SimplexHead
 from largemargin.losses.base.terms import matrix_of
+from largemargin.measuring.calibrate import TemperatureScaled
 from largemargin.ops.norms import normalize
 from largemargin.ops.shards import is_sharded
 
@@ -180,9 +181,11 @@ class Deployed(nn.Module):
         outputs: Outputs,
         keywords: tuple[str, ...] = (),
         temperature: float = 1.0,
+        divisor: float = 1.0,
     ) -> None:
         super().__init__()
         self.temperature = temperature
+        self.divisor = divisor
         self.model = model
         self.keywords = keywords
         self.path = path
@@ -209,6 +212,8 @@ class Deployed(nn.Module):
         features, logits = self._taken.pop()
         if self.outputs == "features":
             return features
+        if self.divisor != 1:
+            logits = logits / self.divisor
         if self.outputs == "logits":
             return logits
         wide = logits.float()
@@ -242,7 +247,10 @@ def deployed(
             f"a temperature is for probabilities, but outputs={outputs!r} was given with "
             f"temperature={temperature:g}."
         )
-    path, head = find_head(unwrapped(model)[0], layer)
+    bare = unwrapped(model)[0]
+    path, head = find_head(bare, layer)
+    # The one change after a head that is this library's own.
+    divisor = float(bare.temperature) if isinstance(bare, TemperatureScaled) else 1.0
     copied = evaluation_copy(model, device)
-    made = Deployed(copied, path, outputs, keywords, float(temperature))
+    made = Deployed(copied, path, outputs, keywords, float(temperature), divisor)
     return made, head_facts(path, head)

@@ -18,6 +18,7 @@ import shutil
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -28,7 +29,8 @@ import largemargin.losses.base.schedules as schedules
 from largemargin.dropin.attach import attach
 from largemargin.dropin.criterion import Criterion
 from largemargin.dropin.find_head import find_layer, parents_of, unwrapped
-from largemargin.errors import LargeMarginError
+from largemargin.dropin.saved_heads import form_is_kept
+from largemargin.errors import LargeMarginError, check_choice, check_count, check_number
 from largemargin.export.plain_model import (
     HeadFacts,
     check_class_names,
@@ -47,6 +49,7 @@ from largemargin.losses.base.loss import Loss
 from largemargin.losses.base.objective import Objective
 from largemargin.losses.base.schedules import Schedule
 from largemargin.losses.base.terms import matrix_of
+from largemargin.ops.similarity import SIMILARITIES
 from largemargin.version import __version__
 
 FORMAT = "largemargin"
@@ -97,7 +100,8 @@ def save(
     if class_names is not None:
         check_class_names(class_names, facts)
     check_json("config", config)
-    state = bare.state_dict()
+    with form_is_kept():
+        state = bare.state_dict()
     extra = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
     for name, value in extra.items():
         check_json(f"the extra state {name!r} of the model", value)
@@ -248,21 +252,26 @@ def load(
     saved = read_config(folder)
     bare = unwrapped(model)[0]
     check_whole(bare)
-    _check_criterion(criterion, saved, bare)
-    state = read_tensors(folder / MODEL)
-    with_state = criterion != "none" and saved["criterion"] is not None
-    with _reports_damage(folder), ExitStack() as undo:
-        tensors = read_tensors(folder / CRITERION) if with_state else {}
+    tensors: Tensors = {}
+    with _reports_damage(folder):
+        _check_entries(saved)
+        _check_criterion(criterion, saved, bare)
+        state: dict[str, Any] = read_tensors(folder / MODEL)
+        state |= saved["model_extra_state"] or {}
+        if criterion != "none" and saved["criterion"] is not None:
+            tensors = read_tensors(folder / CRITERION)
+    head = saved["head"]
+    with form_is_kept(), _reports_damage(folder), ExitStack() as undo:
         attached = _attached(model, criterion, saved, tensors, undo)
         _check_state(bare, state, strict)
+        _try_extra_state(bare, saved["model_extra_state"] or {}, undo)
         if attached is not None:
-            load_criterion_state(attached, saved["criterion"], tensors)
+            load_criterion_state(attached, saved["criterion"], tensors, undo)
+        layer = bare.get_submodule(head["layer"])
+        if isinstance(layer, ClassHead):
+            layer.similarity, layer.scale = head["similarity"], float(head["scale"])
+        bare.load_state_dict(state, strict=strict)
         undo.pop_all()
-    bare.load_state_dict({**state, **(saved["model_extra_state"] or {})}, strict=strict)
-    head = saved["head"]
-    layer = bare.get_submodule(head["layer"])
-    if isinstance(layer, ClassHead):
-        layer.similarity, layer.scale = head["similarity"], float(head["scale"])
     if attached is not None:
         attached.train(layer.training)
     return Loaded(model, attached, saved["config"], saved["class_names"])
@@ -280,7 +289,7 @@ def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
         )
     try:
         config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LargeMarginError(f"{file} is not JSON ({error}); the file is damaged.") from error
     _check_format(file, config)
     for name in (MODEL, CRITERION) if config.get("criterion") else (MODEL,):
@@ -310,11 +319,37 @@ def _reports_damage(folder: Path) -> Iterator[None]:
     """Errors of a configuration that was edited or cut short, as one about the folder."""
     try:
         yield
-    except (KeyError, TypeError, AttributeError) as error:
+    except LargeMarginError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise LargeMarginError(
             f"{folder} is damaged: its configuration lacks or misspells something "
             f"({type(error).__name__}: {error})."
         ) from error
+
+
+def _check_entries(saved: Mapping[str, Any]) -> None:
+    """Refuse values that would only be noticed later, or never."""
+    facts = HeadFacts(**saved["head"])
+    for name, kind in HeadFacts.__annotations__.items():
+        value = getattr(facts, name)
+        if not isinstance(value, (int, float) if kind is float else kind):
+            raise TypeError(f"head.{name} is {value!r}")
+    check_choice("head.kind", facts.kind, ("Linear", "ClassHead", "SimplexHead"))
+    check_choice("head.similarity", facts.similarity, SIMILARITIES)
+    check_number("head.scale", float(facts.scale), above=0)
+    if facts.kind == "Linear" and (facts.similarity, facts.scale) != ("dot", 1):
+        raise TypeError(f"a Linear has no similarity={facts.similarity!r}, scale={facts.scale:g}")
+    if saved["class_names"] is not None:
+        check_class_names(saved["class_names"], facts)
+    for name in ("model_extra_state", "criterion", "config"):
+        if not isinstance(saved[name], dict | None):
+            raise TypeError(f"{name} is {saved[name]!r}")
+    if saved["criterion"] is not None:
+        check_choice("replaced_head", saved["criterion"]["replaced_head"], (True, False))
+        for name in ("steps", "micro"):
+            count = saved["criterion"]["extra_state"]["_extra_state"][name]
+            check_count(name, count, at_least=0)
 
 
 def _attached(
@@ -334,6 +369,8 @@ def _attached(
             f"the saved head {head['layer']!r} has {wanted[0]} classes and {wanted[1]} features, "
             f"but the model's has {has[0]} and {has[1]}. Build the model as it was saved."
         )
+    if isinstance(criterion, Criterion):
+        _check_form(criterion.layer, bare.get_submodule(head["layer"]), head)
     rebuilt = criterion == "saved" and described is not None
     if not (rebuilt and described["replaced_head"]):
         _take_form(bare, head, undo)
@@ -358,6 +395,18 @@ def _check_criterion(given: object, saved: Mapping[str, Any], model: nn.Module) 
     elif given not in ("saved", "none"):
         raise LargeMarginError(
             f'criterion must be "saved", "none" or what attach returned, but {given!r} was given.'
+        )
+
+
+def _check_form(own: nn.Module, layer: nn.Module, head: Mapping[str, Any]) -> None:
+    """Refuse a criterion on a head that cannot predict as the saved one."""
+    made = getattr(own, "similarity", "dot")
+    fixed = not isinstance(own, ClassHead) and head["scale"] != getattr(own, "scale", 1.0)
+    if own is not layer or made != head["similarity"] or fixed:
+        raise LargeMarginError(
+            f"the saved head {head['layer']!r} has similarity={head['similarity']!r} and scale="
+            f"{head['scale']:g}, but the criterion is attached to a {type(own).__name__} with "
+            f"similarity={made!r}. Attach the objective that was saved, to the same layer."
         )
 
 
@@ -396,9 +445,25 @@ def _take_form(model: nn.Module, head: Mapping[str, Any], undo: ExitStack) -> No
         setattr(parent, name, new)
 
 
-def _check_state(model: nn.Module, state: dict[str, Tensor], strict: bool) -> None:
+def _try_extra_state(model: nn.Module, state: Mapping[str, Any], undo: ExitStack) -> None:
+    """Set what modules keep beside tensors: only they can tell whether they take it."""
+    own = model.state_dict()
+    for name in state.keys() & own.keys():
+        module = model.get_submodule(name.rpartition(".")[0])
+        undo.callback(module.set_extra_state, deepcopy(own[name]))
+        try:
+            module.set_extra_state(deepcopy(state[name]))
+        except Exception as error:
+            raise LargeMarginError(
+                f"{type(module).__name__} does not take its saved extra state {name!r} "
+                f"({type(error).__name__}: {error}). The folder is damaged, or the module is "
+                "another one than was saved."
+            ) from error
+
+
+def _check_state(model: nn.Module, state: Mapping[str, Any], strict: bool) -> None:
     """Compare names and shapes before anything is written."""
-    own = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    own = model.state_dict()
     problems = []
     if strict:
         problems += listed("the folder lacks", [name for name in own if name not in state])
@@ -406,7 +471,9 @@ def _check_state(model: nn.Module, state: dict[str, Tensor], strict: bool) -> No
     shapes = [
         f"{name} {tuple(state[name].shape)} for {tuple(value.shape)}"
         for name, value in own.items()
-        if name in state and state[name].shape != value.shape
+        if isinstance(value, Tensor)
+        and isinstance(state.get(name), Tensor)
+        and state[name].shape != value.shape
     ]
     problems += listed("the folder has other shapes:", shapes)
     if problems:
@@ -468,7 +535,10 @@ def rebuild_criterion(
 
 
 def load_criterion_state(
-    criterion: Criterion, described: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    criterion: Criterion,
+    described: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    undo: ExitStack,
 ) -> None:
     """Banks, parameters, buffers, steps and schedules as they were saved."""
     state: dict[str, Any] = {
@@ -476,9 +546,11 @@ def load_criterion_state(
         for name, tensor in tensors.items()
         if name.startswith(STATE)
     }
+    undo.callback(criterion.set_extra_state, deepcopy(criterion.get_extra_state()))
     for name, tensor in (*criterion.named_buffers(), *criterion.named_parameters()):
+        undo.callback(setattr, tensor, "data", tensor.data)
         # The saved dtype, so that loading loses no digit.
-        tensor.data = tensor.data.to(state.get(name, tensor).dtype)
+        tensor.data = tensor.data.to(state.get(name, tensor).dtype, copy=True)
     state |= {name: decode(value, tensors) for name, value in described["extra_state"].items()}
     try:
         criterion.load_state_dict(state)
@@ -489,8 +561,8 @@ def load_criterion_state(
         ) from error
     aside, bias = tensors.get(ASIDE), _set_aside(criterion)
     if aside is not None and bias is not None and aside.shape == bias.shape:
-        with torch.no_grad():
-            bias.copy_(aside)
+        undo.callback(setattr, bias, "data", bias.data)
+        bias.data = aside.to(bias)
 
 
 def _set_aside(criterion: Criterion) -> Tensor | None:
@@ -583,7 +655,7 @@ def build_objective(terms: list[dict[str, Any]], tensors: Mapping[str, Tensor]) 
         arguments = decode(term["arguments"], tensors)
         try:
             loss = LOSSES[term["loss"]](**arguments)
-        except TypeError as error:
+        except (TypeError, RuntimeError) as error:
             raise LargeMarginError(
                 f"the term {name!r} ({term['loss']}) was saved with other arguments than this "
                 f"version takes: {error}. Attach a criterion yourself and pass it."

@@ -7,6 +7,7 @@ trainer = Trainer(
 )
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.dropin.criterion import Criterion
+from largemargin.dropin.saved_heads import (
+    CONFIG_KEY,
+    FORM_FILE,
+    SavePretrained,
+    is_adapted,
+    is_plain,
+    record_form,
+    take_form_along,
+)
 from largemargin.errors import LargeMarginError, MissingPackage
 from largemargin.heads.class_head import ClassHead
 from largemargin.integrations.trainer_duties import (
@@ -38,8 +48,6 @@ IGNORED = -100
 """The label the Trainer does not count in ``num_items_in_batch``."""
 
 STATE_FILE = "criterion.pt"
-CONFIG_KEY = "largemargin_head"
-
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -190,35 +198,41 @@ class CriterionCallback(TrainerCallback):
 def record_head(model: Any, criterion: Criterion) -> None:
     """Write how the head makes its logits into ``model.config``, which ``save_pretrained`` saves.
 
-    :class:`CriterionCallback` does it; call it yourself when you save without one.
+    ``attach`` lets ``save_pretrained`` of the model do it, with a warning; this does it now, as
+    :class:`CriterionCallback` does, and without one: who calls it knows of :func:`restore_head`.
     """
     check_belongs(criterion, model)
     if not hasattr(model, "config"):
         raise LargeMarginError(f"{type(model).__name__} has no config to write the head into.")
-    head, view = criterion.layer, criterion.head
-    form = {
-        "layer": next(name for name, module in model.named_modules() if module is head),
-        "similarity": view.similarity,
-        "scale": view.scale,
-        "bias": view.bias is not None,
-    }
-    setattr(model.config, CONFIG_KEY, form)
+    save = vars(model).get("save_pretrained")
+    if isinstance(save, SavePretrained):
+        save.told = True
+    elif is_adapted(model):
+        take_form_along(model, criterion._hooks, told=True)
+    record_form(model, criterion.layer)
 
 
-def restore_head(model: Model) -> Model:
+def restore_head(model: Model, folder: str | Path | None = None) -> Model:
     """Give a model from ``from_pretrained`` the head it was trained with; returns the model.
 
     Architectures of transformers build a plain linear layer with bias, whose missing bias
     ``from_pretrained`` reports. This puts a :class:`ClassHead` on the loaded weight, in the form
     :func:`record_head` wrote into the config: ``model(x)`` then equals that of the saved model. A
     head that was a plain linear layer stays one.
+
+    Args:
+        folder: of an adapter of PEFT, whose ``save_pretrained`` wrote the form there. Restore the
+            head of the base model, then load the adapter: ``PeftModel.from_pretrained(restore_head(
+            base, folder), folder)``.
     """
     form = getattr(getattr(model, "config", None), CONFIG_KEY, None)
+    if folder is not None:
+        form = _form_beside(Path(folder))
     if form is None:
         raise LargeMarginError(
             f"the config of this {type(model).__name__} has no {CONFIG_KEY!r}: the model was saved "
-            "without CriterionCallback or record_head. Attach with the objective it was trained "
-            "with instead."
+            "with its own head, or as a state dict. Attach with the objective it was trained with "
+            "instead."
         )
     layer = model.get_submodule(form["layer"])
     if not isinstance(layer, nn.Linear | ClassHead):
@@ -226,13 +240,25 @@ def restore_head(model: Model) -> Model:
             f"the config says that {form['layer']!r} is the head, but it is a "
             f"{type(layer).__name__}. Load the architecture that was saved."
         )
-    plain = (form["similarity"], form["scale"]) == ("dot", 1.0)
-    if isinstance(layer, nn.Linear) and not (plain and form["bias"] == (layer.bias is not None)):
+    if isinstance(layer, nn.Linear) and not (
+        is_plain(form) and form["bias"] == (layer.bias is not None)
+    ):
         head = ClassHead.from_linear(
             layer, similarity=form["similarity"], scale=form["scale"], bias=form["bias"]
         )
         model.set_submodule(form["layer"], head)
     return model
+
+
+def _form_beside(folder: Path) -> Any:
+    try:
+        return json.loads((folder / FORM_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LargeMarginError(
+            f"{folder} holds no readable {FORM_FILE} ({error}): the adapter was saved without "
+            "record_head(peft_model, criterion). Attach the objective it was trained with to "
+            "the base model instead."
+        ) from error
 
 
 def _folder(args: Any, state: Any) -> Path:

@@ -11,8 +11,12 @@ from torch import nn
 
 from largemargin.errors import LargeMarginError
 from largemargin.losses import LOSSES
-from largemargin.losses.base.constructor_arguments import arguments_of, wrong_arguments
-from largemargin.losses.base.loss import Loss
+from largemargin.losses.base.constructor_arguments import (
+    arguments_of,
+    constructor_arguments,
+    wrong_arguments,
+)
+from largemargin.losses.base.loss import Loss, Weighted
 from largemargin.losses.base.objective import Objective
 from largemargin.losses.cross_entropy import CrossEntropy
 
@@ -47,13 +51,7 @@ def objective_for(
     if isinstance(given, type) and issubclass(given, Loss):
         return lambda num_classes, dim: build_loss(given, settings, num_classes, dim, class_counts)
     if isinstance(given, nn.Module):
-        if settings:
-            raise LargeMarginError(
-                f"objective is a {type(given).__name__} already, so its settings "
-                f"{sorted(settings)} cannot be changed. Give its name or class instead, or set "
-                "them where it is made."
-            )
-        return deepcopy(given)
+        return rebuilt(given, settings) if settings else deepcopy(given)
     if callable(given) and not settings:
         # As it is: a preset also tells attach about its schedule. It may want the counts.
         counted = getattr(given, "with_counts", None)
@@ -64,6 +62,48 @@ def objective_for(
         "objective must be a name of lm.LOSSES, a loss or Objective, or a function (num_classes, "
         f"dim) that makes one, but {given!r} was given."
     )
+
+
+def rebuilt(given: nn.Module, settings: Mapping[str, Any]) -> nn.Module:
+    """A loss, weighted loss or objective built again with other settings.
+
+    Args:
+        settings: of the loss; of one term of several as ``cosface__margin``.
+    """
+    if isinstance(given, Weighted):
+        return Weighted(rebuilt(given.loss, settings), given.weight)  # type: ignore[arg-type]
+    if isinstance(given, Objective):
+        return _rebuilt_objective(given, settings)
+    if not isinstance(given, Loss) or not settings.keys() <= arguments_of(type(given)).keys():
+        raise wrong_arguments(type(given), settings)
+    try:
+        made = type(given)(**{**constructor_arguments(given, Loss), **settings})
+    except AttributeError as error:
+        raise LargeMarginError(
+            f"the settings {sorted(settings)} of this {type(given).__name__} cannot be changed: it "
+            f"cannot be built again from its attributes ({error}). Give its class."
+        ) from error
+    return made.train(given.training)
+
+
+def _rebuilt_objective(given: Objective, settings: Mapping[str, Any]) -> Objective:
+    by_term: dict[str, dict[str, Any]] = {name: {} for name in given.terms}
+    for name, value in settings.items():
+        term, _, setting = name.partition("__")
+        if len(by_term) == 1 and not setting:
+            term, setting = next(iter(by_term)), name
+        if term not in by_term or not setting:
+            raise LargeMarginError(
+                f"the settings of the objective have {name!r}, but its terms are "
+                f"{', '.join(by_term)}. Name one: objective__{next(iter(by_term))}__{name}."
+            )
+        by_term[term][setting] = value
+    losses = {
+        name: rebuilt(loss, by_term[name]) if by_term[name] else deepcopy(loss)
+        for name, loss in given.terms.items()
+    }
+    weights = given.weights
+    return Objective(**{name: Weighted(loss, weights[name]) for name, loss in losses.items()})  # type: ignore[arg-type]
 
 
 def parse_sum(text: str, settings: Mapping[str, Any]) -> list[Term]:

@@ -58,7 +58,8 @@ class LargeMarginClassifier(
 ):
     """A neural network trained with a large-margin objective, for features or images.
 
-    X is (N, D), or images (N, H, W), (N, C, H, W) or (N, H, W, C); y holds labels of any type.
+    X is (N, D), also sparse (made dense batch by batch), or images (N, H, W), (N, C, H, W) or
+    (N, H, W, C); y holds labels of any type.
     Inputs are standardised inside (per feature, or per channel of images), so neither scaling nor
     a division by 255 is needed before. It can be cloned, pickled, searched over and put at the end
     of a pipeline; ``transform`` gives the features before the head.
@@ -69,8 +70,9 @@ class LargeMarginClassifier(
             another function ``(num_classes, dim)``. Modules are copied for each fit. By name,
             losses on cosines have ``scale="auto"``, and penalties a cross entropy. Losses on
             inputs measure in standard deviations.
-        objective_params: settings of an objective given by name, class or function. Settings can
-            also be reached as ``objective__margin``, for example in a grid search.
+        objective_params: settings of the objective, which replace those that a loss was made with.
+            Settings can also be reached as ``objective__margin``, for example in a grid search;
+            those of one of several terms as ``objective__cosface__margin``.
             ``{"class_counts": "auto"}`` fills in how many samples each class has.
         backbone: what makes features (N, dim) of standardised inputs. None: a perceptron for (N, D)
             and a small convolutional network for images. A module is copied for each fit, its
@@ -265,7 +267,7 @@ class LargeMarginClassifier(
         """Checked samples of the classes to be trained, and the seed of this fit."""
         check_number("batch_size", self.batch_size, at_least=1)
         rows, shape = as_rows(X)
-        rows, y = validate_data(self, rows, y, reset=not resumed)
+        rows, y = validate_data(self, rows, y, accept_sparse="csr", reset=not resumed)
         check_classification_targets(y)
         weights: Array | None = None
         if sample_weight is not None:
@@ -395,12 +397,13 @@ class LargeMarginClassifier(
             raise LargeMarginError(
                 f"samples of shape {shape} were given, but the model was fitted on {self._shape}."
             )
-        rows = validate_data(self, rows, reset=False)
+        rows = validate_data(self, rows, accept_sparse="csr", reset=False)
         inputs = as_tensor(rows, self._shape, self.channels)
         parameter = next(self.model_.parameters())
         call = self.model_.features if features else self.model_
         with torch.no_grad():
-            parts = torch.split(inputs, PREDICTED)
+            starts = range(0, max(len(inputs), 1), PREDICTED)
+            parts = (inputs[start : start + PREDICTED] for start in starts)
             found = [call(each.to(parameter.device, parameter.dtype)).cpu() for each in parts]
         return torch.cat(found).numpy()
 
@@ -419,6 +422,7 @@ class LargeMarginClassifier(
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
 
@@ -433,12 +437,41 @@ def as_rows(X: Any) -> tuple[Any, tuple[int, ...] | None]:
     return X.reshape(len(X), -1), tuple(X.shape[1:])
 
 
-def as_tensor(rows: Array, shape: tuple[int, ...], channels: str) -> Tensor:
-    """Rows as a tensor (N, D), or (N, C, H, W) where ``shape`` is that of an image."""
+class SparseRows:
+    """A sparse matrix (N, D) whose rows are tensors, made dense as they are taken."""
+
+    def __init__(self, matrix: Any) -> None:
+        self.matrix = matrix
+        self.shape = torch.Size(matrix.shape)
+        self.dtype = self[:0].dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Tensor | slice) -> Tensor:
+        rows: Tensor = as_tensor(self.subset(index).toarray(), tuple(self.shape[1:]), "auto")
+        return rows
+
+    def subset(self, index: Tensor | slice) -> Any:
+        return self.matrix[index.numpy() if isinstance(index, Tensor) else index]
+
+    def dim(self) -> int:
+        return 2
+
+
+def as_tensor(rows: Any, shape: tuple[int, ...], channels: str) -> Any:
+    """Rows as a tensor (N, D), or (N, C, H, W) where ``shape`` is that of an image.
+
+    Sparse rows (N, D) stay sparse.
+    """
     if prod(shape) != rows.shape[1]:
         raise LargeMarginError(
             f"input_shape {shape} has {prod(shape)} entries, but X has {rows.shape[1]} features."
         )
+    if hasattr(rows, "toarray"):
+        if len(shape) == 1:
+            return SparseRows(rows)
+        rows = rows.toarray()
     if not rows.flags.writeable:
         rows = rows.copy()  # torch shares memory with arrays and warns about read-only ones
     if rows.dtype.kind == "u" and rows.dtype.itemsize > 1:
@@ -578,7 +611,9 @@ CHUNK = 4096
 """Rows converted at a time when statistics are taken of the whole training set."""
 
 
-def statistics(inputs: Tensor, weights: Tensor | None, per_channel: bool) -> tuple[Tensor, Tensor]:
+def statistics(
+    inputs: Tensor | SparseRows, weights: Tensor | None, per_channel: bool
+) -> tuple[Tensor, Tensor]:
     """Weighted mean and standard deviation over samples, in float64; a constant gets 1.
 
     (N, ...) gives (...), or (C, 1, 1) for images (N, C, H, W) with ``per_channel``.
@@ -608,7 +643,7 @@ def statistics(inputs: Tensor, weights: Tensor | None, per_channel: bool) -> tup
 class TensorSamples:
     """A data set in host memory; batches are moved and converted as they are taken."""
 
-    inputs: Tensor
+    inputs: Tensor | SparseRows
     labels: Tensor
     weights: Tensor | None
     device: torch.device
@@ -624,7 +659,9 @@ class TensorSamples:
 
     def subset(self, index: Tensor) -> "TensorSamples":
         weights = None if self.weights is None else self.weights[index]
-        return replace(self, inputs=self.inputs[index], labels=self.labels[index], weights=weights)
+        inputs = self.inputs
+        part = SparseRows(inputs.subset(index)) if isinstance(inputs, SparseRows) else inputs[index]
+        return replace(self, inputs=part, labels=self.labels[index], weights=weights)
 
     def batches(self, size: int, shuffle: bool) -> Iterator[Tensor]:
         """Indices of batches of nearly equal length, so that none is too small to normalise."""
@@ -645,7 +682,7 @@ def choose_device(given: Any) -> torch.device:
         ) from unknown
 
 
-def choose_dtype(given: str, inputs: Tensor, cheap: bool) -> torch.dtype:
+def choose_dtype(given: str, inputs: Tensor | SparseRows, cheap: bool) -> torch.dtype:
     """ "auto" is the precision of ``inputs`` (float64 for integers) where that is ``cheap``."""
     check_choice("dtype", given, ("auto", "float32", "float64"))
     if given == "auto":

@@ -363,16 +363,17 @@ def need_images(inputs: Any, what: str) -> Tensor:
     )
 
 
-def check_range(images: Tensor) -> None:
-    """Noise and attacks count in [0, 1]; bytes and normalised images have other units."""
+def check_range(images: Tensor, hint: str = "", *, beyond: float = RANGE) -> None:
+    """Noise, attacks and gradients count in [0, 1]; bytes and normalised images do not."""
     if not images.numel():
         return
     low, high = (float(each) for each in images.aminmax())
-    if low < -RANGE or high > 1 + RANGE:
+    if low < -beyond or high > 1 + beyond:
         raise LargeMarginError(
-            "noise and attacks are given in units of [0, 1] pixels, but the images reach from "
-            f"{low:.3g} to {high:.3g}. Normalise in the model, with "
-            "largemargin.app.models.Normalize in front of it, and pass images in [0, 1]."
+            "noise, attacks and input space are in units of [0, 1] pixels, but the images reach "
+            f"from {low:.3g} to {high:.3g}. If the loader normalises them, say how: "
+            "normalization=(mean, std). Or normalise in the model, with "
+            f"largemargin.app.models.Normalize in front of it, and pass images in [0, 1].{hint}"
         )
 
 

@@ -3,7 +3,8 @@ detect out-of-distribution (OOD) data.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Unpack
 
 import torch
@@ -90,6 +91,10 @@ class OODScores(Record):
     """Share of OOD samples taken for known where 95 % of the known samples are kept."""
     margin: str
     """What "margin" is: distance to the boundary, or cosine for cosine heads."""
+    chosen: str | None = None
+    """The score that tells the validation data apart best; None without validation data."""
+    validation: dict[str, float] | None = None
+    """AUROC of every score there."""
 
     RENAMED: ClassVar[dict[str, str]] = {"strangers": "ood"}
 
@@ -126,17 +131,25 @@ def compare_scores(known: dict[str, Tensor], ood: dict[str, Tensor], margin: str
 
 
 def detect_ood(
-    model: nn.Module, data: Source, ood: Source, **options: Unpack[ReadingOptions]
+    model: nn.Module,
+    data: Source,
+    ood: Source,
+    *,
+    validation: tuple[Source, Source] | None = None,
+    **options: Unpack[ReadingOptions],
 ) -> OODScores:
     """How well five scores of predictions tell known data from out-of-distribution data.
 
     ``margin``, ``logit_margin``, ``probability`` (Hendrycks and Gimpel 2017), ``max_logit``
-    (Hendrycks et al. 2022) and ``energy`` (Liu et al. 2020), the larger the more known.
+    (Hendrycks et al. 2022) and ``energy`` (Liu et al. 2020), the larger the more known. None is
+    best everywhere, and the best of five on ``ood`` itself flatters: ``validation`` chooses one.
 
     Args:
         model: any model :func:`largemargin.attach` can read.
         data: of the classes it was trained on; labels are not used.
         ood: data of no known class: a split, or a loader of inputs or (inputs, labels).
+        validation: known and OOD data like ``data`` and ``ood``, but other samples and, for an
+            honest number, other kinds of OOD data. ``chosen`` is the score of largest AUROC there.
         options: batch_size, device, workers, sync and progress as in :func:`accuracy_of`.
 
     Example:
@@ -147,8 +160,26 @@ def detect_ood(
         1.0
     """
     reader = LogitModel(model)
-    found = (scores_of(reader, data, "data", **options), scores_of(reader, ood, "ood", **options))
-    return compare_scores(*found, Scorer(reader).margin)
+    if validation is not None and (
+        isinstance(validation, str) or not isinstance(validation, Sequence) or len(validation) != 2
+    ):
+        raise LargeMarginError(
+            "validation must be two sources of data, (known, out of distribution), but "
+            f"{type(validation).__name__} was given."
+        )
+
+    def compared(known: Source, other: Source, of: str = "") -> OODScores:
+        found = scores_of(reader, known, f"{of}data", **options)
+        others = scores_of(reader, other, f"{of}ood", **options)
+        return compare_scores(found, others, Scorer(reader).margin)
+
+    result = compared(data, ood)
+    if validation is None:
+        return result
+    by = compared(*validation, of="validation ").auroc
+    told = [name for name in SCORES if not math.isnan(by[name])]
+    best = max(told, key=by.__getitem__, default=None)
+    return replace(result, chosen=best, validation=by)
 
 
 def scores_of(

@@ -34,6 +34,7 @@ from largemargin.measuring.batches import (
 from largemargin.measuring.calibrate import Temperature, number_of
 from largemargin.measuring.calibration import Calibration
 from largemargin.measuring.confidence import SCORES, OODScores, Scorer, compare_scores, scores_of
+from largemargin.measuring.input_space import Normalization, PixelUnits
 from largemargin.measuring.logit_model import LogitModel, ReadingOptions
 from largemargin.measuring.records import Record
 from largemargin.measuring.retrieval import (
@@ -205,6 +206,7 @@ def evaluate(
     ood: Source | None = None,
     search: Search | None = None,
     temperature: Temperature | float | None = None,
+    normalization: Normalization | None = None,
     device: torch.device | str | None = None,
     sync: bool = True,
     progress: bool = False,
@@ -217,8 +219,8 @@ def evaluate(
 
     Args:
         model: any model :func:`largemargin.attach` can read. It takes images in [0, 1]: models of
-            this library normalise them in their first layer. For one that does not, put
-            ``largemargin.app.models.Normalize`` in front.
+            this library normalise them in their first layer. For one that does not, say what the
+            loader does (``normalization``), or put ``largemargin.app.models.Normalize`` in front.
         data: a split, or a loader of (images, labels) in an order of its own that does not change.
         class_names: one for each class, in the order of the labels; default their numbers.
         config: which parts to run; default all of them.
@@ -226,6 +228,8 @@ def evaluate(
         search: queries and gallery of re-identification data.
         temperature: fitted to other data (:func:`calibrate_temperature`): the calibration with it
             is reported too. Nothing else depends on it.
+        normalization: (mean, std) that the loader normalises by, one number or one per channel:
+            images are perturbed and attacked as they were before.
         device: where to compute; default where the model is.
         sync: False evaluates on this process alone, for calls on one process of several.
         progress: show a progress bar with the time left (needs tqdm).
@@ -244,6 +248,7 @@ def evaluate(
     where = reader.device if device is None else torch.device(device)
     shared = sync and world_size() > 1
     divisor = None if temperature is None else number_of(temperature)
+    reader.pixels = PixelUnits(normalization)
     run = _Pass(reader, data, config, where, divisor, scored=ood is not None, shared=shared)
     run.prepare(fail_together(shared, run.look))
     parts = fail_together(shared, lambda: run.over_data(progress))
@@ -327,7 +332,7 @@ class _Pass:
         if not (isinstance(images, Tensor) and images.dim() == 4 and images.is_floating_point()):
             return ()
         if self._changes_images:
-            check_range(images)
+            check_range(self.reader.pixels.raw(images, checked=False))
         return tuple(images.shape[1:])
 
     @property

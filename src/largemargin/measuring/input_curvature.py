@@ -211,7 +211,8 @@ def measure_curvature(
         max_samples: only the first so many.
         batch_size: rows per pass, memory and speed only; default as many as the loader's batch.
         normalization: (mean, std) that the loader normalises by, per channel. Noise is then
-            added, and curvature measured, in units before it, as the paper does (O6).
+            added, and curvature measured, in units before it, as the paper does (O6). Images have
+            to lie in [0, 1] then; (0, 1) takes them as they are.
         bins, device, progress: as in :func:`largemargin.measure`.
         notes: gets what could not be measured.
 

@@ -103,7 +103,8 @@ class MarginCollector:
     def _margins(self, inputs: Any, labels: Tensor) -> dict[str, Tensor]:
         with evaluation(self.space, labels):
             if isinstance(inputs, Tensor):
-                inputs = self.space.raw(inputs)
+                at_input = self.input_margins or INPUT in self.places
+                inputs = self.space.raw(inputs, checked=at_input)
             source, inputs = _differentiable(inputs)
             logits, points = self._pass(inputs, source)
             values = promote(logits)
@@ -240,6 +241,7 @@ def measure_input_margins(
         eps: default 1e-6 (both papers say "small").
         max_samples: only the first so many.
         normalization: (mean, std) of the loader's, per channel, for margins in units before it.
+            Images have to lie in [0, 1] then; (0, 1) takes them as they are.
         bins, device, progress: as in :func:`largemargin.measure`.
 
     Example:

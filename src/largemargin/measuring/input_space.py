@@ -16,6 +16,7 @@ from largemargin.measuring.batches import (
     NOTHING,
     SKIP,
     change_tensors,
+    check_range,
     gather,
     need_labels,
     take_rows,
@@ -26,6 +27,42 @@ from largemargin.ops.norms import normalize
 Numbers: TypeAlias = float | Sequence[float]
 Normalization: TypeAlias = tuple[Numbers, Numbers]
 """Mean and standard deviation, one number each or one per channel."""
+
+AS_GIVEN = " Inputs that are no pixels are measured as they are with normalization=(0, 1)."
+
+
+class PixelUnits:
+    """Between what a loader gives and what was before its normalisation, [0, 1] for images.
+
+    (0, 1) says that inputs are to be taken as they are, whatever their range.
+    """
+
+    def __init__(self, normalization: Normalization | None) -> None:
+        self.normalization = None if normalization is None else _numbers(normalization)
+        self.as_given = normalization is not None and all(
+            bool((each == neutral).all())
+            for each, neutral in zip(_numbers(normalization), (0, 1), strict=True)
+        )
+
+    def raw(self, inputs: Tensor, *, checked: bool = True) -> Tensor:
+        """Inputs of the loader as they were before normalisation.
+
+        Images that are not in [0, 1] then are refused where that is ``checked``.
+        """
+        found = inputs
+        if self.normalization is not None:
+            mean, std = (_per_channel(each, inputs) for each in self.normalization)
+            found = inputs * std + mean
+        if checked and not self.as_given and inputs.dim() == 4:
+            check_range(found, AS_GIVEN)
+        return found
+
+    def normalized(self, inputs: Any) -> Any:
+        """The way back."""
+        if self.normalization is None or not isinstance(inputs, Tensor):
+            return inputs
+        mean, std = (_per_channel(each, inputs) for each in self.normalization)
+        return (inputs - mean) / std
 
 
 class InputSpace(nn.Module):
@@ -40,7 +77,8 @@ class InputSpace(nn.Module):
         super().__init__()
         self.model = probe.model
         self.probe = probe
-        self.normalization = None if normalization is None else _numbers(normalization)
+        self.pixels = PixelUnits(normalization)
+        self.raw, self.normalized = self.pixels.raw, self.pixels.normalized
 
     @property
     def head(self) -> nn.Module:
@@ -53,7 +91,8 @@ class InputSpace(nn.Module):
     @property
     def units(self) -> str:
         """In which units inputs are, for a result to say."""
-        return "as the loader gives them" if self.normalization is None else "before normalisation"
+        given = self.pixels.normalization is None
+        return "as the loader gives them" if given else "before normalisation"
 
     def forward(self, inputs: Any) -> Tensor:
         return self.read(inputs).logits
@@ -89,19 +128,6 @@ class InputSpace(nn.Module):
             half = -0.5 * weight.square().sum(1)
             bias = half if bias is None else half + bias
         return view.scale * weight, None if bias is None else view.scale * bias
-
-    def raw(self, inputs: Tensor) -> Tensor:
-        """Inputs of the loader as they were before normalisation."""
-        if self.normalization is None:
-            return inputs
-        mean, std = (_per_channel(each, inputs) for each in self.normalization)
-        return inputs * std + mean
-
-    def normalized(self, inputs: Any) -> Any:
-        if self.normalization is None or not isinstance(inputs, Tensor):
-            return inputs
-        mean, std = (_per_channel(each, inputs) for each in self.normalization)
-        return (inputs - mean) / std
 
 
 def _per_channel(values: Tensor, inputs: Tensor) -> Tensor:

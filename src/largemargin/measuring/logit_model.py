@@ -23,6 +23,7 @@ from largemargin.measuring.batches import (
     fail_together,
     source_batches,
 )
+from largemargin.measuring.input_space import PixelUnits
 from largemargin.measuring.probe import Probe
 from largemargin.ops.distributed import world_size
 
@@ -69,6 +70,8 @@ class LogitModel(nn.Module):
                 f"num_classes must be an integer >= 2, but {num_classes!r} was given."
             )
         self.num_classes = num_classes
+        self.pixels = PixelUnits(None)
+        """How the data is normalised, for what changes images before that."""
         self.through_head = layer is not None
         """The outputs do not say which of them are logits: the head's output is read."""
 
@@ -108,6 +111,10 @@ class LogitModel(nn.Module):
                 return found
             self.through_head = True
         return self._checked(self.probe.read(inputs).logits)
+
+    def on_pixels(self, images: Tensor) -> Tensor:
+        """The logits of images as they were before they were normalised."""
+        return self.forward(self.pixels.normalized(images))
 
     def read(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """The logits of a batch, (N, C), and the features that its head made them of, (N, D)."""

@@ -121,7 +121,8 @@ def measure(
             ``BoundSettings``. Keeps the features.
         max_samples: how many samples, from the first, these four look at; default all.
         normalization: (mean, std) that the loader normalises by, one number or one per channel:
-            input space is then that before it.
+            input space is then that before it, where images have to lie in [0, 1]; (0, 1) takes
+            them as they are.
         data_name: what the loader holds, in words, as "CIFAR-10, test": kept in the result, where a
             saved one says what it is of, and compared by :func:`compare_geometry`.
         class_names: one for each class, in the order of the labels: tables name classes by them.
@@ -501,7 +502,7 @@ class InputParts:
                 images, _, _ = found
                 with torch.no_grad():
                     if isinstance(images, Tensor):
-                        images = self.space.raw(images)
+                        images = self.space.raw(images, checked=False)
                     self.network.add(images)
 
     def results(

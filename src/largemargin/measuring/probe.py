@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from largemargin.dropin.find_head import find_layer, find_module, unwrapped
 from largemargin.dropin.model_outputs import named_rows, tensors_in
+from largemargin.dropin.saved_heads import check_restored
 from largemargin.errors import LargeMarginError
 from largemargin.geometry.evaluation_mode import evaluating
 from largemargin.heads.head_spec import HeadView
@@ -59,7 +60,8 @@ class Probe:
                 "measure(model, loader); for saved features use measure_arrays."
             )
         self.model, _ = unwrapped(model)
-        self.head_name, _ = find_layer(self.model, layer)
+        self.head_name, head = find_layer(self.model, layer)
+        check_restored(self.model, head)
         self.features_name = features
         if features is not None:
             find_module(self.model, features)

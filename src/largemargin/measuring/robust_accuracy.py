@@ -24,6 +24,7 @@ from largemargin.measuring.batches import (
     need_images,
     need_labels,
 )
+from largemargin.measuring.input_space import Normalization, PixelUnits
 from largemargin.measuring.logit_model import LogitModel, ReadingOptions, count_over
 from largemargin.measuring.records import Record
 from largemargin.measuring.robust.attacks import KINDS, LEVELS, NORMS, Attack
@@ -83,13 +84,14 @@ def perturbed_accuracy(
     *,
     draws: int = 10,
     seed: int = 0,
+    normalization: Normalization | None = None,
     num_classes: int | None = None,
     **options: Unpack[ReadingOptions],
 ) -> dict[str, PerturbedAccuracy]:
     """Accuracy under each perturbation: mean and deviation over independent draws.
 
-    Perturbations act on images in [0, 1]; a model of this library normalises them itself. What
-    has no random part runs once.
+    Perturbations act on images in [0, 1]; a model of this library normalises them itself, and for
+    others ``normalization`` says what the loader does. What has no random part runs once.
 
     Args:
         model, data, num_classes, options: as in :func:`accuracy_of`.
@@ -97,6 +99,8 @@ def perturbed_accuracy(
         draws: runs of a random perturbation. Default 10 (ROB).
         seed: of the draws. The same seed gives every model the same draws: differences between
             models are paired, run by run.
+        normalization: (mean, std) that the loader normalises by, one number or one per channel:
+            images are perturbed as they were before.
 
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(9, 2))
@@ -107,6 +111,7 @@ def perturbed_accuracy(
     """
 
     def make_counter(reader: LogitModel, where: torch.device) -> PerturbedCounts:
+        reader.pixels = PixelUnits(normalization)
         return PerturbedCounts(reader, perturbations, draws=draws, seed=seed, device=where)
 
     counter, parts = count_over(
@@ -122,22 +127,25 @@ def attacked_accuracy(
     *,
     max_samples: int | None = None,
     seed: int = 0,
+    normalization: Normalization | None = None,
     num_classes: int | None = None,
     **options: Unpack[ReadingOptions],
 ) -> tuple[AttackedAccuracy, ...]:
     """Accuracy on attacked images: what the attack leaves right.
 
     Args:
-        model: takes images in [0, 1] and normalises them itself; gradients go through it, not to
-            its parameters.
+        model: takes images in [0, 1] and normalises them itself, unless ``normalization`` says
+            otherwise; gradients go through it, not to its parameters.
         data, num_classes, options: as in :func:`accuracy_of`.
         attacks: of :mod:`largemargin.measuring.robust`.
         max_samples: attack at most so many, spread evenly over the data; default all.
         seed: of random starts.
+        normalization: (mean, std) that the loader normalises by: attacks are on the images before.
     """
 
     def make_counter(reader: LogitModel, where: torch.device) -> AttackedCounts:
         stride = stride_for(data, max_samples, name="max_samples", every="max_samples=None")
+        reader.pixels = PixelUnits(normalization)
         return AttackedCounts(reader, attacks, seed=seed, device=where, stride=stride)
 
     counter, parts = count_over(
@@ -154,14 +162,16 @@ def attack_curve(
     *,
     max_samples: int | None = None,
     seed: int = 0,
+    normalization: Normalization | None = None,
     num_classes: int | None = None,
     **options: Unpack[ReadingOptions],
 ) -> tuple[AttackedAccuracy, ...]:
     """Accuracy under one attack at several strengths: see :func:`attacked_accuracy`."""
     attacks = [replace(attack, epsilon=epsilon) for epsilon in epsilons]
     return attacked_accuracy(
-        model, data, attacks, max_samples=max_samples, seed=seed, num_classes=num_classes, **options
-    )
+        model, data, attacks, max_samples=max_samples, seed=seed, normalization=normalization,
+        num_classes=num_classes, **options,
+    )  # fmt: skip
 
 
 def perturbation_suite(
@@ -266,12 +276,13 @@ class PerturbedCounts:
     def add(self, batch: DataBatch, shown: Bar) -> None:
         """Every perturbation in every run, so that images are read once."""
         images, labels = need_images(batch.inputs, "a perturbation"), need_labels(batch.labels)
+        images = self.reader.pixels.raw(images, checked=False)
         check_range(images)
         self.samples += known_rows(labels, self.reader.num_classes).sum()
         for name, what in self.perturbations.items():
             for run in range(self.runs[name]):
                 drawn = self.draws(what, run, images, batch.indices)
-                logits = self.reader(what.apply(images, drawn))
+                logits = self.reader.on_pixels(what.apply(images, drawn))
                 self.right[name][run] += is_right(logits, labels).sum()
                 shown.update()
 
@@ -402,12 +413,15 @@ class AttackedCounts:
         chosen = (batch.indices % self.stride == 0).to(labels.device) & known
         positions = batch.indices[chosen.to(batch.indices.device)].tolist()
         images, labels = images[chosen], labels[chosen]
+        images = self.reader.pixels.raw(images, checked=False)
+        check_range(images)
+        images = images.clamp(0, 1)  # resizing and rounding leave some a little outside
         self.samples += len(labels)
         for number, attack in enumerate(self.attacks):
             if len(labels):
                 changed = self._attacked(attack, images, labels, positions)
                 with torch.no_grad():
-                    self.right[number] += is_right(self.reader(changed), labels).sum()
+                    self.right[number] += is_right(self.reader.on_pixels(changed), labels).sum()
             shown.update()
 
     def _attacked(
@@ -420,7 +434,7 @@ class AttackedCounts:
             key = (self.seed, "attack", attack.kind, attack.norm, position)
             generator.manual_seed(seed_for(*key))
         with self.reader.evaluating(gradients=True):
-            return attack(self.reader, images, labels, generator=own).detach()
+            return attack(self.reader.on_pixels, images, labels, generator=own).detach()
 
     def sums(self) -> dict[str, Tensor]:
         return {"right": self.right.cpu(), "samples": torch.tensor(self.samples)}

@@ -18,7 +18,7 @@ LENGTH_CLASSES = 1024
 TABLE_CELLS = 2**21
 """Samples times classes looked at at a time: 16 MiB a table, a dozen of them alive."""
 
-LEADS = ("lead_raw", "lead_cosine", "lead_distance", "confidence")
+LEADS = ("lead_raw", "lead_cosine", "lead_distance", "confidence", "max_logit", "energy")
 """Scores of the predicted class that need no label."""
 
 
@@ -81,7 +81,7 @@ class HeadScores:
         ]
         return {
             **dict(zip(("raw", "cosine", "distance"), margins, strict=True)),
-            **dict(zip(LEADS, (*leads, _confidence(tables.logits, top)), strict=True)),
+            **dict(zip(LEADS, (*leads, *_levels(tables.logits, top)), strict=True)),
             "norm": norms,
             "predicted": predicted,
             "rival": rival,
@@ -95,7 +95,7 @@ class HeadScores:
         rows = widen(features)
         tables = self._tables(rows, safe_norm(rows))
         top, predicted = tables.logits.max(1)
-        leads = (*self._leads(tables, predicted), _confidence(tables.logits, top))
+        leads = (*self._leads(tables, predicted), *_levels(tables.logits, top))
         return {"predicted": predicted, **dict(zip(LEADS, leads, strict=True))}
 
     def _tables(self, rows: Tensor, norms: Tensor) -> Tables:
@@ -148,6 +148,7 @@ def _margin(scores: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return scores.gather(1, classes[:, None])[:, 0] - best, rival, others
 
 
-def _confidence(logits: Tensor, top: Tensor) -> Tensor:
-    """Softmax probability of the largest logit."""
-    return 1 / (logits - top[:, None]).exp_().sum(1)
+def _levels(logits: Tensor, top: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Softmax probability of the largest logit, that logit, and the log sum of exponentials."""
+    total = (logits - top[:, None]).exp_().sum(1)
+    return 1 / total, top, top + total.log()

@@ -1,5 +1,6 @@
 """``largemargin export``: a trained run as an ONNX file or a torch.export program."""
 
+import json
 from typing import Any, Literal
 
 import jsonargparse
@@ -19,7 +20,8 @@ HELP = "write a trained model as ONNX or torch.export program, which need no lar
 DESCRIPTION = """\
 Write the trained model to a file that runs without this library: ONNX for onnxruntime and others,
 or a torch.export program for torch. It takes images in [0, 1], of any number, and normalises them
-itself. The file is compared with the model before it is written."""
+itself. The file is compared with the model before it is written, and holds the temperature with
+which logits give the probabilities of largemargin predict (largemargin.temperature)."""
 
 EXAMPLES = """\
 Examples:
@@ -44,8 +46,8 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     )
     add_temperature(
         parser,
-        "what logits are divided by for probabilities",
-        fitted=", as largemargin predict does",
+        "what logits are divided by for probabilities; a file of logits only says it",
+        fitted=", as for largemargin predict",
     )
     parser.add_argument(
         "--overwrite", type=bool, nargs="?", const=True, default=False, help="replace what is there"
@@ -70,12 +72,12 @@ def run(options: Any) -> int:
     if path.exists() and not options.overwrite:
         raise LargeMarginError(f"{path} exists already. Replace it with --overwrite.")
     temperature = 1.0
-    if options.outputs == "probabilities":
+    if options.outputs != "features":
         given = temperature_for(options.temperature, CalibrationCache(opened))
         temperature = 1.0 if given is None else number_of(given)
     elif options.temperature not in ("auto", "none"):
         raise LargeMarginError(
-            f"--temperature is for --outputs probabilities, but this returns {options.outputs}."
+            "--temperature is for logits and probabilities, but this returns features."
         )
     model = opened.model.cpu()
     example = torch.rand(
@@ -92,13 +94,20 @@ def run(options: Any) -> int:
             overwrite=options.overwrite,
         )
     else:
-        program = to_exported_program(
-            model, example, outputs=options.outputs, temperature=temperature
-        )
+        applied = 1.0 if options.outputs == "logits" else temperature
+        program = to_exported_program(model, example, outputs=options.outputs, temperature=applied)
+        extra = {"largemargin.temperature": json.dumps(temperature)}
         partial = path.with_name(f".{path.name}.partial{SUFFIX['program']}")
-        torch.export.save(program, partial)
+        torch.export.save(program, partial, extra_files=extra)
         partial.replace(path)
     size = path.stat().st_size / 2**20
     shape = f"{opened.channels} x {opened.size[0]} x {opened.size[1]}"
-    print(f"written to {path} ({size:.1f} MiB): images {shape} in [0, 1] to {options.outputs}")
+    said = {
+        "logits": f"; probabilities are softmax(logits / {temperature:.6g})",
+        "probabilities": f", softmax(logits / {temperature:.6g})",
+        "features": "",
+    }[options.outputs]
+    print(
+        f"written to {path} ({size:.1f} MiB): images {shape} in [0, 1] to {options.outputs}{said}"
+    )
     return 0

@@ -105,11 +105,15 @@ def run(options: Any) -> int:
 
 
 def _counts(found: Any) -> str:
-    """How many images there were, how many are flagged and how many could not be read."""
+    """How many images there were, flagged and unreadable ones; what probabilities rest on."""
+    from largemargin.measuring.calibrate import number_of
+
     judged = any(row.flag is not None for row in found.rows)
     flagged = f", {found.flagged} flagged" if judged else ""
     failed = f", {found.failed} could not be read" if found.failed else ""
-    return f"{len(found)} image{'' if len(found) == 1 else 's'}{flagged}{failed}"
+    used = found.temperature
+    divided = "" if used is None else f", probabilities with temperature {number_of(used):.6g}"
+    return f"{len(found)} image{'' if len(found) == 1 else 's'}{flagged}{failed}{divided}"
 
 
 def _given_threshold(options: Any) -> Any:

@@ -18,9 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_choice, check_number
+from largemargin.measuring.batches import check_range
+from largemargin.tracing import values_are_checked
 
 MODES = ("bilinear", "nearest")
 """Interpolations of :func:`down_up`, by torch's names."""
+
+NOISED = 0.5
+"""How far images may lie outside [0, 1]: those that were noised before do."""
 
 
 def _check_images(images: Tensor) -> None:
@@ -299,6 +304,8 @@ class Perturbation:
     def apply(self, images: Tensor, draws: PerturbationDraws) -> Tensor:
         """The deterministic part: perturb images with given draws."""
         _check_images(images)
+        if values_are_checked(images, None):
+            check_range(images, " Or perturb them before they are normalised.", beyond=NOISED)
         if self.down_up is not None:
             images = down_up(images, factor=self.down_up.factor, mode=self.down_up.mode)
         if self.occlusion is not None:

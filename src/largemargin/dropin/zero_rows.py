@@ -1,0 +1,77 @@
+"""Class vectors that are zero and would stay so.
+
+Some models begin with a head of zeros (torchvision's vision transformers, timm's fine-tuning). The
+softmax loss has a gradient there. A cosine with a zero vector has none: neither the vector nor the
+features would ever move.
+"""
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from largemargin.dropin.criterion import terms_that_need
+from largemargin.errors import warn_user
+from largemargin.heads.class_head import ClassHead
+from largemargin.heads.head_spec import HeadView
+from largemargin.losses.base.objective import Objective
+from largemargin.ops.shards import is_sharded
+
+PROBED = 8
+"""Samples of the batch that tells whether a row gets a gradient."""
+
+
+def fill_zero_rows(
+    model: nn.Module, path: str, head: nn.Module, objective: Objective, *, same: bool, warn: bool
+) -> None:
+    """Give rows of the head that the objective cannot move the values that ``ClassHead`` begins
+    with, and say so.
+
+    Args:
+        same: draw the same on all processes: the model is in DDP already.
+    """
+    weight = head._parameters.get("weight")
+    if weight is None or weight.is_meta or is_sharded(weight):
+        return
+    rows = (torch.linalg.vector_norm(weight.detach(), torch.inf, dim=1) == 0).nonzero()[:, 0]
+    if len(rows) == 0 or _move(objective, head, weight, rows):
+        return
+    names = " + ".join(type(loss).__name__ for loss in objective.terms.values())
+    said = (
+        f"{len(rows)} of the {len(weight)} rows of the head {path!r} are zero, where {names} has "
+        "no gradient, so they would never move"
+    )
+    others = (each for each in model.modules() if each is not head)
+    if any(parameter is weight for each in others for parameter in each._parameters.values()):
+        said += ". Another layer uses the same weight, so it is left as it is."
+        rows = rows[:0]
+    else:
+        said += ". They were given random values, as those of lm.ClassHead are."
+    with torch.random.fork_rng(devices=[], enabled=same):
+        if same:
+            torch.default_generator.manual_seed(0)  # and no accelerator's
+        similarity = getattr(head, "similarity", "dot")
+        fresh = ClassHead(weight.shape[1], len(weight), similarity=similarity, bias=False)
+    weight.data[rows] = fresh.weight.data.to(weight)[rows]
+    if warn:
+        warn_user(said)
+
+
+def _move(objective: Objective, head: nn.Module, weight: Tensor, rows: Tensor) -> bool:
+    """Whether a step would change these rows, tried on random features with a copy of the loss."""
+    if any(terms_that_need(objective, each) for each in ("inputs", "layers", "noisy")):
+        return True  # those train the layer by its outputs
+    draw = torch.Generator().manual_seed(0)
+    features = torch.randn(PROBED, weight.shape[1], generator=draw).to(weight)
+    labels = rows[torch.arange(PROBED, device=rows.device) % len(rows)]
+    leaf, bias = weight.detach().clone().requires_grad_(), getattr(head, "bias", None)
+    form = getattr(head, "similarity", "dot"), getattr(head, "scale", 1.0)
+    view = HeadView(leaf, bias, *form)
+    with torch.enable_grad():
+        value = deepcopy(objective).train()(
+            prototypes=view, labels=labels, features=features, logits=view(features)
+        )
+        if not value.total.requires_grad:
+            return True
+        (gradient,) = torch.autograd.grad(value.total, leaf, allow_unused=True)
+    return gradient is None or bool((gradient[rows] != 0).any())
