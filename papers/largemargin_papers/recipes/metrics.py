@@ -119,10 +119,11 @@ class Subject:
         return self._margins[name]
 
 
-def accuracy(subject: Subject) -> Number:
-    scores = subject.run.result[subject.split]
+def accuracy(subject: Subject, *, part: str | None = None) -> Number:
+    part = part or subject.split
+    scores = subject.run.result[part]
     if scores is None:
-        raise LargeMarginError(f"{subject.run.folder} has no result on {subject.split} images.")
+        raise LargeMarginError(f"{subject.run.folder} has no result on {part} images.")
     return Number(100 * scores["accuracy"])
 
 
@@ -201,6 +202,11 @@ def input_margin_ratio(subject: Subject, *, part: str = "test") -> Number:
     return Number(float(subject.input_margins(part).ratio))
 
 
+def input_margin_median(subject: Subject, *, part: str = "test") -> Number:
+    """Median of the linearised margins in input space."""
+    return Number(subject.input_margins(part).median)
+
+
 def curvature(subject: Subject, *, of: str, share: float = 0.9) -> Number:
     """Of the samples of lowest curvature: its mean, or a quantile as "0.5" (ROB Figure 10)."""
     values = torch.tensor(subject.curvature.values, dtype=torch.float64)
@@ -247,6 +253,7 @@ METRICS: Mapping[str, Callable[..., Number]] = MappingProxyType(
         "plane_variance": plane_variance,
         "stage_variance": stage_variance,
         "input_margin_ratio": input_margin_ratio,
+        "input_margin_median": input_margin_median,
         "curvature": curvature,
         "curvature_correlation": curvature_correlation,
         "low_curvature_accuracy": low_curvature_accuracy,

@@ -112,7 +112,7 @@ def test_recipes_say_what_they_need_and_what_they_assume(name: str) -> None:
 def test_the_queue_names_cells_that_there_are() -> None:
     """Runs that tables share are in it once, and nothing of data that is not at hand."""
     tasks = tasks_of(PAPERS / "queue.yaml")
-    assert {task.config.data.name for task in tasks} == {"cifar10", "mnist"}
+    assert {task.config.data.name for task in tasks} == {"cifar10", "cifar100", "mnist"}
     shared = [task for task in tasks if len({place.recipe for place in task.places}) == 3]
     assert {place.cell for task in shared for place in task.places} == {
         "CIFAR10, ours, 20",

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,41 @@ def test_no_run_begins_that_would_not_end(queue: Path, monkeypatch: pytest.Monke
     assert len(done.failed) == 1
     anyway = quietly(queue, entries=["second"], minutes=10, anyway=True)
     assert (len(anyway.finished), anyway.left) == (1, [])
+
+
+def test_runs_are_taken_to_be_slower_where_processes_share_the_gpu(
+    queue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of 4 minutes alone would not end in 10 beside two other processes."""
+    monkeypatch.setattr(run_queue, "seconds_of", lambda task: 240.0)
+    monkeypatch.setattr(run_queue, "measuring_seconds_of", lambda task: 0.0)
+    begun: list[int] = []
+
+    def nothing(next_job: Callable[[], object], **options: object) -> Iterator[object]:
+        begun.append(sum(next_job() is not None for _ in range(4)))
+        return iter(())
+
+    monkeypatch.setattr(run_queue, "iter_finished", nothing)
+    for processes in (3, 2):
+        quietly(queue, entries=["first"], minutes=10, processes=processes, clock=lambda: 0.0)
+    assert begun == [0, 2]
+
+
+def test_a_run_that_did_not_fit_is_asked_for_again(
+    queue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that end faster than guessed make room for others."""
+    guesses = iter([0.0, 3600.0, 0.0])
+    monkeypatch.setattr(run_queue, "seconds_of", lambda task: next(guesses))
+    begun: list[bool] = []
+
+    def nothing(next_job: Callable[[], object], **options: object) -> Iterator[object]:
+        begun.extend(next_job() is not None for _ in range(4))
+        return iter(())
+
+    monkeypatch.setattr(run_queue, "iter_finished", nothing)
+    quietly(queue, entries=["first"], minutes=10)
+    assert begun == [True, False, True, False]
 
 
 def test_time_ends_the_work(queue: Path) -> None:
