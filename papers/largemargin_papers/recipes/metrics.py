@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from types import MappingProxyType
@@ -56,8 +57,23 @@ class Subject:
     def data(self) -> Data:
         return self.load()
 
+    @property
+    def peeked(self) -> bool:
+        """Whether its best epoch was chosen by the test images: then the last one counts."""
+        return self.run.config.data.validation_from == "test"
+
     @cached_property
     def model(self) -> nn.Module:
+        return self.run.model("last" if self.peeked else "best").to(self.device)
+
+    @cached_property
+    def best_on_test(self) -> nn.Module:
+        """Of the epoch that was best on the test images, as the authors of ROB report it."""
+        if not self.peeked:
+            raise LargeMarginError(
+                f"{self.run.folder} did not look at test images while it trained. Set "
+                "data.validation_from to test."
+            )
         return self.run.model("best").to(self.device)
 
     @property
@@ -124,27 +140,48 @@ def accuracy(subject: Subject, *, part: str | None = None) -> Number:
     scores = subject.run.result[part]
     if scores is None:
         raise LargeMarginError(f"{subject.run.folder} has no result on {part} images.")
+    if subject.peeked:  # the result is that of the best epoch
+        scores = subject.run.metrics("epoch")[-1]["validation"]
     return Number(100 * scores["accuracy"])
+
+
+def best_on_test(subject: Subject, *, sigma: float | str = 0, clip: bool = False) -> Number:
+    """Accuracy of the epoch that was best on the clean test images, under noise."""
+    level = float(Fraction(str(sigma)))
+    how = Perturbation(sigma=level, clip=clip) if level else Perturbation()
+    return _perturbed(subject, how, 10, subject.best_on_test)
 
 
 def error(subject: Subject) -> Number:
     return Number(100 - accuracy(subject).value)
 
 
-def noisy_accuracy(subject: Subject, *, sigma: float | str, draws: int = 10) -> Number:
+def noisy_accuracy(
+    subject: Subject, *, sigma: float | str, draws: int = 10, clip: bool = False
+) -> Number:
     """Accuracy under Gaussian noise; ``sigma`` in units of [0, 1] pixels, as 8/255."""
-    return _perturbed(subject, Perturbation(sigma=float(Fraction(str(sigma)))), draws)
+    how = Perturbation(sigma=float(Fraction(str(sigma))), clip=clip)
+    return _perturbed(subject, how, draws)
 
 
-def perturbed(subject: Subject, *, kind: str, draws: int = 10) -> Number:
+def perturbed(
+    subject: Subject,
+    *,
+    kind: str,
+    draws: int = 10,
+    clip: bool = False,
+    mask_last: bool = False,
+) -> Number:
     """Accuracy under a perturbation of ROB Table 4, scaled where images are not 400 x 500."""
     suite = perturbation_suite("road" if subject.data.size == ROAD else "auto", subject.data.size)
-    return _perturbed(subject, suite[kind], draws)
+    return _perturbed(subject, replace(suite[kind], clip=clip, mask_last=mask_last), draws)
 
 
-def _perturbed(subject: Subject, what: Perturbation, draws: int) -> Number:
+def _perturbed(
+    subject: Subject, what: Perturbation, draws: int, model: nn.Module | None = None
+) -> Number:
     found = perturbed_accuracy(
-        subject.model, subject.samples, {"it": what}, draws=draws, device=subject.device
+        model or subject.model, subject.samples, {"it": what}, draws=draws, device=subject.device
     )["it"]
     return Number(100 * found.accuracy, 100 * found.std if len(found.runs) > 1 else None)
 
@@ -214,9 +251,15 @@ def curvature(subject: Subject, *, of: str, share: float = 0.9) -> Number:
     return Number(float(low.mean() if of == "mean" else low.quantile(float(of))))
 
 
-def curvature_correlation(subject: Subject, *, noise: str) -> Number:
-    """Of the number of noisy copies that are right with the mean curvature (ROB Figure 9)."""
-    return Number(subject.curvature.robustness[noise].correlation)
+def curvature_correlation(subject: Subject, *, noise: str, first: int = 0) -> Number:
+    """Of the number of noisy copies that are right, from ``first`` on, with the mean curvature.
+
+    ROB Figure 9 has 0 to 10; the authors' code begins with 1.
+    """
+    groups = torch.tensor(subject.curvature.robustness[noise].group_curvature[first:])
+    known = groups.double().isfinite()
+    pairs = torch.stack([torch.arange(len(groups)).double(), groups.double()])[:, known]
+    return Number(float(torch.corrcoef(pairs)[0, 1]) if int(known.sum()) > 1 else math.nan)
 
 
 def low_curvature_accuracy(subject: Subject, *, noise: str, share: float) -> Number:
@@ -242,6 +285,7 @@ def free_class_margin(
 METRICS: Mapping[str, Callable[..., Number]] = MappingProxyType(
     {
         "accuracy": accuracy,
+        "best_on_test": best_on_test,
         "error": error,
         "noisy_accuracy": noisy_accuracy,
         "perturbed_accuracy": perturbed,

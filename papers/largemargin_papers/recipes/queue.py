@@ -200,7 +200,8 @@ def seconds_of(task: Task) -> float | None:
     return max(images / rate, steps * STEP)
 
 
-MEASURING = {"curvature": 9.0, "noisy_accuracy": 1.5, "perturbed_accuracy": 1.5, "stages": 1.0}
+NOISY = {"noisy_accuracy": 1.5, "perturbed_accuracy": 1.5, "best_on_test": 1.5}
+MEASURING = {"curvature": 9.0, "stages": 1.0, **NOISY}
 """Guesses of seconds for 10,000 images of a ResNet-18, in which the runs beside it wait. Curvature
 took 5.2 (benchmarks/results/input_curvature_cuda.json), and 20 noisy copies come on top."""
 
@@ -211,7 +212,7 @@ OTHER = 0.3
 def measuring_seconds_of(task: Task) -> float:
     """About how long the numbers and sketches of a run take after it; what is shared, once."""
     kinds = [metric for metric, _ in task.wanted.values()]
-    many = [kind for kind in kinds if kind in ("noisy_accuracy", "perturbed_accuracy")]
+    many = [kind for kind in kinds if kind in NOISY]
     once = {_shared(kind) for kind in kinds if kind not in many}
     once |= {_shared(kind) for kind, _ in task.sketches.values()}
     return sum(MEASURING.get(kind, OTHER) for kind in [*many, *once])

@@ -30,6 +30,8 @@ class DataConfig:
         width: of the images where they are not square, beside ``size`` as their height.
         validation: share of the training images held out for validation where the data has no
             validation part; 0 for none.
+        validation_from: train, or test: the test images choose the best epoch, as in the published
+            code of some papers. What "best" then reaches on them is no fair estimate.
         fraction: share of the training images that is used, the same of every class. Smaller ones
             are parts of larger ones if those add an image or more to every class, or classes are
             of one size.
@@ -59,6 +61,7 @@ class DataConfig:
     size: int | None = None
     width: int | None = None
     validation: float = 0.1
+    validation_from: Literal["train", "test"] = "train"
     fraction: float = 1.0
     imbalance: Literal["none", "exp", "step"] = "none"
     imbalance_ratio: float = 100.0
@@ -139,6 +142,7 @@ class NoiseConfig:
         joined: clean and noisy images go through the network as one batch, with common statistics
             of batch normalisation, and not one after the other, with statistics of their own.
             Evaluation knows common statistics only.
+        crop: the noisy image has the same crop and mirror as the clean one, or draws of its own.
     """
 
     use: Literal["none", "noisy", "clean_and_noisy", "pair"] = "none"
@@ -146,6 +150,7 @@ class NoiseConfig:
     level: float = 0.06
     clip: bool = False
     joined: bool = False
+    crop: Literal["same", "own"] = "same"
 
     @property
     def losses_per_step(self) -> int:
