@@ -86,6 +86,7 @@ def _write(
     for (name, protocol), runs in found.items():
         path = folder / name
         recipe = read_recipe(path)
+        recipe = recipe.as_read(recipe.reading_of(protocol))
         cells = read_cells(path, recipe)
         claims = read_claims(recipe, path.parent / recipe.claims, cells)
         unknown = runs.keys() - {cell.name for cell in cells}
@@ -107,12 +108,13 @@ def measured_tables(path: Path) -> list[Table]:
     stored = read_measured(path)
     if not stored:
         return []
-    recipe = read_recipe(path)
-    cells = read_cells(path, recipe)
-    claims = read_claims(recipe, path.parent / recipe.claims, cells)
-    needed = measurements_of(claims, recipe)
+    printed = read_recipe(path)
     tables = []
     for protocol, runs in stored.items():
+        recipe = printed.as_read(printed.reading_of(protocol))
+        cells = read_cells(path, recipe)
+        claims = read_claims(recipe, path.parent / recipe.claims, cells)
+        needed = measurements_of(claims, recipe)
         found = {cell.name: needed.get(cell.name, Measurements()).copy() for cell in cells}
         for name, each in runs.items():
             for run in each:
@@ -169,6 +171,7 @@ def _section(path: Path, table: Table) -> list[str]:
 def _beside(path: Path, protocol: str) -> list[str]:
     """Numbers that are measured and compared with nothing."""
     recipe = read_recipe(path)
+    recipe = recipe.as_read(recipe.reading_of(protocol))
     rows = []
     for cell, runs in read_measured(path)[protocol].items():
         for measure in recipe.record:

@@ -28,6 +28,7 @@ class Entry:
         seeds: of the runs; default as many as the recipe says.
         epochs_fraction: share of the paper's epochs.
         set: settings that differ from the paper's.
+        reading: of the table, where its recipe has others than the printed one.
         name: to choose the entry by; default the recipe's file.
     """
 
@@ -36,6 +37,7 @@ class Entry:
     seeds: tuple[int, ...] | None = None
     epochs_fraction: float = 1.0
     set: dict[str, Any] = field(default_factory=dict)
+    reading: str = ""
     name: str = ""
 
     @property
@@ -120,12 +122,12 @@ def _add(
     """Add the runs of an entry; returns their names."""
     names = []
     path = folder / entry.recipe
-    recipe = read_recipe(path)
+    recipe = read_recipe(path, entry.reading)
     changes = {**common, **entry.set}
     cells = prepared(path, recipe, entry.epochs_fraction, entry.seeds, changes)
     needed = measurements_of(read_claims(recipe, path.parent / recipe.claims, cells), recipe)
     drawn = sketches_for(recipe, cells)
-    protocol = protocol_of(entry.epochs_fraction, changes)
+    protocol = protocol_of(entry.epochs_fraction, changes, entry.reading)
     for cell in chosen_of(cells, entry.only):
         if not cell.train or cell.name not in needed:
             continue
