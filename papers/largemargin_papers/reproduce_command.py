@@ -77,7 +77,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         "--reading",
         type=str,
         default="",
-        help="of the table, where the recipe has others than the printed one, as \"authors' code\"",
+        help='of the table, where the recipe has others than the printed one, as "authors\' code"',
     )
     parser.add_argument("--folder", type=str, default="runs/reproduce", help="of the runs")
     parser.add_argument(

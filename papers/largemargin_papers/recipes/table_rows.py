@@ -36,7 +36,7 @@ def protocol_of(fraction: float, overrides: Mapping[str, Any], reading: str = ""
 
 
 def is_whole(protocol: str, readings: Iterable[str] = ()) -> bool:
-    """Whether it is the printed protocol, or a reading of it, with nothing changed but the precision.
+    """Whether it is the printed protocol, or a reading of it, changed in nothing but precision.
 
     >>> is_whole("as printed, precision bf16"), is_whole("authors' code", ["authors' code"])
     (True, True)
