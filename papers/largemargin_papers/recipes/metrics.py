@@ -15,6 +15,7 @@ from largemargin.app.data.load import Data
 from largemargin.app.data.samples import Batches, Samples
 from largemargin.app.training.runs import Run
 from largemargin.errors import LargeMarginError
+from largemargin.geometry.curvature import curvature as input_curvature
 from largemargin.geometry.curvature import low_curvature_mask
 from largemargin.geometry.dispersion import variance_split
 from largemargin.geometry.margins import class_margin, sample_margins
@@ -118,6 +119,21 @@ class Subject:
         batches = Batches(self.samples, 500, device=self.device, shuffle=False)
         return measure_curvature(self.model, batches, CurvatureSettings(precision="high"))
 
+    @cached_property
+    def normalized_curvature(self) -> Tensor:
+        """The same in units of normalised images, as in the published code of ROB."""
+        mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self.data.mean, self.data.std))
+        mean, std = mean.to(self.device), std.to(self.device)
+        model = _Denormalized(self.model, mean, std)
+        generator = torch.Generator(self.device).manual_seed(0)
+        values = [
+            input_curvature(
+                model, (images - mean) / std, labels, generator=generator, precision="high"
+            )
+            for images, labels in Batches(self.samples, 500, device=self.device, shuffle=False)
+        ]
+        return torch.cat(values).double().cpu()
+
     def stages(self, count: int) -> Stages:
         """Features along the network, of so many of the evaluated images."""
         if count not in self._stages:
@@ -133,6 +149,18 @@ class Subject:
             assert found is not None
             self._margins[name] = found.overall
         return self._margins[name]
+
+
+class _Denormalized(nn.Module):
+    """A model of images in [0, 1] as one of normalised images."""
+
+    def __init__(self, model: nn.Module, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.model, self.mean, self.std = model, mean, std
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs: Tensor = self.model(images * self.std + self.mean)
+        return outputs
 
 
 def accuracy(subject: Subject, *, part: str | None = None) -> Number:
@@ -244,9 +272,12 @@ def input_margin_median(subject: Subject, *, part: str = "test") -> Number:
     return Number(subject.input_margins(part).median)
 
 
-def curvature(subject: Subject, *, of: str, share: float = 0.9) -> Number:
+def curvature(subject: Subject, *, of: str, share: float = 0.9, normalized: bool = False) -> Number:
     """Of the samples of lowest curvature: its mean, or a quantile as "0.5" (ROB Figure 10)."""
-    values = torch.tensor(subject.curvature.values, dtype=torch.float64)
+    if normalized:
+        values = subject.normalized_curvature
+    else:
+        values = torch.tensor(subject.curvature.values, dtype=torch.float64)
     low = values[low_curvature_mask(values, share)]
     return Number(float(low.mean() if of == "mean" else low.quantile(float(of))))
 

@@ -25,6 +25,7 @@ from largemargin import LargeMarginError
 from largemargin.app.data import DataConfig, load_data
 from largemargin.app.models import ModelConfig
 from largemargin.app.training import NoiseConfig, OptimizerConfig, RunConfig, train
+from largemargin.geometry.curvature import curvature_limit
 from largemargin.measuring.robust import Perturbation
 
 RECIPE = Recipe("A table", "claims.csv", grid=(), measures={}, data_needed="nothing")
@@ -177,3 +178,24 @@ def test_groups_of_the_correlation_begin_where_it_is_said() -> None:
     assert curvature_correlation(subject, noise="gaussian").value == pytest.approx(
         -87.5 / math.sqrt(8.75 * 1685)
     )
+
+
+def test_curvature_may_be_that_of_normalised_images() -> None:
+    """Its Hessian is that in pixels times std^2, so that its square is less by std^4."""
+    torch.manual_seed(0)
+    data = load_data(DataConfig(fraction=0.2))
+    std = 0.25
+    data = replace(data, mean=(0.5,), std=(std,))
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    subject: Any = Subject.__new__(Subject)
+    subject.device, subject.split = torch.device("cpu"), "test"
+    subject.load, subject.model = (lambda: data), model
+    few = subject.part("test").subset(range(40))
+    subject.data = replace(data, test=few)
+    found = subject.normalized_curvature
+    pixels = torch.stack([few.image(i) for i in range(40)])
+    wanted = curvature_limit(model, pixels, few.labels, num_directions=400).double() * std**4
+    assert found.shape == (40,)
+    assert found.mean().item() == pytest.approx(wanted.mean().item(), rel=0.2)
+    median = metrics.curvature(subject, of="0.5", share=1.0, normalized=True).value
+    assert median == pytest.approx(found.median().item(), rel=0.2)
