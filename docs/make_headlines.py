@@ -43,6 +43,13 @@ CLAIMS = (
         "accuracy",
     ),
     Claim(
+        "LMD: a margin delta_d of 6 against 0.5, 20 % of CIFAR-10",
+        "lmd/table1",
+        "CIFAR10, 20, 0.5",
+        "CIFAR10, 20, 6.0",
+        "accuracy",
+    ),
+    Claim(
         "LMD: momentum in one part only, against both",
         "lmd/table2",
         "CIFAR10, both momentum, 20",
@@ -80,7 +87,21 @@ CLAIMS = (
         "accuracy",
     ),
     Claim(
-        "ROB: the same, clean images",
+        "ROB: the same, against stability training",
+        "robust/table1",
+        "Stability training, 16/255",
+        "Ours, 16/255",
+        "accuracy",
+    ),
+    Claim(
+        "ROB: compactness and margin, against compactness alone",
+        "robust/table5",
+        "CIFAR10, 1, 0, 0.001",
+        "CIFAR10, 1, 1, 0.001",
+        "accuracy",
+    ),
+    Claim(
+        "ROB: robust training on clean images, against training on noisy images",
         "robust/table1",
         "Training only on noisy images, clean",
         "Ours, clean",
@@ -113,6 +134,13 @@ CLAIMS = (
         "LM-Softmax, 0, CIFAR-100, long-tailed, 100",
         "LM-Softmax, 1, CIFAR-100, long-tailed, 100",
         "accuracy",
+    ),
+    Claim(
+        "LTLM: LM-Softmax spreads eight classes on the sphere wider than NormFace",
+        "ltlm/figure_tammes",
+        "NormFace, 8, 3",
+        "LM-Softmax, 8, 3",
+        "class_margin_deg",
     ),
     Claim(
         "LMS: regularizer at 0.3, error",
