@@ -138,8 +138,8 @@ CLAIMS = (
     Claim(
         "LTLM: LM-Softmax spreads eight classes on the sphere wider than NormFace",
         "ltlm/figure_tammes",
-        "NormFace, 8, 3",
-        "LM-Softmax, 8, 3",
+        "NormFace",
+        "LM-Softmax",
         "class_margin_deg",
     ),
     Claim(
