@@ -6,13 +6,14 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from largemargin.app.data.load import Data
 from largemargin.app.data.samples import Batches, Samples
+from largemargin.app.models.build import Classifier
 from largemargin.app.training.runs import Run
 from largemargin.errors import LargeMarginError
 from largemargin.geometry.curvature import curvature as input_curvature
@@ -51,7 +52,7 @@ class Subject:
     ) -> None:
         self.run, self.load, self.split, self.device = run, load, split, device
         self._features: dict[str, HeadInputs] = {}
-        self._stages: dict[int, Stages] = {}
+        self._stages: dict[tuple[int, float], Stages] = {}
         self._margins: dict[str, Distribution] = {}
 
     @cached_property
@@ -134,12 +135,14 @@ class Subject:
         ]
         return torch.cat(values).double().cpu()
 
-    def stages(self, count: int) -> Stages:
+    def stages(self, count: int, noise: float = 0.0) -> Stages:
         """Features along the network, of so many of the evaluated images."""
-        if count not in self._stages:
-            model: Any = self.model
-            self._stages[count] = stages_of(model, self.samples, count=count, device=self.device)
-        return self._stages[count]
+        key, model = (count, noise), cast("Classifier", self.model)
+        if key not in self._stages:
+            self._stages[key] = stages_of(
+                model, self.samples, count=count, noise=noise, device=self.device
+            )
+        return self._stages[key]
 
     def input_margins(self, name: str) -> Distribution:
         """Linearised margins in input space of a split (ODN-G)."""
@@ -252,9 +255,11 @@ LATER = ("plane_variance",)
 """Metrics that follow from sketches, once features are embedded in the plane."""
 
 
-def stage_variance(subject: Subject, *, stage: str, samples: int = SAMPLES) -> Number:
+def stage_variance(
+    subject: Subject, *, stage: str, samples: int = SAMPLES, noise: float = 0.0
+) -> Number:
     """Variance between classes over that within, of the features after a part of the network."""
-    found = subject.stages(samples)
+    found = subject.stages(samples, noise)
     if stage not in found.rows:
         raise LargeMarginError(
             f"there is no stage {stage!r} in this network, but {', '.join(found.rows)}."
