@@ -30,8 +30,6 @@ class DataConfig:
         width: of the images where they are not square, beside ``size`` as their height.
         validation: share of the training images held out for validation where the data has no
             validation part; 0 for none.
-        validation_from: train, or test: the test images choose the best epoch, as in the published
-            code of some papers. What "best" then reaches on them is no fair estimate.
         fraction: share of the training images that is used, the same of every class. Smaller ones
             are parts of larger ones if those add an image or more to every class, or classes are
             of one size.
@@ -53,6 +51,8 @@ class DataConfig:
         resident: decode image files once and keep them in memory, on the training device: auto (up
             to 2 GiB, and not for training by resized_crop, which needs the whole pictures), yes
             or no.
+        validation_from: train, or test: the test images choose the best epoch, as in the published
+            code of some papers. What "best" then reaches on them is no fair estimate.
     """
 
     name: str = "digits"
@@ -61,7 +61,6 @@ class DataConfig:
     size: int | None = None
     width: int | None = None
     validation: float = 0.1
-    validation_from: Literal["train", "test"] = "train"
     fraction: float = 1.0
     imbalance: Literal["none", "exp", "step"] = "none"
     imbalance_ratio: float = 100.0
@@ -77,6 +76,7 @@ class DataConfig:
     seed: int = 0
     workers: int = 0
     resident: Literal["auto", "yes", "no"] = "auto"
+    validation_from: Literal["train", "test"] = "train"
 
 
 @dataclass(frozen=True)
