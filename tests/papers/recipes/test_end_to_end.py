@@ -56,7 +56,7 @@ def run(
     changes = dict(SMALL)
     if name in FRACTIONS:
         changes["data.fraction"] = FRACTIONS[name]
-    if name in ("lmd/figures4and6", "robust/figures12and13"):  # groups of blocks
+    if name in ("lmd/figures4and6", "robust/figures1and12and13"):  # groups of blocks
         changes |= {"model.name": "resnet18", "model.options": {"width": 8}}
     if name == "ltlm/table2":
         changes["data.imbalance_ratio"] = 4.0
