@@ -13,6 +13,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import make_decisions
 import make_headlines
+from largemargin_papers.recipes.table_rows import is_whole
 from site_pages import choosing, reproductions
 from site_pages.benchmarks import ON_ZEROS, WITHOUT_GRADIENT
 from site_pages.results import PML_JUMPS
@@ -243,27 +244,27 @@ def curvature() -> str:
 def papers() -> str:
     found = reproductions.tables()
     # A number counts once, also where two recipes or two protocols are about it.
-    numbers, known, tables = set(), set(), set()
+    numbers, known, faithful = set(), set(), set()
     for table in found:
         name = table.path.parent / table.recipe.claims
         for claim in table.claims:
             if claim.reported is not None:
                 numbers.add((name, *claim.key.values(), claim.column))
-        for line in (line for each in table.measured for line in each.lines):
-            if line.measured.n and line.reported is not None:
-                known.add((name, *line.key.values(), line.column))
-                tables.add(name)
-    here = (
-        f"{len(known)} of them in {len(tables)} tables and figures have been measured here"
-        if known
-        else "none has been measured here yet"
-    )
+        for each in table.measured:
+            whole = is_whole(each.protocol, table.recipe.variants)
+            for line in each.lines:
+                if line.measured.n and line.reported is not None:
+                    known.add(place := (name, *line.key.values(), line.column))
+                    faithful.update([place] if whole else [])
     return (
-        f"{len(found)} recipes cover the tables of the five papers with {len(numbers)} reported "
-        f"numbers; {here}. Where `measured/` is missing, nothing was measured. Each row goes from "
-        f"a baseline to the paper's method:\n\n{make_headlines.headlines()}\n\n"
+        f"{len(found)} recipes cover the tables of the five papers. Of {len(numbers)} reported "
+        f"numbers {len(known)} have been measured here, {len(faithful)} of them by the printed or "
+        "the authors' protocol. Each row goes from a baseline to the paper's method; the "
+        "[rule of the verdicts](#the-rule-of-the-verdicts) says whether it has the sign "
+        f"that is reported:\n\n{make_headlines.headlines()}\n\n"
         '"As printed" means the settings of the paper where it prints them, and our reading where '
-        "it does not. The linked pages say why numbers differ, as far as we know."
+        "it does not; the authors' code settles some of these otherwise, and its rows say so. The "
+        "linked pages say why numbers differ, as far as we know."
     )
 
 

@@ -38,6 +38,7 @@ def main(words: list[str] | None = None) -> int:
             minutes=options.minutes,
             anyway=options.anyway,
             side_by_side=options.side_by_side,
+            processes=options.processes,
             device=options.device,
             compiled={"auto": None, "on": True, "off": False}[options.compile],
             commit_name=options.commit,
@@ -75,6 +76,7 @@ def arguments(words: list[str] | None) -> argparse.Namespace:
     run.add_argument("--path", nargs="*", action="extend", default=[], metavar="DATA=PATH")
     run.add_argument("--folder", type=Path, default=Path("runs/queue"), help="of runs under way")
     run.add_argument("--side_by_side", type=int, default=4, help="runs that share the GPU")
+    run.add_argument("--processes", type=int, default=1, help="that share it, this one included")
     run.add_argument("--device", default="auto")
     run.add_argument("--compile", choices=("auto", "on", "off"), default="auto")
     run.add_argument("--commit", help="of the code, where there is no git to ask")

@@ -156,7 +156,8 @@ def _main_claims() -> str:
     text = (ROOT / "papers" / "README.md").read_text(encoding="utf-8")
     part = re.search(r"<!-- made: papers -->\n(.*?)<!-- end -->", text, flags=re.DOTALL)
     assert part is not None, "papers/README.md has lost its main claims"
-    return re.sub(r"\]\((\w+)/README\.md\)", r"](\1.md)", part[1])
+    rule = part[1].replace("](#the-rule-of-the-verdicts)", "](rule.md)")
+    return re.sub(r"\]\((\w+)/README\.md\)", r"](\1.md)", rule)
 
 
 def _short(table: Table) -> str:
@@ -187,6 +188,10 @@ def _table(table: Table) -> list[str]:
     if table.recipe.readings:
         lines += ['??? note "What the paper leaves open, and our reading"', ""]
         lines += [f"    - {' '.join(reading.split())}" for reading in table.recipe.readings] + [""]
+    for name in table.recipe.variants:
+        lines += [f'??? note "What differs in the reading by the {name}"', ""]
+        differs = table.recipe.variant(name).differs
+        lines += [f"    - {' '.join(text.split())}" for text in differs] + [""]
     for each in table.measured:
         lines += [f"Measured, {each.protocol}. {_made(table, each.protocol)}", ""]
         lines += [*_rows([line for line in each.lines if _known(line)]), ""]

@@ -73,6 +73,12 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="settings of all runs that differ from the paper's",
     )
+    parser.add_argument(
+        "--reading",
+        type=str,
+        default="",
+        help='of the table, where the recipe has others than the printed one, as "authors\' code"',
+    )
     parser.add_argument("--folder", type=str, default="runs/reproduce", help="of the runs")
     parser.add_argument(
         "--side_by_side", type=int, default=1, help="runs that share a GPU at a time"
@@ -96,6 +102,7 @@ def run(options: Any) -> int:
         "epochs_fraction": options.epochs_fraction,
         "seeds": seeds_in(options.seeds),
         "overrides": overrides,
+        "reading": options.reading,
         "only": options.only,
     }
     if options.list:
@@ -113,7 +120,8 @@ def run(options: Any) -> int:
         )
     except (KeyboardInterrupt, Interrupted):
         raise KeyboardInterrupt("the same command again") from None
-    every = options.no_train and not overrides and options.epochs_fraction == 1
+    plain = not (overrides or options.reading)
+    every = options.no_train and plain and options.epochs_fraction == 1
     tables = [table, *_others(path, table)] if every else [table]
     if len(tables) > 1 and not any(line.measured.n for line in table.lines):
         del tables[0]  # nothing was measured as the paper prints it
@@ -138,6 +146,7 @@ def listing(
     epochs_fraction: float = 1.0,
     seeds: int | tuple[int, ...] | None = None,
     overrides: dict[str, Any] | None = None,
+    reading: str = "",
     only: Sequence[str] = (),
 ) -> str:
     """The cells of a recipe that would be run, what they need and what they assume."""
@@ -147,11 +156,11 @@ def listing(
     from largemargin_papers.recipes.schema import read_recipe
     from largemargin_papers.recipes.table_rows import protocol_of
 
-    recipe = read_recipe(path)
+    recipe = read_recipe(path, reading)
     cells = prepared(path, recipe, epochs_fraction, seeds, overrides)
     claims = read_claims(recipe, path.parent / recipe.claims, cells)
     trained = [each for each in chosen_of(cells, only) if each.train]
-    protocol = protocol_of(epochs_fraction, overrides or {})
+    protocol = protocol_of(epochs_fraction, overrides or {}, reading)
     runs = sum(len(each.seeds) for each in trained)
     lines = [recipe.title, f"Protocol: {protocol}.", "", f"{len(trained)} cells, {runs} runs:"]
     lines += [
@@ -168,6 +177,9 @@ def listing(
     lines += ["", "Data:", *(f"  {line}" for line in recipe.data_needed.strip().splitlines())]
     lines += ["", "What the paper leaves open, and how it is read:"]
     lines += [f"  - {' '.join(each.split())}" for each in recipe.readings]
+    for name in recipe.variants:
+        lines += ["", f"Another reading, --reading {name!r}:"]
+        lines += [f"  - {' '.join(each.split())}" for each in recipe.variant(name).differs]
     return "\n".join(lines)
 
 

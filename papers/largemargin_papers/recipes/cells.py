@@ -34,7 +34,11 @@ NEUTRAL = (
 )
 """Settings that say where and how fast a run is made, not what it computes."""
 
-LATER: Mapping[str, Any] = {"noise.joined": False}
+LATER: Mapping[str, Any] = {
+    "noise.joined": False,
+    "noise.crop": "same",
+    "data.validation_from": "train",
+}
 """Settings younger than the first measured runs, and the value that is what those runs did."""
 
 

@@ -32,14 +32,18 @@ LOW = 0.9
 """Share of the images, those of lowest curvature, whose curvatures are shown (ROB Figure 10)."""
 
 
-def stages(subject: Subject, *, samples: int = SAMPLES) -> Drawn:
-    """Features along the network (LMD Figures 4 and 6), not yet in the plane."""
-    found = subject.stages(samples)
-    labels = found.labels.tolist()
-    return {
-        "split": subject.split,
-        "panels": {name: {"labels": labels, **packed(rows)} for name, rows in found.rows.items()},
-    }
+def stages(subject: Subject, *, samples: int = SAMPLES, noise: float = 0.0) -> Drawn:
+    """Features along the network (LMD Figures 4 and 6), not yet in the plane.
+
+    With ``noise`` those of noisy images come after them (ROB Figures 12 and 13).
+    """
+    panels = {}
+    for level in [0.0, noise] if noise else [0.0]:
+        found = subject.stages(samples, level)
+        labels = found.labels.tolist()
+        for name, rows in found.rows.items():
+            panels[f"{name}, noisy" if level else name] = {"labels": labels, **packed(rows)}
+    return {"split": subject.split, "panels": panels}
 
 
 def planes(subject: Subject, *, parts: Sequence[str], samples: int = 2 * SAMPLES) -> Drawn:

@@ -2,18 +2,21 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from largemargin.app.data.load import Data
 from largemargin.app.data.samples import Batches, Samples
+from largemargin.app.models.build import Classifier
 from largemargin.app.training.runs import Run
 from largemargin.errors import LargeMarginError
+from largemargin.geometry.curvature import curvature as input_curvature
 from largemargin.geometry.curvature import low_curvature_mask
 from largemargin.geometry.dispersion import variance_split
 from largemargin.geometry.margins import class_margin, sample_margins
@@ -49,15 +52,30 @@ class Subject:
     ) -> None:
         self.run, self.load, self.split, self.device = run, load, split, device
         self._features: dict[str, HeadInputs] = {}
-        self._stages: dict[int, Stages] = {}
+        self._stages: dict[tuple[int, float], Stages] = {}
         self._margins: dict[str, Distribution] = {}
 
     @cached_property
     def data(self) -> Data:
         return self.load()
 
+    @property
+    def peeked(self) -> bool:
+        """Whether its best epoch was chosen by the test images: then the last one counts."""
+        return self.run.config.data.validation_from == "test"
+
     @cached_property
     def model(self) -> nn.Module:
+        return self.run.model("last" if self.peeked else "best").to(self.device)
+
+    @cached_property
+    def best_on_test(self) -> nn.Module:
+        """Of the epoch that was best on the test images, as the authors of ROB report it."""
+        if not self.peeked:
+            raise LargeMarginError(
+                f"{self.run.folder} did not look at test images while it trained. Set "
+                "data.validation_from to test."
+            )
         return self.run.model("best").to(self.device)
 
     @property
@@ -102,12 +120,29 @@ class Subject:
         batches = Batches(self.samples, 500, device=self.device, shuffle=False)
         return measure_curvature(self.model, batches, CurvatureSettings(precision="high"))
 
-    def stages(self, count: int) -> Stages:
+    @cached_property
+    def normalized_curvature(self) -> Tensor:
+        """The same in units of normalised images, as in the published code of ROB."""
+        mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self.data.mean, self.data.std))
+        mean, std = mean.to(self.device), std.to(self.device)
+        model = _Denormalized(self.model, mean, std)
+        generator = torch.Generator(self.device).manual_seed(0)
+        values = [
+            input_curvature(
+                model, (images - mean) / std, labels, generator=generator, precision="high"
+            )
+            for images, labels in Batches(self.samples, 500, device=self.device, shuffle=False)
+        ]
+        return torch.cat(values).double().cpu()
+
+    def stages(self, count: int, noise: float = 0.0) -> Stages:
         """Features along the network, of so many of the evaluated images."""
-        if count not in self._stages:
-            model: Any = self.model
-            self._stages[count] = stages_of(model, self.samples, count=count, device=self.device)
-        return self._stages[count]
+        key, model = (count, noise), cast("Classifier", self.model)
+        if key not in self._stages:
+            self._stages[key] = stages_of(
+                model, self.samples, count=count, noise=noise, device=self.device
+            )
+        return self._stages[key]
 
     def input_margins(self, name: str) -> Distribution:
         """Linearised margins in input space of a split (ODN-G)."""
@@ -119,31 +154,65 @@ class Subject:
         return self._margins[name]
 
 
-def accuracy(subject: Subject) -> Number:
-    scores = subject.run.result[subject.split]
+class _Denormalized(nn.Module):
+    """A model of images in [0, 1] as one of normalised images."""
+
+    def __init__(self, model: nn.Module, mean: Tensor, std: Tensor) -> None:
+        super().__init__()
+        self.model, self.mean, self.std = model, mean, std
+
+    def forward(self, images: Tensor) -> Tensor:
+        outputs: Tensor = self.model(images * self.std + self.mean)
+        return outputs
+
+
+def accuracy(subject: Subject, *, part: str | None = None) -> Number:
+    part = part or subject.split
+    scores = subject.run.result[part]
     if scores is None:
-        raise LargeMarginError(f"{subject.run.folder} has no result on {subject.split} images.")
+        raise LargeMarginError(f"{subject.run.folder} has no result on {part} images.")
+    if subject.peeked:  # the result is that of the best epoch
+        scores = subject.run.metrics("epoch")[-1]["validation"]
     return Number(100 * scores["accuracy"])
+
+
+def best_on_test(subject: Subject, *, sigma: float | str = 0, clip: bool = False) -> Number:
+    """Accuracy of the epoch that was best on the clean test images, under noise."""
+    level = float(Fraction(str(sigma)))
+    how = Perturbation(sigma=level, clip=clip) if level else Perturbation()
+    return _perturbed(subject, how, 10, subject.best_on_test)
 
 
 def error(subject: Subject) -> Number:
     return Number(100 - accuracy(subject).value)
 
 
-def noisy_accuracy(subject: Subject, *, sigma: float | str, draws: int = 10) -> Number:
+def noisy_accuracy(
+    subject: Subject, *, sigma: float | str, draws: int = 10, clip: bool = False
+) -> Number:
     """Accuracy under Gaussian noise; ``sigma`` in units of [0, 1] pixels, as 8/255."""
-    return _perturbed(subject, Perturbation(sigma=float(Fraction(str(sigma)))), draws)
+    how = Perturbation(sigma=float(Fraction(str(sigma))), clip=clip)
+    return _perturbed(subject, how, draws)
 
 
-def perturbed(subject: Subject, *, kind: str, draws: int = 10) -> Number:
+def perturbed(
+    subject: Subject,
+    *,
+    kind: str,
+    draws: int = 10,
+    clip: bool = False,
+    mask_last: bool = False,
+) -> Number:
     """Accuracy under a perturbation of ROB Table 4, scaled where images are not 400 x 500."""
     suite = perturbation_suite("road" if subject.data.size == ROAD else "auto", subject.data.size)
-    return _perturbed(subject, suite[kind], draws)
+    return _perturbed(subject, replace(suite[kind], clip=clip, mask_last=mask_last), draws)
 
 
-def _perturbed(subject: Subject, what: Perturbation, draws: int) -> Number:
+def _perturbed(
+    subject: Subject, what: Perturbation, draws: int, model: nn.Module | None = None
+) -> Number:
     found = perturbed_accuracy(
-        subject.model, subject.samples, {"it": what}, draws=draws, device=subject.device
+        model or subject.model, subject.samples, {"it": what}, draws=draws, device=subject.device
     )["it"]
     return Number(100 * found.accuracy, 100 * found.std if len(found.runs) > 1 else None)
 
@@ -186,9 +255,11 @@ LATER = ("plane_variance",)
 """Metrics that follow from sketches, once features are embedded in the plane."""
 
 
-def stage_variance(subject: Subject, *, stage: str, samples: int = SAMPLES) -> Number:
+def stage_variance(
+    subject: Subject, *, stage: str, samples: int = SAMPLES, noise: float = 0.0
+) -> Number:
     """Variance between classes over that within, of the features after a part of the network."""
-    found = subject.stages(samples)
+    found = subject.stages(samples, noise)
     if stage not in found.rows:
         raise LargeMarginError(
             f"there is no stage {stage!r} in this network, but {', '.join(found.rows)}."
@@ -201,16 +272,30 @@ def input_margin_ratio(subject: Subject, *, part: str = "test") -> Number:
     return Number(float(subject.input_margins(part).ratio))
 
 
-def curvature(subject: Subject, *, of: str, share: float = 0.9) -> Number:
+def input_margin_median(subject: Subject, *, part: str = "test") -> Number:
+    """Median of the linearised margins in input space."""
+    return Number(subject.input_margins(part).median)
+
+
+def curvature(subject: Subject, *, of: str, share: float = 0.9, normalized: bool = False) -> Number:
     """Of the samples of lowest curvature: its mean, or a quantile as "0.5" (ROB Figure 10)."""
-    values = torch.tensor(subject.curvature.values, dtype=torch.float64)
+    if normalized:
+        values = subject.normalized_curvature
+    else:
+        values = torch.tensor(subject.curvature.values, dtype=torch.float64)
     low = values[low_curvature_mask(values, share)]
     return Number(float(low.mean() if of == "mean" else low.quantile(float(of))))
 
 
-def curvature_correlation(subject: Subject, *, noise: str) -> Number:
-    """Of the number of noisy copies that are right with the mean curvature (ROB Figure 9)."""
-    return Number(subject.curvature.robustness[noise].correlation)
+def curvature_correlation(subject: Subject, *, noise: str, first: int = 0) -> Number:
+    """Of the number of noisy copies that are right, from ``first`` on, with the mean curvature.
+
+    ROB Figure 9 has 0 to 10; the authors' code begins with 1.
+    """
+    groups = torch.tensor(subject.curvature.robustness[noise].group_curvature[first:])
+    known = groups.double().isfinite()
+    pairs = torch.stack([torch.arange(len(groups)).double(), groups.double()])[:, known]
+    return Number(float(torch.corrcoef(pairs)[0, 1]) if int(known.sum()) > 1 else math.nan)
 
 
 def low_curvature_accuracy(subject: Subject, *, noise: str, share: float) -> Number:
@@ -236,6 +321,7 @@ def free_class_margin(
 METRICS: Mapping[str, Callable[..., Number]] = MappingProxyType(
     {
         "accuracy": accuracy,
+        "best_on_test": best_on_test,
         "error": error,
         "noisy_accuracy": noisy_accuracy,
         "perturbed_accuracy": perturbed,
@@ -247,6 +333,7 @@ METRICS: Mapping[str, Callable[..., Number]] = MappingProxyType(
         "plane_variance": plane_variance,
         "stage_variance": stage_variance,
         "input_margin_ratio": input_margin_ratio,
+        "input_margin_median": input_margin_median,
         "curvature": curvature,
         "curvature_correlation": curvature_correlation,
         "low_curvature_accuracy": low_curvature_accuracy,

@@ -1,6 +1,6 @@
 """Records into ``measured/``, and the tables there that people read."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,12 @@ from largemargin_papers.recipes.records import read_records
 from largemargin_papers.recipes.reproduce import read_cells
 from largemargin_papers.recipes.schema import read_recipe
 from largemargin_papers.recipes.table import Line, Table, spread_of, text_of
-from largemargin_papers.recipes.table_rows import measurements_of, reported_by_cell, table_of
+from largemargin_papers.recipes.table_rows import (
+    is_whole,
+    measurements_of,
+    reported_by_cell,
+    table_of,
+)
 from largemargin_papers.recipes.verdicts import Sample
 
 PAGE = "README.md"
@@ -86,6 +91,7 @@ def _write(
     for (name, protocol), runs in found.items():
         path = folder / name
         recipe = read_recipe(path)
+        recipe = recipe.as_read(recipe.reading_of(protocol))
         cells = read_cells(path, recipe)
         claims = read_claims(recipe, path.parent / recipe.claims, cells)
         unknown = runs.keys() - {cell.name for cell in cells}
@@ -107,12 +113,13 @@ def measured_tables(path: Path) -> list[Table]:
     stored = read_measured(path)
     if not stored:
         return []
-    recipe = read_recipe(path)
-    cells = read_cells(path, recipe)
-    claims = read_claims(recipe, path.parent / recipe.claims, cells)
-    needed = measurements_of(claims, recipe)
+    printed = read_recipe(path)
     tables = []
     for protocol, runs in stored.items():
+        recipe = printed.as_read(printed.reading_of(protocol))
+        cells = read_cells(path, recipe)
+        claims = read_claims(recipe, path.parent / recipe.claims, cells)
+        needed = measurements_of(claims, recipe)
         found = {cell.name: needed.get(cell.name, Measurements()).copy() for cell in cells}
         for name, each in runs.items():
             for run in each:
@@ -132,7 +139,9 @@ def write_pages(folder: Path) -> list[Path]:
         parts = [f"# {paper.name}: measured", "", INTRODUCTION]
         for path in recipes:
             write_figures(path)
-            for table in measured_tables(path):
+            tables = measured_tables(path)
+            parts += _side_by_side(path, tables)
+            for table in tables:
                 parts += ["", *_section(path, table)]
         page = paper / "measured" / PAGE
         write_text(page, "\n".join(parts) + "\n")
@@ -145,6 +154,42 @@ Written by `python papers/measure.py tables` from the JSON files beside this pag
 settings, seed, seconds, device and commit of every run. ± is the standard deviation over runs (over
 draws of noise where there is one run). Verdicts follow the rule of [papers](../../README.md).
 Numbers that were not measured are not listed."""
+
+
+def _side_by_side(path: Path, tables: Sequence[Table]) -> list[str]:
+    """The printed protocol beside other readings and other precisions, where there are any."""
+    recipe = read_recipe(path)
+    whole = [each for each in tables if is_whole(each.protocol, recipe.variants)]
+    lines = [
+        row
+        for row in zip(*(each.lines for each in whole), strict=True)
+        if sum(line.measured.n > 0 for line in row) > 1
+    ]
+    if not lines:
+        return []
+    heads = ["", "", "reported", *(each.protocol for each in whole)]
+    rows = []
+    for row in lines:
+        first = row[0]
+        key = ", ".join(value for value in first.key.values() if value)
+        found = [
+            f"{text_of(line.measured.mean, spread_of(line), line)} ({line.measured.n})"
+            if line.measured.n
+            else "-"
+            for line in row
+        ]
+        rows.append([key, first.column, text_of(first.reported, first.reported_std, first), *found])
+    parts = ["", f"## {recipe.title}: readings", "", "The number of runs is in brackets.", ""]
+    parts += [f"| {' | '.join(_cells(row))} |" for row in (heads, ["---"] * len(heads), *rows)]
+    for name in dict.fromkeys(recipe.reading_of(each.protocol) for each in whole):
+        if name:
+            differs = (f"* {' '.join(text.split())}" for text in recipe.variant(name).differs)
+            parts += ["", f'What differs in "{name}":', "", *differs]
+    return parts
+
+
+def _cells(texts: Iterable[str]) -> list[str]:
+    return [text.replace("|", "\\|") for text in texts]
 
 
 def _section(path: Path, table: Table) -> list[str]:
@@ -169,6 +214,7 @@ def _section(path: Path, table: Table) -> list[str]:
 def _beside(path: Path, protocol: str) -> list[str]:
     """Numbers that are measured and compared with nothing."""
     recipe = read_recipe(path)
+    recipe = recipe.as_read(recipe.reading_of(protocol))
     rows = []
     for cell, runs in read_measured(path)[protocol].items():
         for measure in recipe.record:
@@ -178,8 +224,7 @@ def _beside(path: Path, protocol: str) -> list[str]:
             if sample.n:
                 spread = f" ± {sample.std:.2f}" if sample.n > 1 else ""
                 told = f"{sample.mean:.2f}{spread} {measure.unit}".rstrip()
-                shown = " | ".join(each.replace("|", "\\|") for each in (cell, name, told))
-                rows.append(f"| {shown} | {sample.n} |")
+                rows.append(f"| {' | '.join(_cells((cell, name, told)))} | {sample.n} |")
     if not rows:
         return []
     head = ["| | | measured | runs |", "|---|---|---|---|"]
@@ -217,4 +262,4 @@ def _row(line: Line) -> str:
     if line.reported is not None and line.measured.n:
         difference = text_of(line.measured.mean - line.reported, None, line, sign=True)
     cells = (key, line.column, reported, measured, difference, str(line.measured.n), line.verdict)
-    return "| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |"
+    return f"| {' | '.join(_cells(cells))} |"

@@ -28,6 +28,7 @@ class Entry:
         seeds: of the runs; default as many as the recipe says.
         epochs_fraction: share of the paper's epochs.
         set: settings that differ from the paper's.
+        reading: of the table, where its recipe has others than the printed one.
         name: to choose the entry by; default the recipe's file.
     """
 
@@ -36,6 +37,7 @@ class Entry:
     seeds: tuple[int, ...] | None = None
     epochs_fraction: float = 1.0
     set: dict[str, Any] = field(default_factory=dict)
+    reading: str = ""
     name: str = ""
 
     @property
@@ -120,12 +122,12 @@ def _add(
     """Add the runs of an entry; returns their names."""
     names = []
     path = folder / entry.recipe
-    recipe = read_recipe(path)
+    recipe = read_recipe(path, entry.reading)
     changes = {**common, **entry.set}
     cells = prepared(path, recipe, entry.epochs_fraction, entry.seeds, changes)
     needed = measurements_of(read_claims(recipe, path.parent / recipe.claims, cells), recipe)
     drawn = sketches_for(recipe, cells)
-    protocol = protocol_of(entry.epochs_fraction, changes)
+    protocol = protocol_of(entry.epochs_fraction, changes, entry.reading)
     for cell in chosen_of(cells, entry.only):
         if not cell.train or cell.name not in needed:
             continue
@@ -200,7 +202,8 @@ def seconds_of(task: Task) -> float | None:
     return max(images / rate, steps * STEP)
 
 
-MEASURING = {"curvature": 9.0, "noisy_accuracy": 1.5, "perturbed_accuracy": 1.5, "stages": 1.0}
+NOISY = {"noisy_accuracy": 1.5, "perturbed_accuracy": 1.5, "best_on_test": 1.5}
+MEASURING = {"curvature": 9.0, "stages": 1.0, **NOISY}
 """Guesses of seconds for 10,000 images of a ResNet-18, in which the runs beside it wait. Curvature
 took 5.2 (benchmarks/results/input_curvature_cuda.json), and 20 noisy copies come on top."""
 
@@ -211,7 +214,7 @@ OTHER = 0.3
 def measuring_seconds_of(task: Task) -> float:
     """About how long the numbers and sketches of a run take after it; what is shared, once."""
     kinds = [metric for metric, _ in task.wanted.values()]
-    many = [kind for kind in kinds if kind in ("noisy_accuracy", "perturbed_accuracy")]
+    many = [kind for kind in kinds if kind in NOISY]
     once = {_shared(kind) for kind in kinds if kind not in many}
     once |= {_shared(kind) for kind, _ in task.sketches.values()}
     return sum(MEASURING.get(kind, OTHER) for kind in [*many, *once])

@@ -49,6 +49,7 @@ def reproduce(
     seeds: int | Sequence[int] | None = None,
     folder: str | Path = "runs/reproduce",
     overrides: Mapping[str, Any] | None = None,
+    reading: str = "",
     paths: Mapping[str, str] | None = None,
     only: Sequence[str] = (),
     train_missing: bool = True,
@@ -69,6 +70,7 @@ def reproduce(
         seeds: runs per cell, with seeds 0, 1, ..., or the seeds; default the recipe's number.
         folder: of the runs.
         overrides: settings that differ from the paper's, as ``{"batch_size": 512}``.
+        reading: of the table, as "authors' code", where its recipe has others than the printed one.
         paths: where data lies, by name, as ``{"cifar10": "~/cifar"}``; a .npz or .safetensors file
             stands for the data set.
         only: cells to run, as ``"CIFAR10, 100*"`` or ``"train_percent=20"``; default all.
@@ -78,12 +80,12 @@ def reproduce(
         trainer: instead of :func:`largemargin.app.training.train`.
     """
     path = Path(recipe)
-    table = read_recipe(path)
+    table = read_recipe(path, reading)
     cells = prepared(path, table, epochs_fraction, seeds, overrides)
     claims = read_claims(table, path.parent / table.claims, cells)
     names = {each.name for each in chosen_of(cells, only)}
     needed = measurements_of(claims, table)
-    protocol = protocol_of(epochs_fraction, overrides or {})
+    protocol = protocol_of(epochs_fraction, overrides or {}, reading)
     session = _Session(
         table,
         Path(folder),

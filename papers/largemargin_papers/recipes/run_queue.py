@@ -63,6 +63,7 @@ def run_missing(
     minutes: float | None = None,
     anyway: bool = False,
     side_by_side: int = 4,
+    processes: int = 1,
     device: str = "auto",
     compiled: bool | None = None,
     commit_name: str | None = None,
@@ -85,6 +86,8 @@ def run_missing(
         minutes: begin no run that would end later, as far as can be guessed, and stop then.
         anyway: begin those too; the next call continues them.
         side_by_side: runs at a time on a GPU.
+        processes: that share the GPU, this one among them: until a run has ended and shown what
+            it takes, runs are taken to be so many times slower.
         device: as in ``RunConfig``.
         compiled: compile the steps; default only of long runs.
         commit_name: of the code, where there is no git to ask.
@@ -94,6 +97,7 @@ def run_missing(
     if minutes is not None:
         check_number("minutes", minutes, above=0)
     check_number("side_by_side", side_by_side, at_least=1)
+    check_number("processes", processes, at_least=1)
     tasks = tasks_of(queue, entries)
     known = measured_already(Path(queue).parent, tasks)
     files = [Path(each) for each in out]
@@ -110,6 +114,7 @@ def run_missing(
         end=None if minutes is None else clock() + 60 * minutes,
         anyway=anyway,
         side_by_side=side_by_side,
+        processes=processes,
         device=device,
         compiled=compiled,
         commit_name=commit_name,
@@ -135,6 +140,7 @@ class _Worker:
         end: float | None,
         anyway: bool,
         side_by_side: int,
+        processes: int,
         device: str,
         compiled: bool | None,
         commit_name: str | None,
@@ -151,11 +157,11 @@ class _Worker:
         self.under_way: dict[str, Task] = {}
         self.done = QueueResult()
         self.asked_to_stop = False
-        self.ratio = 1.0
+        self.ratio = float(processes)
         self.broken_in_a_row = 0
 
     def work(self) -> None:
-        outcomes = iter_finished(self._jobs(), side_by_side=self.side_by_side, stop=self._stop)
+        outcomes = iter_finished(self._next_job, side_by_side=self.side_by_side, stop=self._stop)
         for outcome in outcomes:
             task = self.under_way.pop(str(Path(outcome.job.folder or "").name))
             self._take(task, outcome)
@@ -167,16 +173,17 @@ class _Worker:
     def _stop(self) -> bool:
         return self.asked_to_stop or (self.end is not None and self.clock() > self.end)
 
-    def _jobs(self) -> Iterator[TrainingJob]:
-        """Asked whenever a lane is free: the first run that will end in time."""
-        while self.waiting and not self._stop():
-            task = next((each for each in self.waiting if self._fits(each)), None)
-            if task is None:
-                self.say(f"none of the {len(self.waiting)} other runs would end in time")
-                return
-            self.waiting.remove(task)
-            self.under_way[task.name] = task
-            yield self._job(task)
+    def _next_job(self) -> TrainingJob | None:
+        """Asked whenever a lane is free: the first run that will end in time, as far as known."""
+        if self._stop() or not self.waiting:
+            return None
+        task = next((each for each in self.waiting if self._fits(each)), None)
+        if task is None:
+            self.say(f"none of the {len(self.waiting)} other runs would end in time")
+            return None
+        self.waiting.remove(task)
+        self.under_way[task.name] = task
+        return self._job(task)
 
     def _fits(self, task: Task) -> bool:
         seconds = seconds_of(task)

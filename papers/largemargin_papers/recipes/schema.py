@@ -1,6 +1,6 @@
 """A paper's table as a YAML file: which runs make it, what is measured, what was reported."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,6 +97,25 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """The whole table read otherwise, as the authors' published code has it.
+
+    Args:
+        differs: from the printed protocol as we read it, in words.
+        set: settings of every run.
+        adjust: settings of some cells, named by a part of their key; they come last.
+        evaluate: as that of the recipe, by column: takes its place.
+        record: further measures that are stored but not compared.
+    """
+
+    differs: tuple[str, ...]
+    set: dict[str, Any] = field(default_factory=dict)
+    adjust: tuple[Row, ...] = ()
+    evaluate: dict[str, Any] = field(default_factory=dict)
+    record: tuple[Measure, ...] = ()
+
+
+@dataclass(frozen=True)
 class Recipe:
     """A table of a paper.
 
@@ -121,6 +140,7 @@ class Recipe:
         data_needed: what to place where.
         readings: what the paper leaves open and how it was read.
         sketches: what figures are drawn from.
+        variants: other readings of the whole table, by name.
     """
 
     title: str
@@ -141,10 +161,39 @@ class Recipe:
     left_out: tuple[LeftOut, ...] = ()
     readings: tuple[str, ...] = ()
     sketches: tuple[Sketch, ...] = ()
+    variants: dict[str, Any] = field(default_factory=dict)
+
+    def variant(self, name: str) -> Variant:
+        if name not in self.variants:
+            raise LargeMarginError(
+                f"{self.title} has no reading {name!r}. It has "
+                f"{', '.join(map(repr, self.variants)) or 'only the printed one'}."
+            )
+        return settings_from(self.variants[name], Variant, f"variants.{name}")
+
+    def as_read(self, name: str) -> "Recipe":
+        """The recipe of another reading; the empty name is the printed one."""
+        if not name:
+            return self
+        other = self.variant(name)
+        return replace(
+            self,
+            adjust=(*self.adjust, Row({}, other.set), *other.adjust),
+            evaluate={**self.evaluate, **other.evaluate},
+            record=(*self.record, *other.record),
+        )
+
+    def reading_of(self, protocol: str) -> str:
+        """The reading that a protocol begins with; empty for the printed one."""
+        return next((name for name in self.variants if _begins(protocol, name)), "")
 
 
-def read_recipe(path: str | Path) -> Recipe:
-    """The recipe in a YAML file; unknown names are errors."""
+def _begins(protocol: str, name: str) -> bool:
+    return protocol == name or protocol.startswith(f"{name}, ")
+
+
+def read_recipe(path: str | Path, reading: str = "") -> Recipe:
+    """The recipe in a YAML file, read as ``reading`` says; unknown names are errors."""
     values = read_yaml(path)
     if "grid" not in values and "title" not in values:
         raise LargeMarginError(
@@ -157,4 +206,6 @@ def read_recipe(path: str | Path) -> Recipe:
             raise LargeMarginError(
                 f"{path}: a part of the grid must have either column and values, or rows."
             )
-    return recipe
+    for name in recipe.variants:
+        recipe.variant(name)
+    return recipe.as_read(reading)

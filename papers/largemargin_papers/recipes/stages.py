@@ -26,7 +26,12 @@ class Stages(NamedTuple):
 
 
 def stages_of(
-    model: Classifier, samples: Samples, *, count: int, device: torch.device | str = "cpu"
+    model: Classifier,
+    samples: Samples,
+    *,
+    count: int,
+    noise: float = 0.0,
+    device: torch.device | str = "cpu",
 ) -> Stages:
     """Features after the last block of every width, averaged over space (LMD 7.4), and the last.
 
@@ -36,6 +41,8 @@ def stages_of(
         model: a network of this library.
         samples: from which as many of every class are taken.
         count: of the samples, at most.
+        noise: standard deviation of Gaussian noise on the images, in units of [0, 1] pixels; the
+            same noise for every model.
         device: for the passes.
     """
     probe = Probe(model, layer="head")
@@ -44,8 +51,12 @@ def stages_of(
     chosen = samples.subset(spread(samples.labels, count))
     parts: dict[str, list[Tensor]] = {}
     labels = []
+    generator = torch.Generator(device).manual_seed(0)
     with probe.evaluating():
         for images, label in Batches(chosen, BATCH, device=device, shuffle=False):
+            if noise:
+                drawn = torch.randn(images.shape, generator=generator, device=device)
+                images = images + noise * drawn
             features = probe.read(images, reader.hooks(label)).features
             for name, each in {**reader.taken(), FEATURES: features}.items():
                 parts.setdefault(name, []).append(each.float().cpu())

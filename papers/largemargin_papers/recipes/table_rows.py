@@ -1,6 +1,6 @@
 """From measured numbers to the lines of a table: what stands beside each reported number."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,19 +16,35 @@ UNPRINTED = ("precision",)
 """Settings that none of the papers prints: they are named, but no departure from the paper."""
 
 
-def protocol_of(fraction: float, overrides: Mapping[str, Any]) -> str:
-    """How runs differ from the paper's, in words.
+def protocol_of(fraction: float, overrides: Mapping[str, Any], reading: str = "") -> str:
+    """How runs differ from the paper's, in words; first, which reading of it they follow.
 
     >>> protocol_of(1.0, {"device": "cpu"}), protocol_of(1.0, {"precision": "bf16"})
     ('as printed', 'as printed, precision bf16')
     >>> protocol_of(0.3, {"batch_size": 128})
     '0.3 of the epochs, batch_size 128'
+    >>> protocol_of(1.0, {"precision": "bf16"}, "authors' code")
+    "authors' code, precision bf16"
     """
     changed = {name: value for name, value in overrides.items() if name not in NEUTRAL}
     parts = [] if fraction == 1 else [f"{fraction:g} of the epochs"]
     parts += [f"{name} {changed[name]}" for name in sorted(changed) if name not in UNPRINTED]
     named = [f"{name} {changed[name]}" for name in UNPRINTED if changed.get(name, "fp32") != "fp32"]
+    if reading:
+        parts.insert(0, reading)
     return ", ".join((parts or [AS_PRINTED]) + named)
+
+
+def is_whole(protocol: str, readings: Iterable[str] = ()) -> bool:
+    """Whether it is the printed protocol, or a reading of it, changed in nothing but precision.
+
+    >>> is_whole("as printed, precision bf16"), is_whole("authors' code", ["authors' code"])
+    (True, True)
+    >>> is_whole("authors' code, batch_size 128", ["authors' code"]), is_whole("batch_size 128")
+    (False, False)
+    """
+    words = [each for each in protocol.split(", ") if each.split(" ")[0] not in UNPRINTED]
+    return ", ".join(words) in (AS_PRINTED, *readings)
 
 
 def measurements_of(claims: Sequence[Claim], recipe: Recipe) -> dict[str, Measurements]:
@@ -67,7 +83,7 @@ def table_of(
     recipe: Recipe, protocol: str, claims: Sequence[Claim], found: Mapping[str, Measurements]
 ) -> Table:
     """The table of one protocol."""
-    as_printed = protocol.startswith(AS_PRINTED)
+    as_printed = is_whole(protocol, recipe.variants)
     lines = tuple(_line(each, found, as_printed, claims) for each in claims)
     failures = {name: each.failure for name, each in found.items() if each.failure}
     return Table(recipe.title, protocol, lines, failures)

@@ -17,7 +17,6 @@ two of them was judged as if it had no noise.
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from largemargin_papers.recipes.schema import Measure
@@ -95,8 +94,8 @@ def verdict(
     else:
         parts.append("other protocol")
     if baseline is not None and reported is not None:
-        parts += _direction(measure, reported, measured, *baseline)
-    return "; ".join(parts)
+        parts.append(direction(measure, reported, measured, *baseline))
+    return "; ".join(filter(None, parts))
 
 
 def _closeness(measure: Measure, reported: float, measured: Sample) -> str:
@@ -113,17 +112,18 @@ def _closeness(measure: Measure, reported: float, measured: Sample) -> str:
     )
 
 
-def _direction(
+def direction(
     measure: Measure, reported: float, measured: Sample, base_reported: float | None, base: Sample
-) -> Sequence[str]:
+) -> str:
+    """Whether a number moves from its baseline as the paper says; empty where nobody can tell."""
     # Without runs the mean of the baseline is NaN, as it is where one of them gave no number.
     if base_reported is None or not math.isfinite(base.mean) or reported == base_reported:
-        return []
+        return ""
     gain, noise = measured.mean - base.mean, 2 * math.hypot(measured.noise, base.noise)
     single = measured.unsure or base.unsure
     if abs(gain) <= noise and not (single and noise == 0):
-        return ["direction is within noise"]
+        return "direction is within noise"
     if single and abs(gain) <= measure.tolerance + 1e-9:
-        return ["direction too close to call in one run"]
+        return "direction too close to call in one run"
     holds = (gain > 0) == (reported > base_reported)
-    return [f"direction {'holds' if holds else 'does not hold'}{' in one run' if single else ''}"]
+    return f"direction {'holds' if holds else 'does not hold'}{' in one run' if single else ''}"

@@ -51,6 +51,8 @@ class DataConfig:
         resident: decode image files once and keep them in memory, on the training device: auto (up
             to 2 GiB, and not for training by resized_crop, which needs the whole pictures), yes
             or no.
+        validation_from: train, or test: the test images choose the best epoch, as in the published
+            code of some papers. What "best" then reaches on them is no fair estimate.
     """
 
     name: str = "digits"
@@ -74,6 +76,7 @@ class DataConfig:
     seed: int = 0
     workers: int = 0
     resident: Literal["auto", "yes", "no"] = "auto"
+    validation_from: Literal["train", "test"] = "train"
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ class NoiseConfig:
         joined: clean and noisy images go through the network as one batch, with common statistics
             of batch normalisation, and not one after the other, with statistics of their own.
             Evaluation knows common statistics only.
+        crop: the noisy image has the same crop and mirror as the clean one, or draws of its own.
     """
 
     use: Literal["none", "noisy", "clean_and_noisy", "pair"] = "none"
@@ -146,6 +150,7 @@ class NoiseConfig:
     level: float = 0.06
     clip: bool = False
     joined: bool = False
+    crop: Literal["same", "own"] = "same"
 
     @property
     def losses_per_step(self) -> int:

@@ -237,6 +237,29 @@ def test_the_plan_is_what_the_batches_are():
         assert torch.equal(index, batch.indices)
 
 
+def test_images_may_be_changed_twice():
+    """The first images are those of batches that are changed once, the second ones others."""
+    augment = Augment("crop_flip")
+    once = Batches(samples(), 8, seed=9, augment=augment)
+    twice = Batches(samples(), 8, seed=9, augment=augment, twice=True)
+    again = Batches(samples(), 8, seed=9, augment=augment, twice=True)
+    for one, two, same in zip(once.epoch(1), twice.epoch(1), again.epoch(1), strict=True):
+        first, second = two.images.chunk(2)
+        assert torch.equal(first, one.images)
+        assert not torch.equal(first, second)
+        assert torch.equal(two.images, same.images)
+        assert torch.equal(two.labels, one.labels)
+    index, plan = twice.plan(0).order[:3], twice.plan(0)
+    wanted = augment.take(twice.pixels, index, plan.others.rows(0, 3)).float() / 255
+    found = next(twice.epoch(0)).images[8 : 8 + 3]
+    assert torch.allclose(found, wanted, rtol=1e-6)
+
+
+def test_images_are_changed_twice_only_in_memory(files):
+    with pytest.raises(LargeMarginError, match=r"noise\.crop own needs images in memory"):
+        Batches(files, 4, augment=Augment("crop_flip"), twice=True)
+
+
 def test_resized_crops_are_cut_from_the_whole_picture(files):
     """A crop from the file keeps detail that a crop from the small image has lost."""
     held = Samples(files.labels, files.ids, torch.stack([files.raw(i) for i in range(len(files))]))

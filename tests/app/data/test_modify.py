@@ -72,6 +72,18 @@ def test_what_is_not_asked_for_is_not_done():
     assert "clean_label" not in after.train.extra
 
 
+def test_test_images_may_choose_the_best_epoch():
+    """All training images stay, whatever share would be held out; without test images: an error."""
+    before = source()
+    after, record = modified(before, DataConfig(validation_from="test", validation=0.5))
+    assert after.splits["validation"].ids == before.splits["test"].ids
+    assert after.train.ids == before.train.ids
+    assert (record[0]["part"], record[0]["images"]) == ("test", 10)
+    alone = Source(before.classes, {"train": before.train})
+    with pytest.raises(LargeMarginError, match="validation_from is test, but there are no test"):
+        modified(alone, DataConfig(validation_from="test"))
+
+
 def test_validation_images_of_the_data_are_taken_as_they_are():
     before = source()
     own = in_memory("validation", torch.zeros(3, 1, 1, 1), torch.arange(3))

@@ -200,8 +200,9 @@ def test_a_signal_ends_the_run_with_the_command_to_continue(
         (NoiseConfig("pair", level=0.1), ObjectiveConfig("robust_discriminative", {"margin": 3.0})),
         (NoiseConfig("clean_and_noisy", joined=True), ObjectiveConfig("discriminative")),
         (NoiseConfig("pair", joined=True), ObjectiveConfig("robust_discriminative")),
+        (NoiseConfig("pair", crop="own"), ObjectiveConfig("robust_discriminative")),
     ],
-    ids=["noisy", "clean_and_noisy", "stability", "robust", "joined", "joined pair"],
+    ids=["noisy", "clean_and_noisy", "stability", "robust", "joined", "joined pair", "crops"],
 )
 def test_robust_training_learns(
     tmp_path: Path, data: Data, noise: NoiseConfig, objective: ObjectiveConfig
@@ -224,9 +225,13 @@ def test_noise_in_levels_of_255_is_refused(tmp_path: Path, data: Data) -> None:
         train(settings, data=data, progress=False)
 
 
-def test_joined_needs_two_kinds_of_images(tmp_path: Path, data: Data) -> None:
-    settings = config(tmp_path, noise=NoiseConfig("noisy", joined=True))
-    with pytest.raises(LargeMarginError, match=r"noise\.use is noisy, which has no two kinds"):
+@pytest.mark.parametrize(("name", "value"), [("joined", True), ("crop", "own")])
+def test_some_noise_needs_two_kinds_of_images(
+    tmp_path: Path, data: Data, name: str, value: Any
+) -> None:
+    settings = config(tmp_path, noise=NoiseConfig("noisy", **{name: value}))
+    message = rf"noise\.{name} .* noise\.use is noisy, which has no two kinds .* Leave {name} out"
+    with pytest.raises(LargeMarginError, match=message):
         train(settings, data=data, progress=False)
 
 

@@ -100,6 +100,7 @@ CASES: dict[str, dict[str, Any]] = {
         "noise": NoiseConfig("pair", level=0.1),
         "objective": ObjectiveConfig("robust_discriminative", {"margin": 3.0}),
     },
+    "crops": {"noise": NoiseConfig("clean_and_noisy", level=0.1, crop="own")},
     "joined pair": {
         "noise": NoiseConfig("pair", level=0.1, joined=True),
         "objective": ObjectiveConfig("robust_discriminative", {"margin": 3.0}),

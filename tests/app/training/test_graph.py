@@ -4,8 +4,15 @@ import gc
 import weakref
 
 import pytest
+import torch
+from torch import nn
 
-from largemargin.app.training.step import _no_garbage_collection
+import largemargin as lm
+from largemargin.app.config import NoiseConfig
+from largemargin.app.data.augment import Augment
+from largemargin.app.data.samples import Batches, Samples
+from largemargin.app.training.journal import EpochTotals
+from largemargin.app.training.step import GraphStep, Step, _no_garbage_collection
 
 
 class Ring:
@@ -41,6 +48,27 @@ def test_a_collector_that_was_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_graph_reads_the_images_of_the_batches(twice: bool) -> None:
+    """Those that a graph gathers by a counter are those of the plain path, in every epoch."""
+    pixels = torch.randint(0, 256, (20, 3, 8, 8), dtype=torch.uint8)
+    samples = Samples(torch.arange(20) % 2, [str(i) for i in range(20)], pixels)
+    batches = Batches(samples, 8, seed=3, augment=Augment("crop_flip"), twice=twice)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    criterion = lm.attach(model, lm.CrossEntropy())
+    totals = EpochTotals(torch.device("cpu"))
+    noise = NoiseConfig()
+    step = Step(model, criterion, optimizer, noise=noise, clip_norm=None, totals=totals)
+    graph = GraphStep(step, batches)
+    for epoch in (2, 0):
+        graph.begin(epoch)
+        for number, plain in enumerate(batches.epoch(epoch)):
+            images, labels = graph.batch(number)
+            assert torch.equal(images, plain.images)
+            assert torch.equal(labels, plain.labels)
 
 
 def test_an_error_inside_turns_it_on_again() -> None:

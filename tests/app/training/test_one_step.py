@@ -213,6 +213,16 @@ def test_noise_is_of_the_kind_and_level_that_was_asked_for() -> None:
     assert [clipped.min().item(), clipped.max().item()] == [0.0, 1.0]
 
 
+def test_a_noisy_image_may_have_a_crop_of_its_own() -> None:
+    """The second half of the images is what noise comes on top of, with the labels of the first."""
+    made = Made(NoiseConfig("clean_and_noisy", level=1e-6, crop="own"))
+    clean, copies = made.images, made.images + 10
+    made.step(torch.cat([clean, copies]), made.labels)
+    assert len(made.seen) == 2
+    assert torch.equal(made.seen[0], clean)
+    assert torch.allclose(made.seen[1], copies, atol=1e-4)
+
+
 def test_buffers_go_back_to_where_they_were_kept() -> None:
     model = nn.BatchNorm1d(2)
     average = AveragedModel(model, 0.5)

@@ -203,3 +203,18 @@ def test_no_patch_is_no_change():
 def test_errors(call, message):
     with pytest.raises(LargeMarginError, match=message):
         call()
+
+
+def test_masks_may_come_last():
+    """Noise covers masks that come before it, and not those that come after it."""
+    image = torch.full((1, 8, 8), 0.5)
+    draws = PerturbationDraws(
+        corners=torch.tensor([[0, 0]]), lefts=torch.tensor([6]), gaussian=torch.ones(1, 8, 8)
+    )
+    parts = {"occlusion": Patches(1, 4, 4), "stripes": Stripes(1, 2), "sigma": 0.75}
+    before = Perturbation(**parts).apply(image, draws)[0]
+    after = Perturbation(**parts, mask_last=True).apply(image, draws)[0]
+    assert (before[0, 0], before[7, 7], before[5, 5]) == (0.75, 0.75, 1.25)
+    assert (after[0, 0], after[7, 7], after[5, 5]) == (0.0, 0.0, 1.25)
+    clipped = Perturbation(**parts, mask_last=True, clip=True).apply(image, draws)[0]
+    assert (clipped[0, 0], clipped[5, 5]) == (0.0, 1.0)

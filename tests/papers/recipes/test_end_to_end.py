@@ -44,7 +44,11 @@ QUICK = {
 
 
 def run(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only: tuple[str, ...] = ()
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    only: tuple[str, ...] = (),
+    reading: str = "",
 ) -> Table:
     paths = all_of(tmp_path / "data", monkeypatch)
     on_roads = name in ("robust/table3", "robust/table4")
@@ -52,7 +56,7 @@ def run(
     changes = dict(SMALL)
     if name in FRACTIONS:
         changes["data.fraction"] = FRACTIONS[name]
-    if name == "lmd/figures4and6":  # whose four groups of blocks it is about
+    if name in ("lmd/figures4and6", "robust/figures1and12and13"):  # groups of blocks
         changes |= {"model.name": "resnet18", "model.options": {"width": 8}}
     if name == "ltlm/table2":
         changes["data.imbalance_ratio"] = 4.0
@@ -68,6 +72,7 @@ def run(
         seeds=1,
         folder=tmp_path / "runs",
         overrides=changes,
+        reading=reading,
         paths=paths,
         only=only,
         progress=False,
@@ -119,6 +124,20 @@ def test_some_cells(
     count = {"robust/table1": 6, "odn/table1": 6}.get(name, 2)
     table = run(name, tmp_path, monkeypatch, only)
     check(table, name, tmp_path, count)
+
+
+@pytest.mark.parametrize("method", ["Ours", "Training on both clean and noisy images"])
+def test_another_reading_is_run_and_measured(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise on crops of its own, joined or not, cut back, and the best epoch on the test images."""
+    table = run("robust/table1", tmp_path, monkeypatch, (method,), "authors' code")
+    assert table.protocol.startswith("authors' code, 0.001 of the epochs, ")
+    check(table, "robust/table1", tmp_path, 6)
+    written = tmp_path / "papers/robust/measured/table1.json"
+    (made,) = json.loads(written.read_text())["protocols"][table.protocol][method]["runs"]
+    assert sum(name.startswith("best_on_test") for name in made["numbers"]) == 6
+    assert made["settings"]["noise"]["crop"] == "own"
 
 
 def one_of_each_kind(name: str) -> tuple[str, ...]:

@@ -3,11 +3,12 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from largemargin_papers.recipes import read_recipe, reproduce
+from largemargin_papers.recipes import figure_data, read_recipe, reproduce
 from largemargin_papers.recipes.figure_data import (
     SKETCHES,
     box_of,
@@ -28,7 +29,7 @@ from largemargin_papers.recipes.queue import (
     tasks_of,
 )
 from largemargin_papers.recipes.records import append_record
-from largemargin_papers.recipes.stages import stages_of
+from largemargin_papers.recipes.stages import Stages, stages_of
 
 from largemargin import LargeMarginError
 from largemargin.app.data import Samples
@@ -84,6 +85,26 @@ def test_stages_end_where_the_width_changes() -> None:
         whole = model.backbone[:5](model.normalize(pixels.float() / 255)).mean((2, 3))
     for row in found.rows["block 1"]:  # after the second block: the first of this width goes on
         assert float((whole - row).abs().amax(1).min()) < 1e-5
+    noisy, again = (stages_of(model, samples, count=12, noise=0.2) for _ in range(2))
+    assert torch.equal(noisy.labels, found.labels)
+    for name, rows in found.rows.items():
+        assert not torch.allclose(noisy.rows[name], rows, atol=1e-4)
+        assert torch.equal(noisy.rows[name], again.rows[name])
+
+
+def test_noisy_images_have_panels_beside_the_clean_ones() -> None:
+    given: list[float] = []
+
+    def found(count: int, noise: float) -> Stages:
+        given.append(noise)
+        return Stages({"features": torch.randn(count, 3) + noise}, torch.arange(count) % 2)
+
+    subject: Any = SimpleNamespace(stages=found, split="test")
+    assert [*figure_data.stages(subject, samples=6)["panels"]] == ["features"]
+    made = figure_data.stages(subject, samples=6, noise=0.1)["panels"]
+    assert [*made] == ["features", "features, noisy"]
+    assert made["features"]["rows"] != made["features, noisy"]["rows"]
+    assert given == [0.0, 0.0, 0.1]
 
 
 def test_features_travel_as_their_principal_components() -> None:

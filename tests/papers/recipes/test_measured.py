@@ -2,18 +2,31 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from largemargin_papers.recipes import metrics
 from largemargin_papers.recipes.measured import Measurements, read_measured, write_measured
+from largemargin_papers.recipes.metrics import (
+    Subject,
+    accuracy,
+    best_on_test,
+    curvature_correlation,
+    noisy_accuracy,
+)
 from largemargin_papers.recipes.queue import OTHER, STEP, Task, measuring_seconds_of, seconds_of
 from largemargin_papers.recipes.schema import Measure, Recipe
 
 from largemargin import LargeMarginError
-from largemargin.app.data import DataConfig
+from largemargin.app.data import DataConfig, load_data
 from largemargin.app.models import ModelConfig
-from largemargin.app.training import NoiseConfig, RunConfig
+from largemargin.app.training import NoiseConfig, OptimizerConfig, RunConfig, train
+from largemargin.geometry.curvature import curvature_limit
+from largemargin.measuring.robust import Perturbation
 
 RECIPE = Recipe("A table", "claims.csv", grid=(), measures={}, data_needed="nothing")
 ACCURACY = Measure("accuracy")
@@ -114,3 +127,75 @@ def test_what_measuring_is_guessed_to_take() -> None:
     assert measuring_seconds_of(task(wanted=wanted)) == pytest.approx(expected)
     both = measuring_seconds_of(task(wanted=wanted, sketches=sketches))
     assert both == pytest.approx(expected + OTHER)
+
+
+def test_the_last_epoch_counts_where_test_images_chose_the_best(tmp_path: Path) -> None:
+    """Both are known: ours is the last one, the best one stands beside it."""
+    pytest.importorskip("sklearn", reason="digits are scikit-learn's")
+    data = DataConfig(fraction=0.2, validation_from="test")
+    optimizer = OptimizerConfig(lr=0.3, clip_norm=None, schedule="constant")
+    config = RunConfig(data=data, model=ModelConfig("mlp"), optimizer=optimizer, out=str(tmp_path))
+    config = replace(config, epochs=3, batch_size=16, measure=False, geometry_samples=0)
+    made = train(config, progress=False)
+    epochs = [row["validation"]["accuracy"] for row in made.metrics("epoch")]
+    assert max(epochs) > epochs[-1]  # or the test could not tell them apart
+    subject = Subject(made, lambda: load_data(data), "test", torch.device("cpu"))
+    assert accuracy(subject).value == pytest.approx(100 * epochs[-1])
+    assert noisy_accuracy(subject, sigma=0, draws=1).value == pytest.approx(100 * epochs[-1])
+    assert best_on_test(subject).value == pytest.approx(100 * max(epochs))
+    plain = train(replace(config, data=replace(data, validation_from="train")), progress=False)
+    with pytest.raises(LargeMarginError, match="did not look at test images"):
+        best_on_test(Subject(plain, lambda: load_data(data), "test", torch.device("cpu")))
+
+
+def test_noise_may_be_clipped_and_come_before_the_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Perturbation] = []
+
+    def found(model: Any, samples: Any, given: dict[str, Perturbation], **how: Any) -> Any:
+        seen.extend(given.values())
+        return {"it": SimpleNamespace(accuracy=0.5, std=0.0, runs=(0.5,))}
+
+    monkeypatch.setattr(metrics, "perturbed_accuracy", found)
+    subject: Any = SimpleNamespace(model=None, samples=None, device=None)
+    subject.data = SimpleNamespace(size=(32, 32))
+    noisy_accuracy(subject, sigma="8/255", clip=True)
+    metrics.perturbed(subject, kind="occlusion_gaussian", clip=True, mask_last=True)
+    metrics.perturbed(subject, kind="occlusion_gaussian")
+    assert [(each.clip, each.mask_last) for each in seen] == [
+        (True, False),
+        (True, True),
+        (False, False),
+    ]
+    assert seen[0].sigma == 8 / 255
+
+
+def test_groups_of_the_correlation_begin_where_it_is_said() -> None:
+    groups = (50.0, 4.0, 3.0, math.nan, 1.0)
+    curvature = SimpleNamespace(robustness={"gaussian": SimpleNamespace(group_curvature=groups)})
+    subject: Any = SimpleNamespace(curvature=curvature)
+    assert curvature_correlation(subject, noise="gaussian", first=1).value == pytest.approx(-1.0)
+    # By hand: k = 0, 1, 2, 4 and 50, 4, 3, 1.
+    assert curvature_correlation(subject, noise="gaussian").value == pytest.approx(
+        -87.5 / math.sqrt(8.75 * 1685)
+    )
+
+
+def test_curvature_may_be_that_of_normalised_images() -> None:
+    """Its Hessian is that in pixels times std^2, so that its square is less by std^4."""
+    torch.manual_seed(0)
+    data = load_data(DataConfig(fraction=0.2))
+    std = 0.25
+    data = replace(data, mean=(0.5,), std=(std,))
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    subject: Any = Subject.__new__(Subject)
+    subject.device, subject.split = torch.device("cpu"), "test"
+    subject.load, subject.model = (lambda: data), model
+    few = subject.part("test").subset(range(40))
+    subject.data = replace(data, test=few)
+    found = subject.normalized_curvature
+    pixels = torch.stack([few.image(i) for i in range(40)])
+    wanted = curvature_limit(model, pixels, few.labels, num_directions=400).double() * std**4
+    assert found.shape == (40,)
+    assert found.mean().item() == pytest.approx(wanted.mean().item(), rel=0.2)
+    median = metrics.curvature(subject, of="0.5", share=1.0, normalized=True).value
+    assert median == pytest.approx(found.median().item(), rel=0.2)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from largemargin_papers.recipes import Cell, cells_of, read_claims, read_recipe
+from largemargin_papers.recipes.cells import run_name
 from largemargin_papers.recipes.metrics import METRICS
 from largemargin_papers.recipes.queue import tasks_of
 from largemargin_papers.recipes.reproduce import read_cells
@@ -112,13 +113,13 @@ def test_recipes_say_what_they_need_and_what_they_assume(name: str) -> None:
 def test_the_queue_names_cells_that_there_are() -> None:
     """Runs that tables share are in it once, and nothing of data that is not at hand."""
     tasks = tasks_of(PAPERS / "queue.yaml")
-    assert {task.config.data.name for task in tasks} == {"cifar10", "mnist"}
+    assert {task.config.data.name for task in tasks} == {"cifar10", "cifar100", "mnist"}
     shared = [task for task in tasks if len({place.recipe for place in task.places}) == 3]
     assert {place.cell for task in shared for place in task.places} == {
-        "CIFAR10, ours, 20",
-        "CIFAR10, partial momentum, 20",
-        "CIFAR10, 20, 6.0",
-    }
+        cell.format(percent)
+        for cell in ("CIFAR10, ours, {}", "CIFAR10, partial momentum, {}", "CIFAR10, {}, 6.0")
+        for percent in (20, 40, 60, 80)  # those with all images are in a figure, too
+    } | set(METHODS)
     assert all(task.images for task in tasks)
 
 
@@ -174,8 +175,6 @@ def test_errata_are_in_the_claims() -> None:
 
 
 def test_tables_of_a_paper_share_their_runs() -> None:
-    from largemargin_papers.recipes.cells import run_name
-
     def names(table: str, **part: str) -> set[str]:
         return {
             run_name(cell.config)
@@ -188,6 +187,78 @@ def test_tables_of_a_paper_share_their_runs() -> None:
     assert ours == names("lmd/table2", strategy="partial momentum")
     assert ours == names("lmd/table1", delta_d="6.0")
     assert names("robust/table3") == names("robust/table4")
+
+
+READ = "authors' code"
+METHODS = (
+    "Normal training",
+    "Training only on noisy images",
+    "Training on both clean and noisy images",
+    "Stability training",
+    "Ours",
+)
+
+
+def test_the_authors_code_is_a_reading_of_its_own() -> None:
+    """ROB: what their scripts do where the paper is silent, method by method."""
+    path = PAPERS / "robust/table1.yaml"
+    recipe = read_recipe(path, READ)
+    cells = {cell.key["method"]: cell.config for cell in read_cells(path, recipe)}
+    assert {config.data.validation_from for config in cells.values()} == {"test"}
+    found = {
+        method: (config.noise.use, config.noise.clip, config.noise.crop, config.noise.joined)
+        for method, config in cells.items()
+    }
+    assert found == {
+        "Normal training": ("none", False, "same", False),
+        "Training only on noisy images": ("noisy", True, "same", False),
+        "Training on both clean and noisy images": ("clean_and_noisy", True, "own", True),
+        "Stability training": ("pair", True, "own", False),
+        "Ours": ("pair", True, "own", False),
+    }
+    loss = objective_of(cells["Ours"].objective, [20] * 8)(8, 16).terms["robust_discriminative"]
+    halves = {"alpha": 0.5, "noise_weight": 0.5, "beta": 1.0, "softmax_weight": 1.0}
+    others = {"momentum": 0.99, "first_seen": "full", "margin": 5.0, "gamma_reg": 1e-5}
+    wanted = halves | others
+    assert {name: getattr(loss, name) for name in wanted} == wanted
+    claims = read_claims(recipe, path.parent / recipe.claims, list(read_cells(path, recipe)))
+    noisy = [each.measure for each in claims if each.measure.metric == "noisy_accuracy"]
+    assert len(noisy) == 25
+    assert all(measure.options["clip"] for measure in noisy)
+    best = [each for each in recipe.record if each.metric == "best_on_test"]
+    assert {each.options.get("sigma") for each in best} == {
+        None,
+        *(f"{level}/255" for level in (2, 4, 8, 16, 20)),
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name.startswith(("lmd", "robust"))])
+def test_readings_change_what_they_say_and_leave_the_printed_one(name: str) -> None:
+    path = PAPERS / f"{name}.yaml"
+    printed = read_recipe(path)
+    if not printed.variants:
+        pytest.skip("it has one reading")
+    assert printed.variant(READ).differs
+    pairs = list(
+        zip(read_cells(path, printed), read_cells(path, read_recipe(path, READ)), strict=True)
+    )
+    assert [one.key for one, _ in pairs] == [other.key for _, other in pairs]
+    same = {
+        tuple(one.key.values())
+        for one, other in pairs
+        if run_name(one.config) == run_name(other.config)
+    }
+    softmax = {key for key in (tuple(one.key.values()) for one, _ in pairs) if "softmax" in key}
+    without = {key for key in (tuple(one.key.values()) for one, _ in pairs) if "no momentum" in key}
+    assert same == softmax | without
+
+
+def test_an_unknown_reading_is_refused() -> None:
+    path = PAPERS / "lmd/table3.yaml"
+    with pytest.raises(ValueError, match=r"no reading 'theirs'\. It has \"authors' code\""):
+        read_recipe(path, "theirs")
+    with pytest.raises(ValueError, match="It has only the printed one"):
+        read_recipe(PAPERS / "odn/table1.yaml", READ)
 
 
 def test_unknown_settings_are_refused() -> None:

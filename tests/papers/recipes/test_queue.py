@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,46 @@ def test_work_is_written_taken_and_not_done_again(queue: Path, tmp_path: Path) -
     assert shared["runs"][0]["numbers"].keys() >= {"error"}
 
 
+def test_readings_stand_side_by_side(queue: Path, tmp_path: Path) -> None:
+    """Runs of another reading are others; their table gets verdicts as the printed one does."""
+    recipe = tmp_path / "paper/table1.yaml"
+    recipe.write_text(
+        recipe.read_text()
+        + """
+variants:
+  their code:
+    differs: [Twice the epochs., Another rate.]
+    set: {epochs: 2}
+    adjust: [{key: {method: ours}, set: {optimizer.lr: 0.01}}]
+"""
+    )
+    chosen = "{recipe: paper/table1.yaml, only: [softmax, ours]"
+    read = f"{chosen}, reading: their code"
+    queue.write_text(
+        f"entries:\n  - {chosen}}}\n  - {read}}}\n  - {read}, set: {{batch_size: 64}}}}\n"
+    )
+    tasks = tasks_of(queue)
+    assert len({task.name for task in tasks}) == 6
+    assert [task.config.epochs for task in tasks] == [1, 1, 2, 2, 2, 2]
+    assert [task.config.optimizer.lr for task in tasks[2:4]] == [0.05, 0.01]
+    assert [task.places[0].protocol for task in tasks[::2]] == [
+        "as printed",
+        "their code",
+        "their code, batch_size 64",
+    ]
+    quietly(queue)
+    take_records(tmp_path / "out.jsonl", tmp_path)
+    assert left_of(tasks, measured_already(tmp_path, tasks)) == []
+    found = {each.protocol: each.lines[0].verdict for each in measured_tables(recipe)}
+    assert found["as printed"] == found["their code"] == "reproduced"
+    assert found["their code, batch_size 64"] == "other protocol"
+    shown = write_pages(tmp_path)[0].read_text()
+    assert "| reported | as printed | their code |" in shown
+    row = next(line for line in shown.splitlines() if line.startswith("| ours | accuracy | 60.00"))
+    assert row.count(" (1) |") == 2
+    assert 'What differs in "their code":\n\n* Twice the epochs.\n* Another rate.' in shown
+
+
 def test_no_run_begins_that_would_not_end(queue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         run_queue, "seconds_of", lambda task: 3600.0 if "ours" in str(task) else 0.0
@@ -166,6 +207,41 @@ def test_no_run_begins_that_would_not_end(queue: Path, monkeypatch: pytest.Monke
     assert len(done.failed) == 1
     anyway = quietly(queue, entries=["second"], minutes=10, anyway=True)
     assert (len(anyway.finished), anyway.left) == (1, [])
+
+
+def test_runs_are_taken_to_be_slower_where_processes_share_the_gpu(
+    queue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of 4 minutes alone would not end in 10 beside two other processes."""
+    monkeypatch.setattr(run_queue, "seconds_of", lambda task: 240.0)
+    monkeypatch.setattr(run_queue, "measuring_seconds_of", lambda task: 0.0)
+    begun: list[int] = []
+
+    def nothing(next_job: Callable[[], object], **options: object) -> Iterator[object]:
+        begun.append(sum(next_job() is not None for _ in range(4)))
+        return iter(())
+
+    monkeypatch.setattr(run_queue, "iter_finished", nothing)
+    for processes in (3, 2):
+        quietly(queue, entries=["first"], minutes=10, processes=processes, clock=lambda: 0.0)
+    assert begun == [0, 2]
+
+
+def test_a_run_that_did_not_fit_is_asked_for_again(
+    queue: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that end faster than guessed make room for others."""
+    guesses = iter([0.0, 3600.0, 0.0])
+    monkeypatch.setattr(run_queue, "seconds_of", lambda task: next(guesses))
+    begun: list[bool] = []
+
+    def nothing(next_job: Callable[[], object], **options: object) -> Iterator[object]:
+        begun.extend(next_job() is not None for _ in range(4))
+        return iter(())
+
+    monkeypatch.setattr(run_queue, "iter_finished", nothing)
+    quietly(queue, entries=["first"], minutes=10)
+    assert begun == [True, False, True, False]
 
 
 def test_time_ends_the_work(queue: Path) -> None:

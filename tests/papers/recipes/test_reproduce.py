@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from largemargin_papers.recipes import read_recipe, reproduce
 from largemargin_papers.recipes.cells import cells_of, chosen_of
+from largemargin_papers.recipes.images import Images
 
 from largemargin import LargeMarginError
 from largemargin.app.data import Data
@@ -299,3 +300,24 @@ def test_missing_data_names_what_the_table_needs(recipe: Path, tmp_path: Path) -
     recipe.write_text(recipe.read_text().replace("data.name: digits", "data.name: mnist"))
     with pytest.raises(LargeMarginError, match=r"(?s)not whole.*This table needs: digits are bun"):
         reproduce(recipe, paths={"mnist": str(tmp_path)}, folder=tmp_path / "runs", progress=False)
+
+
+def test_a_file_of_arrays_stands_for_a_data_set(tmp_path: Path) -> None:
+    """CIFAR-100 from a .npz file is normalised and augmented as CIFAR-100 is."""
+    import numpy as np
+
+    from largemargin.app.config import DataConfig
+    from largemargin.app.data.sources.standard_datasets import KNOWN
+
+    labels = np.arange(400) % 100
+    pixels = np.random.default_rng(0).integers(0, 256, (400, 32, 32, 3), dtype=np.uint8)
+    path = tmp_path / "cifar100.npz"
+    arrays = {"train_images": pixels, "train_labels": labels}
+    np.savez(path, **arrays, test_images=pixels[:100] ^ 1, test_labels=labels[:100])
+    images = Images({"cifar100": str(path)})
+    config = DataConfig(name="cifar100", validation=0.0)
+    data = images.data(config)
+    assert (len(data.classes), len(data.train), len(data.test or ())) == (100, 400, 100)
+    assert (data.name, (data.mean, data.std)) == ("cifar100", KNOWN["cifar100"].statistics)
+    placed = images.placed(RunConfig(data=config)).data
+    assert (placed.name, placed.augment) == ("arrays", "crop_flip")

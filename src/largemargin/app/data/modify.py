@@ -50,7 +50,14 @@ def modified(source: Source, config: DataConfig) -> tuple[Source, Record]:
             "a classifier tells classes apart."
         )
     check_present(source)
-    if "validation" not in source.splits and config.validation > 0:
+    if config.validation_from == "test":
+        if "test" not in source.splits:
+            raise LargeMarginError(
+                "validation_from is test, but there are no test images. Take validation_from train."
+            )
+        source = source.with_splits({"validation": source.splits["test"]})
+        record.append(_entry("validation", source.splits["test"], config, part="test"))
+    elif "validation" not in source.splits and config.validation > 0:
         source = hold_out(source, config)
         validation = source.splits["validation"]
         record.append(_entry("validation", validation, config, share=config.validation))

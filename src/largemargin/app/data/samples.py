@@ -102,10 +102,14 @@ def as_float(images: Tensor) -> Tensor:
 
 
 class Plan(NamedTuple):
-    """An epoch of images in memory: the samples in order (N,) and what is drawn for each."""
+    """An epoch of images in memory: the samples in order (N,) and what is drawn for each.
+
+    ``others`` are the draws of a second image of each.
+    """
 
     order: Tensor
     draws: Draws
+    others: Draws | None = None
 
 
 EVALUATION_BATCH = 1000
@@ -130,6 +134,8 @@ class Batches:
         workers: processes that read files; 0 reads them here.
         drop_last: leave out the last batch where it is smaller; otherwise it is cut to a multiple
             of ``world``.
+        twice: change every image twice, independently: a batch of b labels has 2 b images, the
+            second ones after the first. Only of images in memory.
 
     Example:
         >>> pixels = torch.zeros(5, 1, 4, 4)
@@ -152,6 +158,7 @@ class Batches:
         world: int = 1,
         workers: int = 0,
         drop_last: bool = False,
+        twice: bool = False,
     ) -> None:
         check_number("batch_size", batch_size, at_least=1)
         check_number("world", world, at_least=1)
@@ -177,6 +184,12 @@ class Batches:
         """All labels on the device."""
         if samples.pixels is not None and self.augment.batched:
             self.pixels = samples.pixels.to(self.device)
+        self.twice = twice
+        if twice and self.pixels is None:
+            raise LargeMarginError(
+                "noise.crop own needs images in memory and one of the augmentations none, flip and "
+                "crop_flip, which are made for a whole batch. Use noise.crop same."
+            )
         self._loader: _Loader | None = None
 
     def __len__(self) -> int:
@@ -202,7 +215,12 @@ class Batches:
         """
         generator = generator_for(self.seed, epoch, "augment")
         draws = self.augment.draw(len(self.samples), generator=generator)
-        return Plan(self.order(epoch).to(self.device), draws.to(self.device))
+        plan = Plan(self.order(epoch).to(self.device), draws.to(self.device))
+        if not self.twice:
+            return plan
+        generator = generator_for(self.seed, epoch, "augment again")
+        others = self.augment.draw(len(self.samples), generator=generator)
+        return plan._replace(others=others.to(self.device))
 
     def rows(self, step: int) -> tuple[int, int]:
         """First row and the row after the last that this process takes of an epoch's order."""
@@ -222,8 +240,13 @@ class Batches:
         for step in range(start, len(self)):
             first, last = self.rows(step)
             index = plan.order[first:last]
-            images = self.augment.take(pixels, index, plan.draws.rows(first, last))
-            yield ImageBatch(as_float(images), self.labels[index], order[first:last])
+            draws = [each.rows(first, last) for each in plan[1:] if each is not None]
+            yield ImageBatch(self.take(pixels, index, draws), self.labels[index], order[first:last])
+
+    def take(self, pixels: Tensor, index: Tensor, draws: Sequence[Draws]) -> Tensor:
+        """These images in [0, 1] with the changes drawn for them, once for each of the draws."""
+        images = [as_float(self.augment.take(pixels, index, each)) for each in draws]
+        return images[0] if len(images) == 1 else torch.cat(images)
 
     def _read(self, epoch: int, start: int) -> Iterator[ImageBatch]:
         if self._loader is None:

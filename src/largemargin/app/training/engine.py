@@ -435,12 +435,13 @@ def check_config(config: RunConfig) -> None:
     check_number("max_bad_steps", config.max_bad_steps, at_least=0)
     check_number("noise.level", config.noise.level, at_least=0, at_most=1, hint=LEVELS)
     check_number("timeout", config.timeout, above=0)
-    if config.noise.joined and config.noise.use not in ("clean_and_noisy", "pair"):
-        raise LargeMarginError(
-            "noise.joined puts clean and noisy images into one batch, but noise.use is "
-            f"{config.noise.use}, which has no two kinds of images. Leave joined out, or set "
-            "noise.use to clean_and_noisy or pair."
-        )
+    for name, set_ in (("joined", config.noise.joined), ("crop", config.noise.crop == "own")):
+        if set_ and config.noise.use not in ("clean_and_noisy", "pair"):
+            raise LargeMarginError(
+                f"noise.{name} speaks of clean and noisy images of a batch, but noise.use is "
+                f"{config.noise.use}, which has no two kinds of images. Leave {name} out, or set "
+                "noise.use to clean_and_noisy or pair."
+            )
     if not config.name or config.name in (".", "..") or set(config.name) & set("/\\\0"):
         raise LargeMarginError(
             f"name must be a name, not a path: it becomes part of the run's folder, but "

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from largemargin.app.config import NoiseConfig, OptimizerConfig
 from largemargin.app.data.augment import Draws
-from largemargin.app.data.samples import Batches, as_float
+from largemargin.app.data.samples import Batches
 from largemargin.app.training.journal import EpochTotals
 from largemargin.dropin.criterion import Criterion
 from largemargin.errors import LargeMarginError, check_number
@@ -85,7 +85,10 @@ class Step:
         return total, dict(criterion.terms)
 
     def __call__(self, images: Tensor, labels: Tensor, *, plain: bool = False) -> None:
-        noisy = None if self.noise.use == "none" else noisy_images(images, self.noise)
+        copies = images
+        if self.noise.crop == "own":
+            images, copies = images.chunk(2)
+        noisy = None if self.noise.use == "none" else noisy_images(copies, self.noise)
         losses = self.plain_losses
         if self.losses is not None and not plain and len(labels) == self.usual_size:
             losses = self.losses
@@ -145,7 +148,7 @@ class GraphStep:
         self.device = batches.device
         count = len(batches.samples)
         self.order = torch.zeros(count, dtype=torch.long, device=self.device)
-        self.draws = batches.augment.draw(count).to(self.device)
+        self.draws = [batches.augment.draw(count).to(self.device) for _ in range(1 + batches.twice)]
         self.start = torch.zeros((), dtype=torch.long, device=self.device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.plain_steps: dict[int, int] = {}
@@ -157,8 +160,9 @@ class GraphStep:
         """Make this epoch's order and draws the ones that steps read."""
         plan = self.batches.plan(epoch)
         self.order.copy_(plan.order)
-        for mine, new in zip(self.draws, plan.draws, strict=True):
-            mine.copy_(new)
+        for mine, new in zip(self.draws, plan[1:], strict=False):  # there may be no others
+            for each, drawn in zip(mine, new or (), strict=True):
+                each.copy_(drawn)
 
     def _gather(self, within: Tensor) -> tuple[Tensor, Tensor]:
         """Images and labels of the step that begins at ``start``, augmented."""
@@ -166,8 +170,8 @@ class GraphStep:
         assert pixels is not None
         rows = self.start + within
         index = self.order[rows]
-        draws = Draws(*(each[rows] for each in self.draws))
-        images = as_float(self.batches.augment.take(pixels, index, draws))
+        draws = [Draws(*(each[rows] for each in one)) for one in self.draws]
+        images = self.batches.take(pixels, index, draws)
         return images.contiguous(memory_format=torch.channels_last), self.batches.labels[index]
 
     def _batch(self, size: int) -> tuple[Tensor, Tensor]:

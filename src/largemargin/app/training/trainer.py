@@ -483,6 +483,7 @@ def training_batches(config: RunConfig, data: Data, processes: Processes) -> Bat
         world=world,
         workers=config.data.workers,
         drop_last=0 < images % config.batch_size < least,
+        twice=config.noise.crop == "own",
     )
 
 

@@ -236,7 +236,8 @@ class Perturbation:
 
     Present parts are applied in the order down-up sampling, occlusion, stripes, Gaussian noise,
     uniform noise: masks stay sharp, noise covers them too. That is the listed order of the paper's
-    three combinations, occlusion + Gaussian, DU + occlusion and DU + stripes.
+    three combinations, occlusion + Gaussian, DU + occlusion and DU + stripes. The published code
+    of ROB masks last (``mask_last``).
 
     Args:
         down_up: resize down and up.
@@ -246,6 +247,8 @@ class Perturbation:
         amplitude: of uniform noise.
         fill: value of patches and stripes. Default 0 (O7).
         clip: clip the result to [0, 1]. Default False (O6).
+        mask_last: patches and stripes come after the noise, which then does not cover them. Default
+            False (O7).
 
     Example:
         >>> perturbation = Perturbation(stripes=Stripes(1, 2), sigma=0.0)
@@ -261,6 +264,7 @@ class Perturbation:
     amplitude: float | None = None
     fill: float = 0.0
     clip: bool = False
+    mask_last: bool = False
 
     @property
     def random(self) -> bool:
@@ -308,6 +312,18 @@ class Perturbation:
             check_range(images, " Or perturb them before they are normalised.", beyond=NOISED)
         if self.down_up is not None:
             images = down_up(images, factor=self.down_up.factor, mode=self.down_up.mode)
+        if not self.mask_last:
+            images = self._masked(images, draws)
+        if self.sigma is not None:
+            images = add_gaussian(images, _required("gaussian", draws.gaussian), sigma=self.sigma)
+        if self.amplitude is not None:
+            uniform = _required("uniform", draws.uniform)
+            images = add_uniform(images, uniform, amplitude=self.amplitude)
+        if self.mask_last:
+            images = self._masked(images, draws)
+        return images.clamp(0, 1) if self.clip else images
+
+    def _masked(self, images: Tensor, draws: PerturbationDraws) -> Tensor:
         if self.occlusion is not None:
             _, height, width = self.occlusion
             corners = _required("corners", draws.corners)
@@ -316,12 +332,7 @@ class Perturbation:
             lefts = _required("lefts", draws.lefts)
             thickness = self.stripes.thickness
             images = mask_stripes(images, lefts, thickness=thickness, fill=self.fill)
-        if self.sigma is not None:
-            images = add_gaussian(images, _required("gaussian", draws.gaussian), sigma=self.sigma)
-        if self.amplitude is not None:
-            uniform = _required("uniform", draws.uniform)
-            images = add_uniform(images, uniform, amplitude=self.amplitude)
-        return images.clamp(0, 1) if self.clip else images
+        return images
 
     def __call__(self, images: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         """Draw and apply."""
@@ -352,8 +363,7 @@ def _road_suite(patches: Patches, stripes: Stripes) -> MappingProxyType[str, Per
 
 
 ROAD_400X500 = _road_suite(Patches(20, 70, 70), Stripes(10, 6))
-"""The six columns of ROB Table 4, for 400 x 500 road images. The sigma of occlusion + Gaussian is
-not stated there; 40/255 is the sigma that road images were trained with (ROB H.2)."""
+"""The six columns of ROB Table 4, for 400 x 500 road images; sigma as in its caption."""
 
 SCALED_32 = _road_suite(Patches(20, 6, 4), Stripes(4, 1))
 """The same for 32 x 32 images: 70/400 of the height is 5.6 and 70/500 of the width 4.5 pixels; a
