@@ -153,8 +153,8 @@ def spoiled(root):
 
 REASONS = {
     "a/half.jpg": "truncated",
-    "a/empty.png": "no image that Pillow knows",
-    "b/text.jpg": "no image that Pillow knows",
+    "a/empty.png": "none of JPEG, PNG, GIF",
+    "b/text.jpg": "none of JPEG, PNG, GIF",
     "b/gone.png": "No such file",
     "b/bomb.png": "more pixels than Pillow's limit",
 }
