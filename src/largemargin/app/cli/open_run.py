@@ -22,9 +22,10 @@ from largemargin.app.config import DataConfig
 from largemargin.app.data.load import Data, load_data
 from largemargin.app.data.samples import Samples
 from largemargin.app.data.sources import SOURCES
+from largemargin.app.training.checkpoints import DATA
 from largemargin.app.training.files import read_json
 from largemargin.app.training.processes import pick_device
-from largemargin.app.training.runs import DATA, Run
+from largemargin.app.training.runs import Run
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.calibrate import Temperature, calibrate_temperature
 from largemargin.measuring.evaluate import Origin

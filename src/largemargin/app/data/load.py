@@ -14,8 +14,9 @@ import hashlib
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -132,6 +133,7 @@ def load_data(config: DataConfig) -> Data:
     source, modifiers = modified(source, config)
     # Of two copies of an image, one may have been held out.
     same |= duplicates(source, ["validation"]) if own and "validation" not in others else {}
+    contents = {name: contents_of(each) for name, each in source.splits.items()}
     # What was too large as a whole may fit now.
     source = without_files(in_memory(source, config, keep, skipped))
     if skipped:
@@ -145,7 +147,7 @@ def load_data(config: DataConfig) -> Data:
     channels, size = shape_of(source.train)
     mean, std = normalization(source, config, channels)
     augment = augment_of(source, config)
-    made = {"modifiers": modifiers, "skipped": skipped, "duplicates": same}
+    made = {"modifiers": modifiers, "skipped": skipped, "duplicates": same, "contents": contents}
     looks = {"channels": channels, "size": list(size), "mean": list(mean), "std": list(std)}
     return Data(
         name=config.name,
@@ -495,14 +497,48 @@ def image_lengths(samples: Samples) -> list[int]:
         assert samples.pixels is not None
         return [samples.pixels[0].nbytes] * len(samples)
     sources = (samples.files.source(i) for i in range(len(samples)))
-    return [os.stat(one).st_size if isinstance(one, str) else len(one or b"") for one in sources]
+    with gone_named():
+        return [os.stat(x).st_size if isinstance(x, str) else len(x or b"") for x in sources]
+
+
+@contextmanager
+def gone_named() -> Iterator[None]:
+    """A file whose header could be read a moment ago."""
+    try:
+        yield
+    except OSError as error:
+        raise LargeMarginError(
+            f"the image {error.filename} cannot be read any more: {error.strerror}. Leave the data "
+            "alone while it is read."
+        ) from error
+
+
+def contents_of(samples: Samples) -> str:
+    """A digest of the stored images: the bytes of their files, or their pixels.
+
+    Of images that are larger together than what is kept in memory it covers all lengths, and the
+    contents of some that are spread over the split.
+    """
+    lengths = image_lengths(samples)
+    step = 1 if sum(lengths) <= IN_MEMORY else max(1, len(samples) // MOST_FILES)
+    whole = hashlib.blake2b(repr(lengths).encode(), digest_size=32)
+    if samples.files is None:
+        assert samples.pixels is not None
+        for part in torch.split(samples.pixels[::step], AT_ONCE):
+            whole.update(part.contiguous().numpy())
+        return whole.hexdigest()
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for each in pool.map(partial(image_digest, samples), range(0, len(samples), step)):
+            whole.update(each)
+    return whole.hexdigest()
 
 
 def image_digest(samples: Samples, index: int) -> bytes:
     if samples.files is None:
         return hashlib.blake2b(samples.raw(index).numpy().tobytes()).digest()
     source = samples.files.source(index)
-    content = Path(source).read_bytes() if isinstance(source, str) else source
+    with gone_named():
+        content = Path(source).read_bytes() if isinstance(source, str) else source
     return hashlib.blake2b(content or b"").digest()
 
 

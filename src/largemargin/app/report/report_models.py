@@ -12,13 +12,14 @@ from typing import Any, TypeAlias, TypeVar
 from largemargin.app.config import RunConfig
 from largemargin.app.report.charts import Dash, Number, Series, finite
 from largemargin.app.report.sample_views import Rivals, SampleViews, rivals_in
+from largemargin.app.training.checkpoints import DATA
 from largemargin.app.training.comparison_result import RESULT as COMPARISON
 from largemargin.app.training.comparison_result import RUNS, Comparison
 from largemargin.app.training.config_file import to_dict
 from largemargin.app.training.files import read_json
 from largemargin.app.training.journal import METRICS
 from largemargin.app.training.objective import parse_objective
-from largemargin.app.training.runs import DATA, ENVIRONMENT, Run
+from largemargin.app.training.runs import ENVIRONMENT, Run
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.accuracy import Correct
 from largemargin.measuring.calibration import Calibration

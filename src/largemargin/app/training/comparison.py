@@ -6,7 +6,6 @@ First the methods (objectives with their own settings, from text or YAML), then 
 import math
 import re
 import shlex
-import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -29,7 +28,7 @@ from largemargin.app.training.comparison_result import (
 from largemargin.app.training.config_file import read_yaml, settings_from, to_dict, yaml_reader
 from largemargin.app.training.engine import Interrupted
 from largemargin.app.training.engine import train as train_run
-from largemargin.app.training.files import write_text
+from largemargin.app.training.files import remove_drafts, write_text
 from largemargin.app.training.objective import parse_objective
 from largemargin.app.training.processes import pick_device
 from largemargin.app.training.run_scores import TOLD
@@ -357,7 +356,7 @@ def _train_once(
                 "comparison, or delete this one."
             )
     elif folder.exists():
-        shutil.rmtree(folder)  # killed before its settings were written: nothing to continue
+        remove_drafts(folder)  # killed before its settings were written: nothing to continue
     run = train(config, folder=folder, resume=begun, data=data, progress=progress)
     if run.failure is not None:
         raise LargeMarginError(f"{TOLD}: {run.failure}")

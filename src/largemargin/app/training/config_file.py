@@ -97,7 +97,8 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
         if not isinstance(value, Mapping):
             raise LargeMarginError(f"{place} must be a group of settings, but {value!r} was given.")
         _refuse_class_paths(value, place)
-        return dict(value)
+        kind = get_args(hint)[1]
+        return {name: _typed(each, kind, _joined(place, name)) for name, each in value.items()}
     return _scalar(value, hint, place)
 
 

@@ -4,6 +4,8 @@ Below it: how a run begins and ends, messages about failures from outside (disks
 processes, devices), and the checks of a configuration.
 """
 
+import hashlib
+import json
 import math
 import os
 import shutil
@@ -23,7 +25,7 @@ import torch
 
 from largemargin.app.config import RunConfig
 from largemargin.app.data.load import Data, load_data
-from largemargin.app.training.checkpoints import Checkpoints, model_weights
+from largemargin.app.training.checkpoints import DATA, Checkpoints, model_weights
 from largemargin.app.training.config_file import to_dict, write_config
 from largemargin.app.training.files import RESULT as RESULT_KIND
 from largemargin.app.training.files import remove_drafts, stamp, write_json
@@ -38,7 +40,6 @@ from largemargin.app.training.processes import (
 from largemargin.app.training.run_scores import TOLD, in_short, left_out
 from largemargin.app.training.runs import (
     CONFIG,
-    DATA,
     ENVIRONMENT,
     EVALUATION,
     GEOMETRY,
@@ -238,8 +239,10 @@ def begin(
         if (home / DATA).is_file():
             check_same_data(home, Run(home).facts, trainer.data, instead="start a new run")
         trainer.resume()
+        if first:
+            _set_aside(home / EVALUATION)
     if first and not (home / ENVIRONMENT).is_file():
-        _write_facts(home, trainer.data, processes)
+        _write_facts(home, config, trainer.data, processes)
     shown = progress and first
     total = config.epochs * len(trainer.batches)
     trainer.progress = Progress(total, done=trainer.done, name=config.name, shown=shown)
@@ -280,25 +283,28 @@ def _prepared_folder(
     if resume and folder is not None:
         Run.open(folder)
         stack.enter_context(locked(folder))
-        remove_drafts(folder)
-        evaluation = folder / EVALUATION
-        if evaluation.is_file():  # of a model from the middle of the run: no result of its end
-            evaluation.replace(evaluation.with_name(f"{evaluation.stem}-before-resume.json"))
         return folder
     if folder is None:
         folder = new_folder(config)
     else:
-        _refuse_used(folder)
+        refuse_used(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LargeMarginError(f"cannot make the folder {folder}: {error.strerror}.") from error
     stack.enter_context(locked(folder))
-    _refuse_used(folder)  # by a run that began in between
+    refuse_used(folder)  # by a run that began in between
     return folder
 
 
-def _refuse_used(folder: Path) -> None:
+def _set_aside(evaluation: Path) -> None:
+    """One of a model from the middle of the run is no result of its end."""
+    remove_drafts(evaluation.parent)
+    if evaluation.is_file():
+        evaluation.replace(evaluation.with_name(f"{evaluation.stem}-before-resume.json"))
+
+
+def refuse_used(folder: Path) -> None:
     if folder.exists() and any(each.name != LOCK for each in folder.iterdir()):
         raise LargeMarginError(
             f"{folder} exists already and is not empty. Choose another folder, or continue the run "
@@ -310,10 +316,13 @@ def _notes(config: RunConfig, trainer: Trainer) -> list[str]:
     return [*trainer.bare.notes, *([DETERMINISTIC] if config.deterministic else [])]
 
 
-def _write_facts(folder: Path, data: Data, processes: Processes) -> None:
-    names = ("name", "classes", "channels", "size", "mean", "std", "licence", "record")
-    facts = {name: getattr(data, name) for name in names}
-    write_json(folder / DATA, {**stamp(RESULT_KIND), **facts})
+def _write_facts(folder: Path, config: RunConfig, data: Data, processes: Processes) -> None:
+    if not (folder / DATA).is_file():  # one of an older release goes on without its entry run
+        names = ("name", "classes", "channels", "size", "mean", "std", "licence", "record")
+        facts = {name: getattr(data, name) for name in names}
+        own = {**to_dict(config), **dict.fromkeys(("name", "out", "device"))}
+        run = hashlib.sha256(json.dumps([own, facts], sort_keys=True).encode()).hexdigest()
+        write_json(folder / DATA, {**stamp(RESULT_KIND), "run": run, **facts})
     write_json(folder / ENVIRONMENT, environment(processes.device, processes=processes.world))
 
 

@@ -8,6 +8,7 @@ how to convert it.
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,8 @@ from largemargin.errors import LargeMarginError
 from largemargin.version import __version__
 
 DRAFT = ".draft-"
-"""Names that begin so are unfinished and may be deleted at any time."""
+UNFINISHED = re.compile(rf"{re.escape(DRAFT)}[0-9a-f]{{8}}-.+", re.DOTALL)
+"""Names that may be deleted at any time."""
 
 KEY = "format_version"
 CONFIG, CHECKPOINT, RESULT = "configuration", "checkpoint", "result"
@@ -84,7 +86,9 @@ def to_disk(path: Path) -> None:
 
 def remove_drafts(folder: Path) -> None:
     """Delete what an interrupted write left in a folder."""
-    for path in folder.glob(f"{DRAFT}*"):
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if not UNFINISHED.fullmatch(path.name):
+            continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -18,7 +18,7 @@ from torch import nn
 from largemargin.app.config import DataConfig, RunConfig
 from largemargin.app.data.load import Data, load_data
 from largemargin.app.models.build import build_model
-from largemargin.app.training.checkpoints import Checkpoints, model_weights
+from largemargin.app.training.checkpoints import DATA, Checkpoints, model_weights
 from largemargin.app.training.config_file import from_dict, read_yaml
 from largemargin.app.training.files import RESULT as RESULT_KIND
 from largemargin.app.training.files import check_version, read_json
@@ -27,7 +27,7 @@ from largemargin.errors import LargeMarginError
 from largemargin.measuring.geometry_result import Geometry
 
 CONFIG, RESULT = "config.yaml", "result.json"
-ENVIRONMENT, DATA, GEOMETRY = "environment.json", "data.json", "geometry.json"
+ENVIRONMENT, GEOMETRY = "environment.json", "geometry.json"
 LOCK = "lock"
 EVALUATION = "evaluation.json"
 """What ``largemargin evaluate`` writes."""
@@ -262,6 +262,10 @@ def _splits(before: dict[str, Any], now: dict[str, Any]) -> str:
     for name, digest in before.get("digests", {}).items():
         count, size = before.get("images", {}).get(name), now.get("images", {}).get(name)
         if digest == now.get("digests", {}).get(name):
+            # Runs of older releases know names and labels alone.
+            known = before.get("contents", {}).get(name)
+            if known is not None and known != now.get("contents", {}).get(name):
+                said.append(f"{name} has images of the same names with other contents")
             continue
         if size is None:
             said.append(f"there are no {name} images")
