@@ -181,7 +181,7 @@ def test_wrong_options(words: list[str], message: str, capsys: pytest.CaptureFix
         ("optimizer: {name: x}", "one of 'sgd', 'adamw', 'adam' is expected"),
         ("epochs: many", "epochs: a whole number is expected"),
         ("epochs: [3", "line 1"),
-        ("- epochs", "Unexpected config"),
+        ("- epochs", "must hold settings (name: value), but holds ['epochs']"),
     ],
 )
 def test_wrong_files(

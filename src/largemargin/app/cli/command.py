@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     wants_traceback = os.environ.get("LARGEMARGIN_TRACEBACK") == "1" or "--traceback" in words
     words = [word for word in words if word != "--traceback"]
+    if isinstance(sys.stdout, TextIOWrapper):  # names of files may be no text
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _dispatch(words)
     except SystemExit as stop:  # argparse's own way out: help, print_config, wrong options

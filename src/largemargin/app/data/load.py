@@ -525,7 +525,7 @@ def contents_of(samples: Samples) -> str:
     if samples.files is None:
         assert samples.pixels is not None
         for part in torch.split(samples.pixels[::step], AT_ONCE):
-            whole.update(part.contiguous().numpy())
+            whole.update(part.contiguous().numpy().data)
         return whole.hexdigest()
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for each in pool.map(partial(image_digest, samples), range(0, len(samples), step)):

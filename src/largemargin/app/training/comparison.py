@@ -25,7 +25,13 @@ from largemargin.app.training.comparison_result import (
     paired_test,
     verdict,
 )
-from largemargin.app.training.config_file import read_yaml, settings_from, to_dict, yaml_reader
+from largemargin.app.training.config_file import (
+    load_yaml,
+    read_yaml,
+    settings_from,
+    to_dict,
+    yaml_reader,
+)
 from largemargin.app.training.engine import Interrupted
 from largemargin.app.training.engine import train as train_run
 from largemargin.app.training.files import remove_drafts, write_text
@@ -124,10 +130,9 @@ def read_methods(given: str | Sequence[Any]) -> tuple[Method, ...]:
 def _split_text(text: str) -> list[Any]:
     """Names between commas; what looks like YAML is read as YAML."""
     if text.lstrip().startswith(("[", "{")):
-        yaml = yaml_reader()
         try:
-            loaded = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            loaded = load_yaml(text)
+        except yaml_reader().YAMLError as error:
             raise LargeMarginError(f"methods {text!r} is not YAML: {error}.") from error
         return list(loaded) if isinstance(loaded, list) else [loaded]
     return [part.strip() for part in text.split(",")]

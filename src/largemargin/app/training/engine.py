@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import sys
@@ -442,6 +443,8 @@ def check_config(config: RunConfig) -> None:
     check_number("gradients_every", config.gradients_every, at_least=0)
     check_number("geometry_samples", config.geometry_samples, at_least=0)
     check_number("max_bad_steps", config.max_bad_steps, at_least=0)
+    if config.patience is not None:
+        check_number("patience", config.patience, at_least=1)
     check_number("noise.level", config.noise.level, at_least=0, at_most=1, hint=LEVELS)
     check_number("timeout", config.timeout, above=0)
     if config.noise.joined and config.noise.use not in ("clean_and_noisy", "pair"):
@@ -450,10 +453,37 @@ def check_config(config: RunConfig) -> None:
             f"{config.noise.use}, which has no two kinds of images. Leave joined out, or set "
             "noise.use to clean_and_noisy or pair."
         )
-    if not config.name or config.name in (".", "..") or set(config.name) & set("/\\\0"):
+    if config.name in ("", ".", "..") or not re.fullmatch(r"[^/\\\x00-\x1f]*", config.name):
         raise LargeMarginError(
             f"name must be a name, not a path: it becomes part of the run's folder, but "
             f"{config.name!r} was given. Choose where runs lie with out."
+        )
+    given = {"objective.settings": config.objective.settings, "model.options": config.model.options}
+    for name, value in _leaves({**to_dict(config), **given}):
+        _check_leaf(name, value)
+
+
+def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """All single values of a configuration, by their whole names."""
+    named = isinstance(value, dict)
+    for name, each in value.items() if named else enumerate(value):
+        if named and not isinstance(name, str):
+            raise LargeMarginError(f"{place} must have names, but one of them is {name!r}.")
+        whole = f"{place}.{name}" if place else str(name)
+        if isinstance(each, dict | list | tuple):
+            yield from _leaves(each, whole)
+        else:
+            yield whole, each
+
+
+def _check_leaf(name: str, value: Any) -> None:
+    """Refuse what files of a run cannot hold: numbers beyond 64 bits, text that is none."""
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise LargeMarginError(f"{name} must be below 2**63, but a longer number was given.")
+    if isinstance(value, str) and not re.fullmatch("[^\0\ud800-\udfff]*", value):
+        raise LargeMarginError(
+            f"{name} must be text, but {value!r} holds characters that are none. If it is the name "
+            "of a file or folder, give it one in UTF-8."
         )
 
 

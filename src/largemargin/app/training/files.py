@@ -29,10 +29,15 @@ VERSIONS = {CONFIG: 1, CHECKPOINT: 1, RESULT: 1}
 """What this release writes, by kind of file."""
 
 
+DIGITS = 20
+"""Of whole numbers: Python takes quadratic time to read long ones, and refuses very long ones."""
+
+
 def write_text(path: Path, text: str) -> None:
     draft = path.with_name(f"{DRAFT}{uuid.uuid4().hex[:8]}-{path.name}")
     try:
-        with open(draft, "w", encoding="utf-8") as file:
+        # Names of files that are not UTF-8 are no text; as escapes JSON reads them back.
+        with open(draft, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -48,11 +53,17 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), parse_int=_whole)
     except OSError as error:
         raise LargeMarginError(f"cannot read {path}: {error.strerror or error}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LargeMarginError(f"{path} is damaged: {error}.") from error
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > DIGITS:
+        raise ValueError(f"it holds a number of {len(digits):,} digits")
+    return int(digits)
 
 
 @contextmanager
