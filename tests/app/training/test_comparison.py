@@ -198,7 +198,7 @@ def test_without_test_images(tmp_path: Path, data: Data) -> None:
     assert found.split == "validation"
     assert "There are no test images" in str(found)
     with pytest.raises(LargeMarginError, match="used up by tuning"):
-        run(tmp_path / "tuned", without, trials=2)
+        run(tmp_path / "tuned", without, trials=2)  # of data that was loaded by the caller
     with pytest.raises(LargeMarginError, match="no test images"):
         run(tmp_path / "none", replace(without, validation=None))
 

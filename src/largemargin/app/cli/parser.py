@@ -83,7 +83,8 @@ class CommandParser(jsonargparse.ArgumentParser):
         words = limit_imports(words)
         check_versions(words)
         try:
-            return super().parse_args(expand(words, self.shorthand), *rest, **options)
+            words = self._lists(expand(words, self.shorthand))
+            return super().parse_args(words, *rest, **options)
         except LargeMarginError:
             raise
         except Exception as error:
@@ -92,6 +93,24 @@ class CommandParser(jsonargparse.ArgumentParser):
             if not own and not isinstance(error, ValueError | ArithmeticError | RecursionError):
                 raise
             self.error(str(error))
+
+    def _lists(self, words: Sequence[str]) -> list[str]:
+        """Write out lists typed plainly: ``--trackers wandb`` is ``--trackers=[wandb]``."""
+        lists = {
+            name
+            for action in self._actions
+            for name in action.option_strings
+            if "tuple[" in str(getattr(action, "_typehint", ""))
+        }
+        long: list[str] = []
+        for word in words:
+            option, equals, value = word.partition("=")
+            if not equals and long and long[-1] in lists and not word.startswith("--"):
+                option, equals, value = long.pop(), "=", word
+            plain = equals and value and value[0] not in "[{&*'\"" and value != "null"
+            taken = option in lists and plain
+            long.append(f"{option}=[{value}]" if taken else f"{option}{equals}{value}")
+        return long
 
     def format_help(self, formatter: argparse.HelpFormatter | None = None) -> str:
         # `--data CONFIG`, which jsonargparse adds to every group of options.

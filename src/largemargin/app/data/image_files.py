@@ -88,9 +88,9 @@ class ImageFiles:
                 source = self.source(index)
                 name = source if isinstance(source, str) else f"row {self.rows[index]}"
                 raise LargeMarginError(
-                    f"the image {name} cannot be read: {error}. Repair or remove it, or set "
-                    "corrupt: skip to find all such images when the data is loaded and leave them "
-                    "out."
+                    f"the image {name} cannot be read: {error}. Repair or remove it, or "
+                    "find all such images when the data is loaded and leave them out: "
+                    "--data.corrupt skip (in Python and YAML corrupt: skip)."
                 ) from None
 
 

@@ -13,7 +13,7 @@ import difflib
 import hashlib
 import os
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -113,8 +113,8 @@ class Data:
 def load_data(config: DataConfig) -> Data:
     """The data set that ``config`` describes.
 
-    Images are read and checked, then changed in this order: classes, validation part, fraction,
-    imbalance, label noise.
+    Images are read and checked, then changed in this order: classes, test and validation part,
+    fraction, imbalance, label noise.
 
     Example:
         >>> data = load_data(DataConfig("digits"))
@@ -132,7 +132,8 @@ def load_data(config: DataConfig) -> Data:
     source = in_memory(source, config, keep, skipped)
     source, modifiers = modified(source, config)
     # Of two copies of an image, one may have been held out.
-    same |= duplicates(source, ["validation"]) if own and "validation" not in others else {}
+    held_out = [name for name in ("validation", "test") if name not in others]
+    same |= duplicates(source, held_out) if own else {}
     contents = {name: contents_of(each) for name, each in source.splits.items()}
     # What was too large as a whole may fit now.
     source = without_files(in_memory(source, config, keep, skipped))
@@ -262,16 +263,25 @@ def readable(source: Source, config: DataConfig) -> tuple[Source, Skipped]:
     """The source with images of one size and without those whose headers cannot be read."""
     skipped: Skipped = []
     splits = {name: each for name, each in source.splits.items() if each.files is not None}
-    sizes: set[tuple[int, int]] = set()
+    sizes: Counter[tuple[int, int]] = Counter()
     for name, samples in splits.items():
         found, failures = each_file(samples, header)
-        splits[name] = without_failures(samples, failures, name, config, skipped)
+        splits[name] = without_failures(source, name, failures, config, skipped)
         sizes.update(found.values())
-    size = decoded_size(source, config, sizes)
+    size = decoded_size(source, config, set(sizes))
     for name, samples in splits.items():
         assert samples.files is not None
         splits[name] = replace(samples, files=replace(samples.files, size=size))
+    if config.size is None and sizes.keys() - {size}:
+        source.record["resized"] = resizing(sizes, size)
     return source.with_splits(splits), skipped
+
+
+def resizing(sizes: "Counter[tuple[int, int]]", size: tuple[int, int]) -> str:
+    """Why files are brought to a size that nobody asked for."""
+    shown = ", ".join(f"{count:,} of {h} x {w}" for (h, w), count in sizes.most_common(3))
+    more = f" and {len(sizes) - 3:,} other sizes" if len(sizes) > 3 else ""
+    return f"files of different or large sizes ({shown}{more}) become {size[0]} x {size[1]}"
 
 
 def wholly_readable(
@@ -286,7 +296,7 @@ def wholly_readable(
     now = to_decode(source, config, keep)
     checked_later = now if fits(now, config) else {}
     splits = {
-        name: without_failures(each, each_file(each, decoded)[1], name, config, skipped)
+        name: without_failures(source, name, each_file(each, decoded)[1], config, skipped)
         for name, each in source.splits.items()
         if each.files is not None and name not in checked_later
     }
@@ -312,9 +322,11 @@ def in_memory(
         pixels = torch.empty((len(samples), 3, *samples.files.size), dtype=torch.uint8)
         _, failures = each_file(samples, partial(decode_into, pixels))
         # Without failures nothing is left out, and the pixels need not be copied.
-        held = replace(samples, pixels=pixels)
-        splits[name] = without_failures(held, failures, name, config, skipped) if failures else held
-    return source.with_splits(splits)
+        source = source.with_splits({name: replace(samples, pixels=pixels)})
+        if failures:
+            kept = without_failures(source, name, failures, config, skipped)
+            source = source.with_splits({name: kept})
+    return source
 
 
 def without_files(source: Source) -> Source:
@@ -385,23 +397,38 @@ def each_file(samples: Samples, look: Look) -> tuple[dict[int, Any], dict[int, s
 
 
 def without_failures(
-    samples: Samples, failures: dict[int, str], split: str, config: DataConfig, skipped: Skipped
+    source: Source, split: str, failures: dict[int, str], config: DataConfig, skipped: Skipped
 ) -> Samples:
-    """The samples that can be read; an error where ``corrupt`` says so."""
+    """The samples of a split that can be read; an error where ``corrupt`` says so.
+
+    The error names those of all splits, also those that a look at their header does not tell.
+    """
+    samples = source.splits[split]
     if not failures:
         return samples
-    files = [
+    if config.corrupt == "error":
+        held = {name: each for name, each in source.splits.items() if each.files is not None}
+        files = [
+            each
+            for name, part in held.items()
+            for each in listed_failures(
+                part, name, each_file(part, decoded)[1] | (failures if name == split else {})
+            )
+        ]
+        raise LargeMarginError(
+            f"{len(files)} of {sum(map(len, held.values()))} images cannot be read: "
+            f"{failures_text(files)}. Repair or remove them, or leave them out: --data.corrupt "
+            "skip (in Python and YAML corrupt: skip)."
+        )
+    skipped.extend(listed_failures(samples, split, failures))
+    return samples.subset([index for index in range(len(samples)) if index not in failures])
+
+
+def listed_failures(samples: Samples, split: str, failures: dict[int, str]) -> Skipped:
+    return [
         {"file": samples.ids[index], "split": split, "reason": why}
         for index, why in sorted(failures.items())
     ]
-    if config.corrupt == "error":
-        raise LargeMarginError(
-            f"{len(files)} of {len(samples)} {split} images cannot be read: "
-            f"{failures_text(files)}. Repair or remove them, or set corrupt: skip to leave them "
-            "out."
-        )
-    skipped.extend(files)
-    return samples.subset([index for index in range(len(samples)) if index not in failures])
 
 
 def failures_text(files: list[dict[str, str]]) -> str:

@@ -115,6 +115,13 @@ class ReportModel:
         return digest
 
     @property
+    def judged_on(self) -> str:
+        """What its images are called: test or validation ones, or just images."""
+        found = [self.data.get("record", {}).get("digests", {}), self.result]
+        names = (name for each in found for name in ("test", "validation") if each.get(name))
+        return " ".join((*(name for name in [next(names, None)] if name), "images"))
+
+    @property
     def data_key(self) -> str:
         """The same for runs on the same test images."""
         return (self.tested_on or self.name)[:16]

@@ -26,6 +26,7 @@ from largemargin.app.training.comparison_result import (
     verdict,
 )
 from largemargin.app.training.config_file import (
+    from_dict,
     load_yaml,
     read_yaml,
     settings_from,
@@ -44,6 +45,8 @@ from largemargin.errors import LargeMarginError, MissingPackage, check_number
 from largemargin.integrations.objective_text import SOFTMAX
 
 BASELINE = "cross_entropy"
+HELD_OUT = 0.2
+"""Share of the training images that is the test of tuned methods where the data has none."""
 PLAN, TABLE, TUNING = "plan.yaml", "table.txt", "tuning"
 
 
@@ -183,6 +186,7 @@ def compare(
     configs, split, loaded = checked_plan(
         config, methods, seeds=seeds, trials=trials, space=space, data=data
     )
+    config = replace(config, data=configs[0].data)
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     _write_plan(place, config, methods, seeds, trials, space)
@@ -239,10 +243,17 @@ def checked_plan(
 ) -> tuple[list[RunConfig], str, Data]:
     """The settings of every method, the split that :func:`compare` would use, and the data.
 
+    Where methods are tuned and the data has no test part, ``data.test`` of the settings is set.
+
     Raises:
         LargeMarginError: where it could not begin; nothing is written.
     """
     _check(methods, seeds, trials)
+    pick_device(config.device)
+    loaded = data or load_data(config.data)
+    if trials and not loaded.test and data is None and config.data.test == 0:
+        config = replace(config, data=replace(config.data, test=HELD_OUT))
+        loaded = load_data(config.data)
     configs = [method.config(config) for method in methods]
     used = {path for each in configs for path in _own_space(space, each)}
     unused = [path for path in space or {} if path not in used]
@@ -251,8 +262,6 @@ def checked_plan(
             f"the search space names {unused[0]!r}, which no method has. Names are optimizer.lr, "
             "or objective.cosface.margin for a method with cosface in it."
         )
-    pick_device(config.device)
-    loaded = data or load_data(config.data)
     split = _split(loaded, trials)
     for each in configs if trials else ():
         checked_search(each, trials=trials, space=_own_space(space, each), data=loaded)
@@ -319,6 +328,8 @@ def _write_plan(
     text = yaml.safe_dump(described, sort_keys=False, allow_unicode=True)
     plan, path = yaml.safe_load(text), folder / PLAN
     known = read_yaml(path) if path.exists() else plan
+    own = {name: known.pop(name, None) for name in ("methods", "seeds", "trials", "space")}
+    known = {**own, **to_dict(from_dict(known))}  # what older releases did not know has its default
     for name in plan:
         # Where it lies does not matter, and more seeds may be added to a comparison.
         if name in ("out", "name", "device") or (
@@ -343,7 +354,7 @@ def _split(data: Data, trials: int) -> str:
             + (": the validation images are used up by tuning" if trials else "")
             + ". Put images it has not seen into a folder test/ beside the training images in "
             "train/, one folder per class in both"
-            + (", or compare without --trials." if trials else ", or set data.validation.")
+            + (", or set data.test, for example to 0.2." if trials else ", or set data.validation.")
         )
     return "validation"
 

@@ -79,6 +79,7 @@ def train(
     data: Data | None = None,
     progress: bool = True,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    on_begin: Callable[[str], None] | None = None,
 ) -> Run:
     """Train one model and leave everything about it in a folder.
 
@@ -90,6 +91,7 @@ def train(
         data: loaded already, for many runs on the same data; default ``load_data(config.data)``.
         progress: show a progress bar.
         on_epoch: called with the row of every epoch; an exception from it ends the run.
+        on_begin: called with a line about images, network and device before the first step.
 
     Under ``torchrun`` or ``accelerate launch`` all processes call it and train one model together.
 
@@ -121,6 +123,8 @@ def train(
         if isinstance(session, Run):
             run, first = session, True
         else:
+            if on_begin is not None:
+                on_begin(session.about)
             with _stop_signals(session):
                 for _ in session.trainer.steps():
                     session.pause_if_asked()
@@ -142,6 +146,23 @@ class Session:
     def __post_init__(self) -> None:
         self.folder = self.trainer.journal.folder
         self.agreement = StopAgreement(self.processes)
+
+    @property
+    def about(self) -> str:
+        """What is trained on what, in a line."""
+        data, config = self.trainer.data, self.config
+        parts = (
+            ("", data.train),
+            (" to validate", data.validation),
+            (" to test", data.test),
+        )
+        images = ", ".join(f"{len(each):,} images{what}" for what, each in parts if each)
+        resized = data.record.get("resized")
+        why = f" ({resized}; --data.size N for another)" if resized else ""
+        return (
+            f"training {config.model.name} on {images}: {len(data.classes):,} classes, "
+            f"{data.size[0]} x {data.size[1]} pixels{why}, device {self.processes.device}"
+        )
 
     def pause_if_asked(self) -> None:
         """Write a checkpoint and stop, if somebody asked any of the processes to."""
