@@ -17,8 +17,7 @@ wrote no checksum of the state; and only folders that are named as above are eve
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -32,6 +31,7 @@ from largemargin.app.training.files import (
     CHECKPOINT,
     check_version,
     checksum,
+    damage_named,
     drafted_folder,
     read_json,
     remove_drafts,
@@ -241,7 +241,7 @@ class Checkpoints:
 
     def _difference(self, folder: Path) -> str:
         """What another run was trained with, as far as it is known."""
-        with damage_named(folder):
+        with damage_named(f"the checkpoint {folder}"):
             theirs = flat(read_config(folder / MODEL)["config"], ".")
             ours = flat(read_yaml(self.run / "config.yaml"), ".")
         said = (
@@ -276,7 +276,7 @@ class Checkpoints:
         best = state.get("best_checkpoint")
         if best is not None:
             self.checked(best, state.get("best_state"))
-        with damage_named(folder):
+        with damage_named(f"the checkpoint {folder}"):
             load(folder / MODEL, model, criterion=criterion)
             rest = read_tensors(folder / REST)
             _restore_optimizer(optimizer, rest)
@@ -286,22 +286,6 @@ class Checkpoints:
                 scaler.load_state_dict(state["scaler"])
         self._complete(folder.name, best)
         return {**state, "tensors": marked(rest, MID_EPOCH)}
-
-
-@contextmanager
-def damage_named(folder: Path) -> Iterator[None]:
-    """Turn what readers stumble over into an error about the checkpoint: it has the right
-    checksums, but was not written by this library, or for another model."""
-    try:
-        yield
-    except LargeMarginError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise LargeMarginError(
-            f"the checkpoint {folder} is damaged, or does not fit this run: "
-            f"{type(error).__name__}: {said}."
-        ) from error
 
 
 def _is_name(value: object, best: bool) -> bool:

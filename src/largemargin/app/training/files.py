@@ -29,6 +29,8 @@ VERSIONS = {CONFIG: 1, CHECKPOINT: 1, RESULT: 1}
 """What this release writes, by kind of file."""
 
 
+DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
+"""What reading a file that was damaged or edited may end in; nesting is a ``RuntimeError``."""
 DIGITS = 20
 """Of whole numbers: Python takes quadratic time to read long ones, and refuses very long ones."""
 
@@ -104,6 +106,20 @@ def remove_drafts(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def damage_named(what: str) -> Iterator[None]:
+    """Turn what readers stumble over in files into an error that names them."""
+    try:
+        yield
+    except LargeMarginError:
+        raise
+    except DAMAGE as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise LargeMarginError(
+            f"{what} is damaged, or was not written by this library for this run ({said})."
+        ) from error
 
 
 def checksum(path: Path) -> str:

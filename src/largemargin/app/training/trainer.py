@@ -21,8 +21,9 @@ from largemargin.app.config import RunConfig
 from largemargin.app.data.load import Data
 from largemargin.app.data.samples import Batches
 from largemargin.app.models.build import build_model
-from largemargin.app.training.checkpoints import Checkpoints, damage_named, marked
+from largemargin.app.training.checkpoints import Checkpoints, marked
 from largemargin.app.training.config_file import to_dict
+from largemargin.app.training.files import damage_named
 from largemargin.app.training.journal import EpochTotals, Journal, Progress
 from largemargin.app.training.objective import needs_of, objective_of
 from largemargin.app.training.processes import Processes, autocast
@@ -188,7 +189,7 @@ class Trainer:
             scaler=self.processes.scaler,
         )
         self.epoch, self.done = state["epoch"], state["steps"]
-        self.best, self.waited = state["best"], state["waited"]
+        self.best, self.waited = state.get("best"), state["waited"]
         self.seconds = state["seconds"]
         paused = state.get("paused")
         self.mid_epoch = paused and {**paused, "tensors": state["tensors"]}
@@ -215,7 +216,7 @@ class Trainer:
         first = 0
         if self.mid_epoch is not None:
             first, started = self.mid_epoch["steps"], started - self.mid_epoch["seconds"]
-            with damage_named(self.checkpoints.folder):
+            with damage_named(f"the checkpoint in {self.checkpoints.folder}"):
                 self._restore(self.mid_epoch)
             self.mid_epoch = None
         self.epoch_started = started
