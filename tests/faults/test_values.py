@@ -4,11 +4,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from faults.counting import Faults
 
 from largemargin.app.cli import main
-from largemargin.app.data import DataConfig
+from largemargin.app.data import DataConfig, load_data
 from largemargin.app.models import ModelConfig
 from largemargin.app.training import ObjectiveConfig, RunConfig, read_config, train
 from largemargin.app.training.comparison import read_methods
@@ -198,6 +199,16 @@ def test_a_folder_whose_name_is_no_text(tmp_path: Path, capsys: Any) -> None:
     words[1] = str(tmp_path / "photos\udcff")
     assert main(["train", *words]) == 2
     assert "data.path must be text" in capsys.readouterr().err
+
+
+def test_classes_whose_names_are_no_text(tmp_path: Path, faults: Faults) -> None:
+    path = tmp_path / "a.npz"
+    names = np.array(["a", "b\ud800"])
+    images = np.arange(128, dtype=np.uint8).reshape(8, 4, 4)
+    np.savez(path, images=images, labels=np.arange(8) % 2, classes=names)
+    faults.attempt("a name that is no text")
+    with pytest.raises(LargeMarginError, match="the name of a class must be text"):
+        load_data(DataConfig("arrays", str(path)))
 
 
 NUMBERS = {

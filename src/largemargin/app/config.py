@@ -76,7 +76,7 @@ class DataConfig:
     seed: int = 0
     workers: int = 0
     resident: Literal["auto", "yes", "no"] = "auto"
-    test: float = 0.0
+    test: float = field(default=0.0, metadata={"later": True})
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def run(options: Any) -> int:
     return 0 if done.failure is None else 2
 
 
-def _with_preset(config: Any, name: str | None, tuned: bool) -> Any:
+def _with_preset(config: Any, name: str | None, tuned: bool = False) -> Any:
     """The run with the objective, and noise, of a preset, which is shown with its evidence.
 
     Args:

@@ -121,13 +121,11 @@ def _write_plan(folder: str, config: Any, plan: dict[str, Any], *, resumed: bool
 
 def _check_same(path: Path, planned: dict[str, Any]) -> None:
     """Refuse a folder that holds another search, whose plan would be lost."""
-    from largemargin.app.training.config_file import from_dict, read_yaml, to_dict
+    from largemargin.app.training.config_file import read_yaml
 
     if not path.is_file():
         return
     known = read_yaml(path)
-    plan = {name: known.pop(name, None) for name in PLANNED}
-    known = {**plan, **to_dict(from_dict(known))}  # older releases knew fewer settings
     names = [name for name in {**known, **planned} if name != "trials"]
     changed = [name for name in names if known.get(name) != planned.get(name)]
     if changed:

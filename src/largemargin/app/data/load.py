@@ -12,11 +12,11 @@ labels), mean and standard deviation of the pixels, and images in memory brought
 import difflib
 import hashlib
 import os
+import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -144,6 +144,8 @@ def load_data(config: DataConfig) -> Data:
         source = source.with_splits(
             {name: resized(samples, config) for name, samples in source.splits.items()}
         )
+    for name in source.classes:
+        check_text("the name of a class", name)
     check_one_shape(source)
     channels, size = shape_of(source.train)
     mean, std = normalization(source, config, channels)
@@ -166,6 +168,15 @@ def load_data(config: DataConfig) -> Data:
         augment=augment,
         record={**record_of(source, config), **looks, "augment": augment.kind, **made},
     )
+
+
+def check_text(place: str, text: str) -> None:
+    """Refuse what no file can hold: halves of characters, and the null byte."""
+    if not re.fullmatch("[^\0\ud800-\udfff]*", text):
+        raise LargeMarginError(
+            f"{place} must be text, but {text!r} holds characters that are none. If it is the name "
+            "of a file or folder, give it one in UTF-8."
+        )
 
 
 def check_data_config(config: DataConfig) -> None:
@@ -524,31 +535,22 @@ def image_lengths(samples: Samples) -> list[int]:
         assert samples.pixels is not None
         return [samples.pixels[0].nbytes] * len(samples)
     sources = (samples.files.source(i) for i in range(len(samples)))
-    with gone_named():
-        return [os.stat(x).st_size if isinstance(x, str) else len(x or b"") for x in sources]
-
-
-@contextmanager
-def gone_named() -> Iterator[None]:
-    """A file whose header could be read a moment ago."""
-    try:
-        yield
-    except OSError as error:
-        raise LargeMarginError(
-            f"the image {error.filename} cannot be read any more: {error.strerror}. Leave the data "
-            "alone while it is read."
-        ) from error
+    return [os.stat(one).st_size if isinstance(one, str) else len(one or b"") for one in sources]
 
 
 def contents_of(samples: Samples) -> str:
     """A digest of the stored images: the bytes of their files, or their pixels.
 
     Of images that are larger together than what is kept in memory it covers all lengths, and the
-    contents of some that are spread over the split.
+    contents of some that are spread over the split; of very many files those of some alone.
     """
+    step, count = max(1, len(samples) // MOST_FILES), len(samples)
+    if samples.files is not None and count > MOST_COMPARED:
+        samples = samples.subset(range(0, count, step))
     lengths = image_lengths(samples)
-    step = 1 if sum(lengths) <= IN_MEMORY else max(1, len(samples) // MOST_FILES)
-    whole = hashlib.blake2b(repr(lengths).encode(), digest_size=32)
+    if sum(lengths) <= IN_MEMORY:
+        step = 1
+    whole = hashlib.blake2b(f"{count} {lengths}".encode(), digest_size=32)
     if samples.files is None:
         assert samples.pixels is not None
         for part in torch.split(samples.pixels[::step], AT_ONCE):
@@ -564,8 +566,7 @@ def image_digest(samples: Samples, index: int) -> bytes:
     if samples.files is None:
         return hashlib.blake2b(samples.raw(index).numpy().tobytes()).digest()
     source = samples.files.source(index)
-    with gone_named():
-        content = Path(source).read_bytes() if isinstance(source, str) else source
+    content = Path(source).read_bytes() if isinstance(source, str) else source
     return hashlib.blake2b(content or b"").digest()
 
 

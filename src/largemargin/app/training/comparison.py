@@ -26,7 +26,6 @@ from largemargin.app.training.comparison_result import (
     verdict,
 )
 from largemargin.app.training.config_file import (
-    from_dict,
     load_yaml,
     read_yaml,
     settings_from,
@@ -328,8 +327,6 @@ def _write_plan(
     text = yaml.safe_dump(described, sort_keys=False, allow_unicode=True)
     plan, path = yaml.safe_load(text), folder / PLAN
     known = read_yaml(path) if path.exists() else plan
-    own = {name: known.pop(name, None) for name in ("methods", "seeds", "trials", "space")}
-    known = {**own, **to_dict(from_dict(known))}  # what older releases did not know has its default
     for name in plan:
         # Where it lies does not matter, and more seeds may be added to a comparison.
         if name in ("out", "name", "device") or (

@@ -26,8 +26,16 @@ TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A configuration as plain values: dictionaries, lists, numbers and strings."""
-    return {field.name: _plain(getattr(config, field.name)) for field in fields(config)}
+    """A configuration as plain values: dictionaries, lists, numbers and strings.
+
+    Settings that came later than others (``later`` in their metadata) are there where they are set,
+    so that runs, studies and plans of older releases are described as they were.
+    """
+    return {
+        each.name: _plain(getattr(config, each.name))
+        for each in fields(config)
+        if "later" not in each.metadata or getattr(config, each.name) != each.default
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -200,7 +208,11 @@ def load_yaml(text: str) -> Any:
         first: [(tag, form) for tag, form in forms if tag != TIMESTAMP]
         for first, forms in plain.yaml_implicit_resolvers.items()
     }
-    return yaml.load(text, loader)
+    parser = loader(text)
+    try:
+        return parser.get_single_data()
+    finally:
+        parser.dispose()
 
 
 def bounded(loader: Any) -> Any:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from largemargin.app.config import RunConfig
-from largemargin.app.data.load import Data, load_data
+from largemargin.app.data.load import Data, check_text, load_data
 from largemargin.app.training.checkpoints import DATA, Checkpoints, model_weights
 from largemargin.app.training.config_file import to_dict, write_config
 from largemargin.app.training.files import RESULT as RESULT_KIND
@@ -151,11 +151,7 @@ class Session:
     def about(self) -> str:
         """What is trained on what, in a line."""
         data, config = self.trainer.data, self.config
-        parts = (
-            ("", data.train),
-            (" to validate", data.validation),
-            (" to test", data.test),
-        )
+        parts = ("", data.train), (" to validate", data.validation), (" to test", data.test)
         images = ", ".join(f"{len(each):,} images{what}" for what, each in parts if each)
         resized = data.record.get("resized")
         why = f" ({resized}; --data.size N for another)" if resized else ""
@@ -480,32 +476,23 @@ def check_config(config: RunConfig) -> None:
             f"{config.name!r} was given. Choose where runs lie with out."
         )
     given = {"objective.settings": config.objective.settings, "model.options": config.model.options}
-    for name, value in _leaves({**to_dict(config), **given}):
-        _check_leaf(name, value)
+    _check_values({**to_dict(config), **given})
 
 
-def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
-    """All single values of a configuration, by their whole names."""
-    named = isinstance(value, dict)
-    for name, each in value.items() if named else enumerate(value):
-        if named and not isinstance(name, str):
-            raise LargeMarginError(f"{place} must have names, but one of them is {name!r}.")
-        whole = f"{place}.{name}" if place else str(name)
-        if isinstance(each, dict | list | tuple):
-            yield from _leaves(each, whole)
-        else:
-            yield whole, each
-
-
-def _check_leaf(name: str, value: Any) -> None:
+def _check_values(value: Any, place: str = "") -> None:
     """Refuse what files of a run cannot hold: numbers beyond 64 bits, text that is none."""
-    if isinstance(value, int) and abs(value) >= 2**63:
-        raise LargeMarginError(f"{name} must be below 2**63, but a longer number was given.")
-    if isinstance(value, str) and not re.fullmatch("[^\0\ud800-\udfff]*", value):
-        raise LargeMarginError(
-            f"{name} must be text, but {value!r} holds characters that are none. If it is the name "
-            "of a file or folder, give it one in UTF-8."
-        )
+    if isinstance(value, dict):
+        for name, each in value.items():
+            if not isinstance(name, str):
+                raise LargeMarginError(f"{place} must have names, but one of them is {name!r}.")
+            _check_values(each, f"{place}.{name}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _check_values(each, place)
+    elif isinstance(value, int) and abs(value) >= 2**63:
+        raise LargeMarginError(f"{place} must be below 2**63, but a longer number was given.")
+    elif isinstance(value, str):
+        check_text(place, value)
 
 
 def _check_groups(config: RunConfig) -> None:

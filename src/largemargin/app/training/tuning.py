@@ -251,8 +251,6 @@ class _Search:
         compared = to_dict(replace(config, out="", name="", trackers=(), device="auto"))
         described = {"config": compared, "space": {key: repr(space[key]) for key in space}}
         known = opened.user_attrs.get("tunes")
-        if known is not None:  # what older releases did not know has its default
-            known = {**known, "config": to_dict(from_dict(known["config"]))}
         if known is None:
             opened.set_user_attr("tunes", described)
         elif known != described:
