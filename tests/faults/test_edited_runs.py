@@ -134,6 +134,9 @@ def test_a_best_checkpoint_is_checked_before_the_others_go(run: Run, faults: Fau
     (best,) = run.folder.glob("checkpoints/best-*")
     state = json.loads((best / "state.json").read_text())
     (best / "state.json").write_text(json.dumps({**state, "best": None}))
+    older = run.folder / "checkpoints" / "epoch-0001"
+    older.mkdir()
+    (older / "state.json").write_text("it would be deleted")
     before = files_of(run.folder)
     faults.attempt("an edited state of a checkpoint")
     with pytest.raises(LargeMarginError, match=r"best-000. is damaged: state\.json is not"):
@@ -216,6 +219,18 @@ def test_settings_of_a_run_may_be_edited_to_go_on(run: Run) -> None:
     path.write_text(path.read_text().replace("lr: 0.05", "lr: 0.01"))
     assert run.config.optimizer.lr == 0.01
     assert resumed(run).finished
+
+
+def test_averages_that_were_not_kept_are_missed(tmp_path: Path, faults: Faults) -> None:
+    trained(tmp_path / "run", epochs=1, ema=None)
+    run = unfinished(tmp_path / "run")
+    path = run.folder / "config.yaml"
+    path.write_text(path.read_text().replace("ema: null", "ema: 0.9"))
+    before = files_of(run.folder)
+    faults.attempt("a run whose settings no longer fit its checkpoint")
+    with pytest.raises(LargeMarginError, match="holds no averaged weights"):
+        resumed(run)
+    assert files_of(run.folder) == before
 
 
 def photos(root: Path) -> Path:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from faults.counting import Faults
 
 from largemargin.app.cli import main
@@ -163,6 +164,14 @@ def test_sensible_yaml_is_read() -> None:
     many = load_yaml(f"[{'x,' * 99_000}]")
     assert len(many) == 99_000
     assert load_yaml("12345678901234567890") == 12345678901234567890
+
+
+def test_numbers_have_a_length() -> None:
+    assert load_yaml(f"seed: {'1' * 20}")["seed"] == int("1" * 20)
+    for digits in ("1" * 21, f"0x{'f' * 19}"):
+        with pytest.raises(yaml.YAMLError, match=r"a number of 21 digits; quote it"):
+            load_yaml(f"name: {digits}")
+    assert load_yaml(f"name: '{LONG}'")["name"] == LONG
 
 
 def test_methods_are_bounded_too(faults: Faults) -> None:
