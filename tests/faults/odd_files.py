@@ -133,15 +133,15 @@ def _itself(folder: Path) -> None:
 
 
 UNREADABLE: dict[str, tuple[str, Make, str]] = {
-    "zero bytes": ("empty.png", _empty, "no image that Pillow knows"),
-    "text": ("text.jpg", _text, "no image that Pillow knows"),
+    "zero bytes": ("empty.png", _empty, "none of JPEG, PNG, GIF"),
+    "text": ("text.jpg", _text, "none of JPEG, PNG, GIF"),
     "truncated JPEG": ("cut.jpg", _cut, "truncated"),
     "truncated PNG": ("cut.png", _cut_png, ""),
     "header alone": ("head.gif", _header_alone, ""),
     "damaged PNG": ("noise.png", _noise, ""),
     "bomb that Pillow refuses": ("bomb60000.png", bomb(60_000), "more pixels than Pillow's limit"),
     "bomb that Pillow warns of": ("bomb11000.png", bomb(11_000), "more pixels than Pillow's limit"),
-    "pickle": ("pickle.png", _pickle, "no image that Pillow knows"),
+    "pickle": ("pickle.png", _pickle, "none of JPEG, PNG, GIF"),
     "link to nothing": ("nowhere.png", _nowhere, "No such file or directory"),
     "link to itself": ("itself.png", _itself, "symbolic links"),
 }

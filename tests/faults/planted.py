@@ -70,5 +70,15 @@ def with_checksum(checkpoint: Path, file: str, content: bytes) -> None:
 
     (checkpoint / file).write_bytes(content)
     state = json.loads((checkpoint / "state.json").read_text())
-    state["files"][file] = checksum(checkpoint / file)
-    (checkpoint / "state.json").write_text(json.dumps(state))
+    forged(checkpoint, files={**state["files"], file: checksum(checkpoint / file)})
+
+
+def forged(checkpoint: Path, **changes: object) -> None:
+    """Entries of a state changed as an attacker would, who writes its checksum as well."""
+    from largemargin.app.training.files import checksum
+
+    path, pointer = checkpoint / "state.json", checkpoint.parent / "last.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    if checkpoint.name.startswith("best"):
+        return
+    pointer.write_text(json.dumps({"checkpoint": checkpoint.name, "state": checksum(path)}))

@@ -66,7 +66,7 @@ def test_unreadable_images_are_named(tmp_path: Path, faults: Faults, model: Any,
         load(tmp_path, size=8, validation=0)
     assert name in str(error.value)
     assert reason in str(error.value)
-    assert "corrupt: skip" in str(error.value)
+    assert "--data.corrupt skip" in str(error.value)
     with pytest.warns(UserWarning, match="1 unreadable images are left out"):
         data = load(tmp_path, size=8, validation=0, corrupt="skip")
     assert len(data.train) == 12
@@ -177,8 +177,11 @@ def test_lists_of_images_that_are_wrong(tmp_path: Path, faults: Faults, kind: st
 def test_classes_that_are_wrong(tmp_path: Path, faults: Faults) -> None:
     photos(tmp_path / "a")
     (tmp_path / "a" / "cow").mkdir()
-    with pytest.raises(LargeMarginError, match="cow holds no image files"):
+    with pytest.raises(LargeMarginError, match=r"cow holds no .* --data\.classes '\[cat,dog\]'"):
         load(tmp_path / "a")
+    assert load(tmp_path / "a", classes=("cat", "dog")).classes == ("cat", "dog")
+    with pytest.raises(LargeMarginError, match="cow holds no image files"):
+        load(tmp_path / "a", classes=("cat", "cow"))
     (tmp_path / "a" / "cow").rmdir()
     with pytest.raises(LargeMarginError, match=r"classes holds 'cta'.* Did you mean cat\?"):
         load(tmp_path / "a", classes=("cta", "dog"))

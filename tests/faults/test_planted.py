@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from app.data.pictures import class_folders
 from faults.counting import Faults
 from faults.planted import (
     every_pickle,
@@ -20,13 +21,16 @@ from faults.planted import (
     with_checksum,
 )
 from faults.small_runs import digits, trained
+from PIL import Image
 
 import largemargin
 from largemargin import export
 from largemargin.app.cli import main
 from largemargin.app.data import DataConfig, load_data
+from largemargin.app.data.image_files import UnreadableImage, read_rgb
 from largemargin.app.models import ModelConfig, build_model
 from largemargin.app.models.library_networks import _fetch_torchvision
+from largemargin.app.predict import predict
 from largemargin.app.training import Run, train
 from largemargin.errors import LargeMarginError
 
@@ -163,6 +167,47 @@ def test_arrays_that_are_pickles(tmp_path: Path, mark: Path, faults: Faults) -> 
     with pytest.raises(LargeMarginError):
         load_data(DataConfig("arrays", str(slippery_npz(tmp_path / "slippery.npz", mark))))
     assert not (tmp_path.parent / "ran.npy").exists()
+
+
+POSTSCRIPT = (
+    "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n({mark}) (w) file closefile\nshowpage\n"
+)
+
+
+def test_images_are_no_programs(
+    tmp_path: Path, mark: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pillow hands PostScript to Ghostscript, whatever the file is called."""
+    from PIL import EpsImagePlugin
+
+    def started(*args: Any, **options: Any) -> None:
+        raise AssertionError("an image has started a program")
+
+    monkeypatch.setattr(EpsImagePlugin.subprocess, "check_call", started)
+    monkeypatch.setattr(EpsImagePlugin, "has_ghostscript", lambda: True)
+    class_folders(tmp_path / "photos", ("cat", "dog"), 2)
+    path = tmp_path / "photos" / "cat" / "planted.png"
+    path.write_text(POSTSCRIPT.format(mark=mark))
+    faults.attempt("an image that is a program", 3)
+    with pytest.raises(LargeMarginError, match=r"planted\.png .its content is none of JPEG"):
+        load_data(DataConfig("folder", str(tmp_path / "photos")))
+    model = build_model(ModelConfig("mlp"), 2, size=(8, 8))
+    (row,) = predict(model, [path], size=(8, 8))
+    assert "its content is none of JPEG" in str(row.error)
+    with pytest.raises(UnreadableImage):
+        read_rgb(path.read_bytes())
+
+
+@pytest.mark.parametrize("kind", ["ICO", "PCX", "SGI", "DDS", "ICNS", "MSP"])
+def test_only_formats_on_the_list_are_opened(tmp_path: Path, faults: Faults, kind: str) -> None:
+    """The list is of what is read, not of what is known to be dangerous."""
+    path = tmp_path / "image.png"
+    Image.new("1" if kind == "MSP" else "RGB", (16, 16)).save(path, format=kind)
+    with Image.open(path) as image:
+        image.load()  # Pillow itself reads it
+    faults.attempt("an image of a format that is not read")
+    with pytest.raises(UnreadableImage, match="its content is none of JPEG"):
+        read_rgb(str(path))
 
 
 def test_cifar_that_is_not_the_published_one(

@@ -13,8 +13,8 @@ class DataConfig:
 
     Everything random here (split, fraction, label noise) depends on ``seed`` alone, not on the
     seed of the training, so that runs with other seeds see the same images. Modifiers are applied
-    in this order: classes, validation, fraction, imbalance, label noise; the last three change
-    training images alone.
+    in this order: classes, test, validation, fraction, imbalance, label noise; the last three
+    change training images alone.
 
     Args:
         name: digits (bundled), cifar10, cifar100, svhn, mnist, fashion_mnist, folder, csv, arrays,
@@ -30,6 +30,8 @@ class DataConfig:
         width: of the images where they are not square, beside ``size`` as their height.
         validation: share of the training images held out for validation where the data has no
             validation part; 0 for none.
+        test: share of the training images held out for testing where the data has no test part;
+            none by default (``compare`` with trials takes 0.2).
         fraction: share of the training images that is used, the same of every class. Smaller ones
             are parts of larger ones if those add an image or more to every class, or classes are
             of one size.
@@ -77,6 +79,7 @@ class DataConfig:
     workers: int = 0
     resident: Literal["auto", "yes", "no"] = "auto"
     validation_from: Literal["train", "test"] = "train"
+    test: float = field(default=0.0, metadata={"later": True})
 
 
 @dataclass(frozen=True)

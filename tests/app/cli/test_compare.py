@@ -15,6 +15,7 @@ pytest.importorskip("scipy", reason="the paired tests are scipy's")
 pytest.importorskip("sklearn", reason="the data of these tests come with scikit-learn")
 
 from app.cli.command import SMALL, environment, largemargin, runs_in
+from app.data.pictures import class_folders
 from PIL import Image
 
 from largemargin import LargeMarginError
@@ -98,6 +99,7 @@ def test_the_plan_is_a_config(
     folder, _ = compared
     assert cli.main(["compare", "--config", str(folder / "plan.yaml"), "--print_config"]) == 0
     printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["data"].pop("test") == 0  # a later setting, in plans only where it is set
     assert printed == yaml.safe_load((folder / "plan.yaml").read_text())
 
 
@@ -138,17 +140,38 @@ def test_a_comparison_that_cannot_begin_leaves_no_folder(
         for number in range(5):
             Image.new("RGB", (8, 8), (number, ord(name), 0)).save(f"photos/{name}/{number}.png")
     words = ["compare", "--methods", "cosface", "--trials", "2", *SMALL]
-    assert cli.main([*words, "--data", "photos", "--data.validation", "0.2"]) == 2
-    told = capsys.readouterr().err
-    assert "used up by tuning" in told
-    assert "a folder test/ beside the training images in train/" in told
-    assert "or compare without --trials" in told
+    assert cli.main([*words, "--data", "photos", "--data.validation", "0"]) == 2
+    assert "there are none. Set data.validation" in capsys.readouterr().err
     assert cli.main([*words, "--space", "{optimizer.lr: [1, 0.1]}"]) == 2
     assert "optimizer.lr" in capsys.readouterr().err
     monkeypatch.setattr("largemargin.app.training.comparison.find_spec", lambda name: None)
     assert cli.main(words) == 2
     assert "tuning needs optuna" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_tuned_methods_are_compared_on_images_held_out_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also of a folder with train/ and val/ alone, whose validation images chose the settings."""
+    pytest.importorskip("optuna", reason="tuning needs optuna")
+    monkeypatch.chdir(tmp_path)
+    class_folders(Path("photos/train"), ("a", "b"), 10, height=8, width=8)
+    class_folders(Path("photos/val"), ("a", "b"), 4, first=5000, height=8, width=8)
+    words = ["compare", "--methods", "cosface", "--trials", "1", "--seeds", "1", *SMALL]
+    assert cli.main([*words, "--data", "photos", "--model", "mlp", "--batch_size", "8"]) == 0
+    said = capsys.readouterr().out
+    assert "The data has no test images: 4 of the training images are held out" in said
+    (folder,) = runs_in(tmp_path)
+    found = Comparison.load(folder / "compare.json")
+    assert (found.split, found.images) == ("test", 4)
+    run = Run.open(folder / "runs" / "cosface-seed0")
+    assert run.config.data.test == 0.2
+    data = run.data()
+    assert data.test is not None
+    assert data.validation is not None
+    assert set(data.test.ids).isdisjoint({*data.train.ids, *data.validation.ids})
+    assert cli.main(["compare", "--resume", str(folder)]) == 0
 
 
 def test_seeds_are_a_number_or_a_list() -> None:

@@ -84,6 +84,17 @@ def test_printed_settings_come_back(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert config_of("--config", str(path), "--epochs", "9").epochs == 9
 
 
+def test_lists_may_be_typed_plainly() -> None:
+    words = ("--trackers", "tensorboard", "--data.classes=cat,dog", "--optimizer.milestones", "3,5")
+    given = config_of(*words, "--objective.layers", "a.0")
+    assert given.trackers == ("tensorboard",)
+    assert given.data.classes == ("cat", "dog")
+    assert given.optimizer.milestones == (3, 5)
+    assert given.objective.layers == ("a.0",)
+    assert config_of("--data.classes", "null", "--trackers", "[]") == RunConfig()
+    assert config_of("--optimizer.milestones", "[3,5]").optimizer.milestones == (3, 5)
+
+
 def test_the_file_of_a_run_is_a_config(tmp_path: Path) -> None:
     config = replace(RunConfig(), batch_size=7, data=DataConfig("mnist", path="here"))
     write_config(config, tmp_path / "config.yaml")
@@ -156,9 +167,9 @@ def test_a_name_of_a_data_set_that_is_a_folder_too(
         (["--optimizer.lr", "fast"], "optimizer.lr: a number is expected, not fast."),
         (["--optimizer.clip_norm", "x"], "optimizer.clip_norm: a number or null is expected"),
         (["--optimizer", "sgdd"], "sgdd was given, but one of 'sgd', 'adamw', 'adam'"),
-        (["--optimizer.milestones", "3,4"], "a list is expected, as [1,2], not 3,4."),
-        (["--data.classes", "a,b"], "classes: a list, as [a,b], or null is expected, not a,b."),
-        (["--trackers", "csv,x"], "trackers: a list is expected, as [a,b], not csv,x."),
+        (["--optimizer.milestones", "{3: 4}"], "a list is expected, as [1,2], not {3: 4}."),
+        (["--data.classes", "{a: b}"], "classes: a list, as [a,b], or null is expected, not {"),
+        (["--trackers", "{csv: x}"], "trackers: a list is expected, as [a,b], not {'csv': 'x'}."),
         (["--model.options", "x"], "model.options: settings are expected, as {a: 1}, not x."),
         (["--compile", "perhaps"], "true or false is expected"),
         (["--epochs"], "expected one argument"),
@@ -181,7 +192,7 @@ def test_wrong_options(words: list[str], message: str, capsys: pytest.CaptureFix
         ("optimizer: {name: x}", "one of 'sgd', 'adamw', 'adam' is expected"),
         ("epochs: many", "epochs: a whole number is expected"),
         ("epochs: [3", "line 1"),
-        ("- epochs", "Unexpected config"),
+        ("- epochs", "must hold settings (name: value), but holds ['epochs']"),
     ],
 )
 def test_wrong_files(

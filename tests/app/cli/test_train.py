@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,9 @@ pytest.importorskip("jsonargparse", reason="the command is built with jsonargpar
 pytest.importorskip("sklearn", reason="the data of these tests come with scikit-learn")
 
 from app.cli.command import SMALL, environment, largemargin, runs_in
+from app.data.pictures import class_folders, picture
 
+import largemargin as lm
 from largemargin.app.cli import command as cli
 from largemargin.app.cli.train import summary
 from largemargin.app.data import DataConfig
@@ -153,3 +156,82 @@ def test_ctrl_c_stops_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert not Run.open(folder).finished
     done_before = len(Run(folder).metrics("epoch"))
     assert 0 < done_before < 400
+
+
+def in_process(*words: str) -> int:
+    return cli.main(["train", *words, *SMALL, "--measure", "false", "--model", "mlp"])
+
+
+def test_it_begins_with_what_is_trained_and_why_at_this_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    photos = class_folders(tmp_path / "photos", ("a", "b"), 10, height=32, width=32)
+    assert in_process("--data", "photos") == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == (
+        "training mlp on 18 images, 2 images to validate: 2 classes, 32 x 32 pixels, device cpu"
+    )
+    picture(photos / "a" / "odd.png", 77, 80, 60)
+    assert in_process("--data", "photos") == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert (
+        "224 x 224 pixels (files of different or large sizes (20 of 32 x 32, 1 of 80 x 60)" in first
+    )
+    assert "become 224 x 224; --data.size N for another)" in first
+    assert in_process("--data", "photos", "--data.size", "32") == 0
+    assert ": 2 classes, 32 x 32 pixels, device" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_presets_say_which_optimizer_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert in_process("--preset", "few_labels", "--name", "plain") == 0
+    said = capsys.readouterr().out
+    assert "this run    lr 0.05, weight_decay 0.0005, clip_norm 5.0 (--preset_optimizer" in said
+    assert in_process("--preset", "few_labels", "--preset_optimizer", "--name", "tuned") == 0
+    said = capsys.readouterr().out
+    tuned = lm.preset("few_labels").optimizer
+    assert f"this run    lr {tuned['lr']}, weight_decay {tuned['weight_decay']}, clip_norm " in said
+    assert "takes those of the preset" not in said
+    used = {name: Run.open(runs_in(tmp_path, name)[0]).config for name in ("plain", "tuned")}
+    assert used["plain"].optimizer == RunConfig().optimizer
+    assert used["tuned"].optimizer == replace(RunConfig().optimizer, **tuned)
+    assert used["tuned"].objective == used["plain"].objective
+    for words, told in (
+        (["--preset_optimizer"], "goes with --preset"),
+        (["--preset_optimizer", "--preset", "few_labels", "--optimizer.lr", "1"], "optimizer.lr"),
+    ):
+        assert in_process(*words) == 2
+        assert told in capsys.readouterr().err
+
+
+def test_warnings_show_no_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    photos = class_folders(tmp_path / "photos", ("a", "b"), 10, height=8, width=8)
+    (photos / "a" / "broken.png").write_text("no image")
+    before = warnings.formatwarning
+    with pytest.warns(UserWarning, match="left out"):
+        assert in_process("--data", "photos", "--data.corrupt", "skip") == 0
+    assert warnings.formatwarning is before
+    words = ("--data", "photos", "--data.corrupt", "skip", *SMALL)
+    shown = largemargin("train", *words, "--model", "mlp", folder=tmp_path).stderr
+    assert shown.startswith("warning: 1 unreadable images are left out: a/broken.png")
+    assert ".py" not in shown
+
+
+def test_trackers_that_are_not_installed_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """accelerate leaves them out, and trains without."""
+    tracking = pytest.importorskip("accelerate.tracking", reason="trackers need accelerate")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tracking, "get_available_trackers", lambda: ["tensorboard"])
+    assert in_process("--trackers", "wandb") == 2
+    assert "the tracker wandb needs its own package. Install it: pip install wandb" in (
+        capsys.readouterr().err
+    )
+    assert not (tmp_path / "runs").exists()

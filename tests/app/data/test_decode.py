@@ -3,6 +3,7 @@
 import json
 import struct
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -153,8 +154,8 @@ def spoiled(root):
 
 REASONS = {
     "a/half.jpg": "truncated",
-    "a/empty.png": "no image that Pillow knows",
-    "b/text.jpg": "no image that Pillow knows",
+    "a/empty.png": "none of JPEG, PNG, GIF",
+    "b/text.jpg": "none of JPEG, PNG, GIF",
     "b/gone.png": "No such file",
     "b/bomb.png": "more pixels than Pillow's limit",
 }
@@ -189,14 +190,27 @@ def test_training_images_that_stay_in_files_are_checked_too(tmp_path):
 
 def test_unreadable_images_are_fatal_by_default(tmp_path):
     config = DataConfig("folder", str(spoiled(tmp_path)), size=8)
-    with pytest.raises(LargeMarginError, match="4 of 17 train images cannot be read") as error:
+    with pytest.raises(LargeMarginError, match="5 of 17 images cannot be read") as error:
         load_data(config)
-    # The broken half of a JPEG file is found only where headers are fine.
-    for name in REASONS.keys() - {"a/half.jpg"}:
+    assert "leave them out: --data.corrupt skip" in str(error.value)
+    # The header of the JPEG file that is cut in half is fine.
+    for name in REASONS:
         assert name in str(error.value)
-        (tmp_path / name).unlink()
+        if name != "a/half.jpg":
+            (tmp_path / name).unlink()
     with pytest.raises(LargeMarginError, match=r"1 of 13 .* a/half\.jpg .*truncated"):
         load_data(config)
+
+
+@pytest.mark.parametrize("resident", ["yes", "no"])
+def test_errors_and_warnings_count_the_same(tmp_path, resident):
+    spoiled(tmp_path / "train")
+    truncated(class_folders(tmp_path / "val", ("a", "b"), 2, first=50) / "b" / "cut.jpg", 8)
+    config = DataConfig("folder", str(tmp_path), size=8, resident=resident)
+    with pytest.raises(LargeMarginError, match="6 of 22 images cannot be read"):
+        load_data(config)
+    with pytest.warns(UserWarning, match="^6 unreadable images are left out"):
+        load_data(replace(config, corrupt="skip"))
 
 
 def test_a_broken_file_met_while_training_is_named(tmp_path):

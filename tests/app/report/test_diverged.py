@@ -25,7 +25,7 @@ def diverged(softmax: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     for row in rows:
         if row["kind"] == "epoch":
             row |= {"loss": None, "bad_steps": 3, "step": 5}
-    path.write_text("\n".join(json.dumps(row) for row in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     broken = softmax.model()
     with torch.no_grad():
         # The largest of NaNs is the first: samples of class 0 are "right".

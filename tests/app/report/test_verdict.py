@@ -1,12 +1,17 @@
 """Verdicts follow their rules, and advice what was measured."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
-from app.report.made import geometry
+from app.data.pictures import class_folders
+from app.report.made import geometry, trained
+from app.report.reading import Page
 
 import largemargin as lm
+from largemargin.app.data import DataConfig
+from largemargin.app.models import ModelConfig
 from largemargin.app.report.charts import Chart, Note, Table
 from largemargin.app.report.judgements import (
     accuracy,
@@ -19,9 +24,15 @@ from largemargin.app.report.judgements import (
     graded,
     judge,
 )
-from largemargin.app.report.report_models import ReportModel, ReportModels, is_softmax
+from largemargin.app.report.report_models import (
+    ReportModel,
+    ReportModels,
+    is_softmax,
+    read_models,
+)
 from largemargin.app.report.sections.robustness import robustness_section
 from largemargin.app.report.sections.verdicts import changes
+from largemargin.app.report.write import report
 from largemargin.app.training import NoiseConfig, ObjectiveConfig, Run, RunConfig
 from largemargin.measuring import EvaluationConfig, evaluate
 
@@ -314,3 +325,38 @@ def test_a_temperature_is_not_promised() -> None:
     assert "this model was trained without" in attempt(data=without)
     held_out = {"record": {"images": {"train": 10, "validation": 5}}}
     assert "where the validation images allow it" in attempt(data=held_out)
+
+
+def without_test_images(folder: Path, data: Path, objective: str) -> Run:
+    config = DataConfig("folder", str(data), size=8, augment="none")
+    return trained(folder, objective, data=config, model=ModelConfig("mlp"))
+
+
+def test_validation_images_are_not_called_test_images(tmp_path: Path) -> None:
+    """They chose the epoch: they cannot say which model is more accurate."""
+    photos = class_folders(tmp_path / "photos", ("a", "b", "c"), 40, height=8, width=8)
+    runs = [without_test_images(tmp_path / n, photos, n) for n in ("cross_entropy", "cosface")]
+    text = Page(report(runs, tmp_path / "a.html", features="none")).text
+    assert "is of the accuracy on 12 validation images;" in text
+    assert "They also chose the epoch of each model" in text
+    assert "on the validation images, which chose the epoch" in text
+    assert "test images;" not in text
+
+
+@pytest.mark.parametrize(("split", "says"), [("validation", "higher on them"), ("test", "more")])
+def test_only_test_images_say_what_is_more_accurate(split: str, says: str) -> None:
+    data = {"record": {"digests": {split: "0"}}}
+    base = measured(accuracy=0.5, samples=1000, data=data, baseline=True)
+    other = replace(measured(accuracy=0.9, samples=1000, data=data), name="other")
+    found = str(changes(ReportModels((base, other))))
+    assert says in found
+    assert f"1,000 {split} images;" in found
+    assert ("more accurate'" in found) == (split == "test")
+
+
+def test_test_images_are_called_so(softmax: Run, cosface: Run, tmp_path: Path) -> None:
+    text = Page(report([softmax, cosface], tmp_path / "a.html", features="none")).text
+    assert "540 test images;" in text
+    assert "chose the epoch" not in text
+    assert [model.judged_on for model in read_models([softmax, cosface])] == ["test images"] * 2
+    assert read_models(geometry()).models[0].judged_on == "images"

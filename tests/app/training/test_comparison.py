@@ -124,11 +124,13 @@ def test_a_killed_comparison_continues(tmp_path: Path, data: Data) -> None:
 def test_a_run_killed_before_it_began_is_begun_again(tmp_path: Path, data: Data) -> None:
     folder = tmp_path / "runs" / "cosface-seed0"
     folder.mkdir(parents=True)
-    (folder / "data.json").write_text("{}")
+    (folder / ".draft-0123abcd-config.yaml").write_text("epo")
+    (folder / "notes.txt").write_text("not of the run")
     train = FakeTraining(learned)
     run(tmp_path, data, train, seeds=[0])
     assert not any(resumed for _, resumed in train.calls)
-    assert not (folder / "data.json").exists()
+    assert not list(folder.glob(".draft*"))
+    assert (folder / "notes.txt").read_text() == "not of the run"
 
 
 def test_seeds_may_be_added_but_nothing_else_changes(tmp_path: Path, data: Data) -> None:
@@ -196,7 +198,7 @@ def test_without_test_images(tmp_path: Path, data: Data) -> None:
     assert found.split == "validation"
     assert "There are no test images" in str(found)
     with pytest.raises(LargeMarginError, match="used up by tuning"):
-        run(tmp_path / "tuned", without, trials=2)
+        run(tmp_path / "tuned", without, trials=2)  # of data that was loaded by the caller
     with pytest.raises(LargeMarginError, match="no test images"):
         run(tmp_path / "none", replace(without, validation=None))
 

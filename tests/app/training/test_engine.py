@@ -145,7 +145,7 @@ def test_a_resumed_run_equals_one_that_was_never_interrupted(
     # A crash may leave half a row and half a checkpoint.
     with open(tmp_path / "cut" / "metrics.jsonl", "a") as file:
         file.write('{"kind": "gradients", "epoch": 2, "step": 99}\n{"kind": "epo')
-    (tmp_path / "cut" / "checkpoints" / ".draft-0-epoch-0003").mkdir()
+    (tmp_path / "cut" / "checkpoints" / ".draft-0123abcd-epoch-0003").mkdir()
     # What was evaluated in between is of another model than the one to come.
     (tmp_path / "cut" / "evaluation.json").write_text("{}")
     resumed = train(settings, data=data, progress=False, folder=tmp_path / "cut", resume=True)

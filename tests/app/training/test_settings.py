@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from largemargin.app.data import DataConfig
 from largemargin.app.training import (
     ObjectiveConfig,
     OptimizerConfig,
@@ -241,3 +242,13 @@ def test_optimizers_refuse_what_cannot_work(settings: dict[str, Any], message: s
         LearningRate(OptimizerConfig(schedule="steps"), epochs=2, steps_per_epoch=2)
     with pytest.raises(LargeMarginError, match="final_lr above 0"):
         LearningRate(OptimizerConfig(schedule="log_linear"), epochs=2, steps_per_epoch=2)
+
+
+def test_later_settings_are_written_only_where_they_are_set(tmp_path: Path) -> None:
+    """What older releases wrote about runs, studies and plans stays equal to what is written."""
+    assert "test" not in to_dict(RunConfig())["data"]
+    config = RunConfig(data=DataConfig(test=0.2))
+    assert to_dict(config)["data"]["test"] == 0.2
+    for each in (config, RunConfig()):
+        write_config(each, tmp_path / "config.yaml")
+        assert read_config(tmp_path / "config.yaml") == each

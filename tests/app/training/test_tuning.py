@@ -182,3 +182,15 @@ def test_checkpoints_of_trials_do_not_pile_up(tmp_path: Path, data: Data) -> Non
     assert len(found.finished) == 2
     assert (tmp_path / "trials" / "0000" / "result.json").exists()
     assert not list(tmp_path.glob("trials/*/checkpoints"))
+
+
+def test_what_is_no_trial_is_left_alone(tmp_path: Path, data: Data) -> None:
+    """A trial whose study is gone is written anew; a folder of somebody else is not touched."""
+    old, foreign = tmp_path / "trials" / "0000", tmp_path / "trials" / "0001"
+    for folder, name in ((old, "config.yaml"), (foreign, "checkpoints/mine.txt")):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("")
+    with pytest.raises(LargeMarginError, match=r"0001 exists already and is not empty"):
+        search(tmp_path, data, FakeTraining(best_at_a_tenth), trials=3)
+    assert not (old / "config.yaml").exists() or (old / "config.yaml").read_text()
+    assert (foreign / "checkpoints" / "mine.txt").is_file()

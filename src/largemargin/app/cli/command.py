@@ -5,8 +5,10 @@ import errno
 import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from difflib import get_close_matches
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     wants_traceback = os.environ.get("LARGEMARGIN_TRACEBACK") == "1" or "--traceback" in words
     words = [word for word in words if word != "--traceback"]
+    if isinstance(sys.stdout, TextIOWrapper):  # names of files may be no text
+        sys.stdout.reconfigure(errors="backslashreplace")
+    formatted, warnings.formatwarning = warnings.formatwarning, _without_source
     try:
         return _dispatch(words)
     except SystemExit as stop:  # argparse's own way out: help, print_config, wrong options
@@ -68,6 +73,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {said}", file=sys.stderr)
         return 2
+    finally:
+        warnings.formatwarning = formatted
+
+
+def _without_source(message: Warning | str, *place: object, **line: object) -> str:
+    """The place in our source tells nothing to who typed a command."""
+    return f"warning: {message}\n"
 
 
 def _explanation(error: ValueError | OSError) -> str | None:

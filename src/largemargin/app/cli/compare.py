@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import jsonargparse
@@ -97,7 +98,14 @@ def run(options: Any) -> int:
     seeds = read_seeds(given["seeds"])
     plan = {"seeds": seeds, "trials": given["trials"], "space": given["space"]}
     # Before a folder is made for nothing.
-    _, _, data = checked_plan(config, methods, **plan)
+    configs, _, data = checked_plan(config, methods, **plan)
+    if configs[0].data != config.data:
+        config = replace(config, data=configs[0].data)
+        say(
+            f"The data has no test images: {len(data.test or ()):,} of the training images are "
+            "held out to compare the tuned methods on. --data.test says how many, or put images "
+            "into test/."
+        )
     if not options.get("resume"):
         folder = study_folder(options, config, "compare")
     say(f"Comparing {', '.join(m.title for m in methods)}: {len(seeds)} seeds, in {folder}")

@@ -22,9 +22,8 @@ from largemargin.app.config import DataConfig
 from largemargin.app.data.load import Data, load_data
 from largemargin.app.data.samples import Samples
 from largemargin.app.data.sources import SOURCES
-from largemargin.app.training.files import read_json
 from largemargin.app.training.processes import pick_device
-from largemargin.app.training.runs import DATA, Run
+from largemargin.app.training.runs import Run, load_record
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.calibrate import Temperature, calibrate_temperature
 from largemargin.measuring.evaluate import Origin
@@ -135,14 +134,14 @@ def open_run(options: Any) -> OpenRun:
         raise LargeMarginError(f"--which must be best or last, but {options.which!r} was given.")
     run = Run.open(options.run)
     device = pick_device(options.device)
-    facts = read_json(run.folder / DATA)
+    facts = run.facts
     return OpenRun(
         run=run,
         model=run.model(options.which).to(device),
         device=device,
         classes=tuple(facts["classes"]),
-        channels=int(facts["channels"]),
-        size=(int(facts["size"][0]), int(facts["size"][1])),
+        channels=facts["channels"],
+        size=(facts["size"][0], facts["size"][1]),
         stretch=facts["name"] in STRETCHED,
     )
 
@@ -326,7 +325,7 @@ class CalibrationCache:
     def kept(self, kind: type[Kept], name: str, *, detail: str = "") -> Kept | None:
         """What was fitted before; None where nothing was."""
         path = self._path(name, detail)
-        return kind.load(path) if path.is_file() else None
+        return load_record(kind, path) if path.is_file() else None
 
     def _path(self, name: str, detail: str) -> Path:
         return self.opened.run.folder / f"{name}{detail}-{self._weights}.json"

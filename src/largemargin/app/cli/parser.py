@@ -19,9 +19,13 @@ from typing import Any, NoReturn
 
 import jsonargparse
 
+from largemargin.errors import LargeMarginError
+
 TRUST = "--trust_config"
 CONFIG_FILES = (".yaml", ".yml", ".json")
 ARRAY_FILES = (".npz", ".npy", ".safetensors")
+MOST_SAID = 5000
+"""Characters of a message that are looked at: it may repeat a whole file."""
 LAYOUTS = ("folder", "csv", "arrays", "huggingface")
 """Ways to keep any images, not data sets with a name."""
 
@@ -79,11 +83,34 @@ class CommandParser(jsonargparse.ArgumentParser):
         words = limit_imports(words)
         check_versions(words)
         try:
-            return super().parse_args(expand(words, self.shorthand), *rest, **options)
+            words = self._lists(expand(words, self.shorthand))
+            return super().parse_args(words, *rest, **options)
+        except LargeMarginError:
+            raise
         except Exception as error:
-            if type(error).__name__ != "ImportDenied":  # not public, and not always caught inside
+            # The former is not public, and not always caught inside; the others are of values.
+            own = type(error).__name__ == "ImportDenied"
+            if not own and not isinstance(error, ValueError | ArithmeticError | RecursionError):
                 raise
             self.error(str(error))
+
+    def _lists(self, words: Sequence[str]) -> list[str]:
+        """Write out lists typed plainly: ``--trackers wandb`` is ``--trackers=[wandb]``."""
+        lists = {
+            name
+            for action in self._actions
+            for name in action.option_strings
+            if "tuple[" in str(getattr(action, "_typehint", ""))
+        }
+        long: list[str] = []
+        for word in words:
+            option, equals, value = word.partition("=")
+            if not equals and long and long[-1] in lists and not word.startswith("--"):
+                option, equals, value = long.pop(), "=", word
+            plain = equals and value and value[0] not in "[{&*'\"" and value != "null"
+            taken = option in lists and plain
+            long.append(f"{option}=[{value}]" if taken else f"{option}{equals}{value}")
+        return long
 
     def format_help(self, formatter: argparse.HelpFormatter | None = None) -> str:
         # `--data CONFIG`, which jsonargparse adds to every group of options.
@@ -104,7 +131,9 @@ class CommandParser(jsonargparse.ArgumentParser):
 
     def _explained(self, message: str) -> str:
         """The message in plain words, with what was probably meant."""
-        message = _readable(message).replace("as LIST,", f"as {self._list_of(message)},")
+        message = _readable(message[:MOST_SAID]).replace(
+            "as LIST,", f"as {self._list_of(message)},"
+        )
         names = [text for action in self._actions for text in action.option_strings]
         wrong = _unknown_option(message)
         close = _closest(wrong, names) if wrong else []
@@ -130,8 +159,14 @@ class CommandParser(jsonargparse.ArgumentParser):
 
 def limit_imports(words: Sequence[str]) -> list[str]:
     """Set what may be imported for these words; returns them without the option."""
-    from largemargin.app.models.library_networks import trust
+    from jsonargparse import _loaders_dumpers as loaders
 
+    from largemargin.app.models.library_networks import trust
+    from largemargin.app.training.config_file import bounded
+
+    if loaders.yaml_default_loader is None:  # it has no public way to choose one
+        plain: Any = loaders.get_yaml_default_loader  # without types
+        loaders.yaml_default_loader = bounded(plain())
     jsonargparse.set_parsing_settings(
         import_path_denylist=["*"],
         # A class path in a free setting is an error, not a value to pass on.
@@ -146,14 +181,10 @@ def check_versions(words: Sequence[str]) -> None:
     """Refuse files of a newer version by that, not by the first setting that is unknown here."""
     from largemargin.app.training.config_file import read_yaml
     from largemargin.app.training.files import CONFIG, check_version
-    from largemargin.errors import LargeMarginError
 
     for file in config_files(words):
-        try:
-            read = read_yaml(file)
-        except LargeMarginError:  # jsonargparse names the line
-            continue
-        check_version(read, CONFIG, file)
+        if Path(file).is_file():
+            check_version(read_yaml(file), CONFIG, file)
 
 
 def config_files(words: Sequence[str]) -> Iterator[str]:

@@ -53,6 +53,13 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="objective that was measured to be best: few_labels, long_tail, label_noise, "
         "corruption or embedding; softmax where none was",
     )
+    parser.add_argument(
+        "--preset_optimizer",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="take the learning rate, weight decay and clipping that the preset was tuned with, "
+        "for another network and batch size than yours; default those of this run",
+    )
     add_run_options(parser, title="Training")
 
 
@@ -64,7 +71,8 @@ def run(options: Any) -> int:
     warnings.filterwarnings("ignore", message=TOLD)  # said below, with the exit status
     folder = options.get("resume")
     if folder is None:
-        config = _with_preset(run_config(options), options.get("preset"))
+        given = options.get("preset"), bool(options.get("preset_optimizer"))
+        config = _with_preset(run_config(options), *given)
     else:
         config = Run.open(folder).config
     try:
@@ -73,6 +81,7 @@ def run(options: Any) -> int:
             folder=folder,
             resume=folder is not None,
             progress=show_progress(),
+            on_begin=partial(print, flush=True) if _is_first() else None,
             on_epoch=None if show_progress() or not _is_first() else partial(_tell, config),
         )
     except Interrupted as stop:
@@ -86,12 +95,20 @@ def run(options: Any) -> int:
     return 0 if done.failure is None else 2
 
 
-def _with_preset(config: Any, name: str | None) -> Any:
-    """The run with the objective, and noise, of a preset, which is shown with its evidence."""
+def _with_preset(config: Any, name: str | None, tuned: bool = False) -> Any:
+    """The run with the objective, and noise, of a preset, which is shown with its evidence.
+
+    Args:
+        config: of the run.
+        name: of the preset.
+        tuned: take its optimizer, too.
+    """
     from largemargin.app.config import RunConfig
     from largemargin.app.training.presets import preset
 
     if name is None:
+        if tuned:
+            raise LargeMarginError("--preset_optimizer goes with --preset SITUATION. Name one.")
         return config
     chosen, plain = preset(name), RunConfig()
     for part in ("objective", "noise"):
@@ -99,9 +116,22 @@ def _with_preset(config: Any, name: str | None) -> Any:
             raise LargeMarginError(
                 f"--preset {name} sets the {part}, but {part} was given too. Leave one of them out."
             )
+    ours = {key: getattr(config.optimizer, key) for key in chosen.optimizer}
+    given = {key: ours[key] for key in ours if ours[key] != getattr(plain.optimizer, key)}
+    if tuned and (given or not ours):
+        why = f"but optimizer.{next(iter(given))} was given too" if given else "but it has none"
+        raise LargeMarginError(
+            f"--preset_optimizer takes the optimizer of the preset {name}, {why}. Leave it out."
+        )
     if _is_first():
-        print(f"{chosen}\n")
-    return chosen.config(config)
+        print(chosen)
+        if ours:
+            used = chosen.optimizer if tuned else ours
+            hint = "" if tuned else " (--preset_optimizer takes those of the preset)"
+            listed = ", ".join(f"{key} {used[key]}" for key in used)
+            print(f"this run    {listed}{hint}")
+        print()
+    return chosen.config(config, optimizer=tuned)
 
 
 def _is_first() -> bool:

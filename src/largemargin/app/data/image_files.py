@@ -3,6 +3,7 @@
 Every colour mode is turned into RGB: transparent pixels are laid over white, 16-bit grey is scaled
 to 8 bits. The first frame of an animation is taken, a rotation noted by the camera (EXIF) is
 applied, and an image with more pixels than Pillow's limit (a decompression bomb) is unreadable.
+Files hold one of ``FORMATS``; others are unreadable.
 """
 
 import io
@@ -21,6 +22,9 @@ from largemargin.errors import LargeMarginError, optional_module
 
 DEEP_GREY = ("I", "I;16", "I;16L", "I;16B", "I;16N", "F")
 """Pillow's modes of one channel with more than 8 bits."""
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000", "TGA")
+"""What a file may hold, whatever it is called. Pillow would open others too: EPS, for one, is a
+program, which it hands to Ghostscript. TGA has no mark at its beginning, so it is tried last."""
 
 
 class UnreadableImage(Exception):
@@ -84,9 +88,9 @@ class ImageFiles:
                 source = self.source(index)
                 name = source if isinstance(source, str) else f"row {self.rows[index]}"
                 raise LargeMarginError(
-                    f"the image {name} cannot be read: {error}. Repair or remove it, or set "
-                    "corrupt: skip to find all such images when the data is loaded and leave them "
-                    "out."
+                    f"the image {name} cannot be read: {error}. Repair or remove it, or "
+                    "find all such images when the data is loaded and leave them out: "
+                    "--data.corrupt skip (in Python and YAML corrupt: skip)."
                 ) from None
 
 
@@ -115,7 +119,10 @@ def open_image(source: str | bytes | None) -> Any:
             raise OSError("there is no image in this row")
         if isinstance(source, str) and not stat.S_ISREG(os.stat(source).st_mode):
             raise OSError("it is no file but a folder, a pipe or a device")
-        return image_class.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+        image_class.init()
+        formats = [each for each in FORMATS if each in image_class.OPEN]
+        file = io.BytesIO(source) if isinstance(source, bytes) else source
+        return image_class.open(file, formats=formats)
     except Exception as error:  # decoders raise what they like: SyntaxError, struct.error, ...
         raise UnreadableImage(reason(error)) from None
 
@@ -211,5 +218,5 @@ def reason(error: Exception) -> str:
         return f"it has more pixels than Pillow's limit: {text}"
     # Addresses of objects would make two records of one data set differ.
     if "cannot identify image file" in text:
-        return "its content is no image that Pillow knows"
+        return f"its content is none of {', '.join(FORMATS)}"
     return text or type(error).__name__

@@ -12,8 +12,9 @@ labels), mean and standard deviation of the pixels, and images in memory brought
 import difflib
 import hashlib
 import os
+import re
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -112,8 +113,8 @@ class Data:
 def load_data(config: DataConfig) -> Data:
     """The data set that ``config`` describes.
 
-    Images are read and checked, then changed in this order: classes, validation part, fraction,
-    imbalance, label noise.
+    Images are read and checked, then changed in this order: classes, test and validation part,
+    fraction, imbalance, label noise.
 
     Example:
         >>> data = load_data(DataConfig("digits"))
@@ -131,7 +132,9 @@ def load_data(config: DataConfig) -> Data:
     source = in_memory(source, config, keep, skipped)
     source, modifiers = modified(source, config)
     # Of two copies of an image, one may have been held out.
-    same |= duplicates(source, ["validation"]) if own and "validation" not in others else {}
+    held_out = [name for name in ("validation", "test") if name not in others]
+    same |= duplicates(source, held_out) if own else {}
+    contents = {name: contents_of(each) for name, each in source.splits.items()}
     # What was too large as a whole may fit now.
     source = without_files(in_memory(source, config, keep, skipped))
     if skipped:
@@ -141,11 +144,13 @@ def load_data(config: DataConfig) -> Data:
         source = source.with_splits(
             {name: resized(samples, config) for name, samples in source.splits.items()}
         )
+    for name in source.classes:
+        check_text("the name of a class", name)
     check_one_shape(source)
     channels, size = shape_of(source.train)
     mean, std = normalization(source, config, channels)
     augment = augment_of(source, config)
-    made = {"modifiers": modifiers, "skipped": skipped, "duplicates": same}
+    made = {"modifiers": modifiers, "skipped": skipped, "duplicates": same, "contents": contents}
     looks = {"channels": channels, "size": list(size), "mean": list(mean), "std": list(std)}
     return Data(
         name=config.name,
@@ -163,6 +168,15 @@ def load_data(config: DataConfig) -> Data:
         augment=augment,
         record={**record_of(source, config), **looks, "augment": augment.kind, **made},
     )
+
+
+def check_text(place: str, text: str) -> None:
+    """Refuse what no file can hold: halves of characters, and the null byte."""
+    if not re.fullmatch("[^\0\ud800-\udfff]*", text):
+        raise LargeMarginError(
+            f"{place} must be text, but {text!r} holds characters that are none. If it is the name "
+            "of a file or folder, give it one in UTF-8."
+        )
 
 
 def check_data_config(config: DataConfig) -> None:
@@ -260,16 +274,25 @@ def readable(source: Source, config: DataConfig) -> tuple[Source, Skipped]:
     """The source with images of one size and without those whose headers cannot be read."""
     skipped: Skipped = []
     splits = {name: each for name, each in source.splits.items() if each.files is not None}
-    sizes: set[tuple[int, int]] = set()
+    sizes: Counter[tuple[int, int]] = Counter()
     for name, samples in splits.items():
         found, failures = each_file(samples, header)
-        splits[name] = without_failures(samples, failures, name, config, skipped)
+        splits[name] = without_failures(source, name, failures, config, skipped)
         sizes.update(found.values())
-    size = decoded_size(source, config, sizes)
+    size = decoded_size(source, config, set(sizes))
     for name, samples in splits.items():
         assert samples.files is not None
         splits[name] = replace(samples, files=replace(samples.files, size=size))
+    if config.size is None and sizes.keys() - {size}:
+        source.record["resized"] = resizing(sizes, size)
     return source.with_splits(splits), skipped
+
+
+def resizing(sizes: "Counter[tuple[int, int]]", size: tuple[int, int]) -> str:
+    """Why files are brought to a size that nobody asked for."""
+    shown = ", ".join(f"{count:,} of {h} x {w}" for (h, w), count in sizes.most_common(3))
+    more = f" and {len(sizes) - 3:,} other sizes" if len(sizes) > 3 else ""
+    return f"files of different or large sizes ({shown}{more}) become {size[0]} x {size[1]}"
 
 
 def wholly_readable(
@@ -284,7 +307,7 @@ def wholly_readable(
     now = to_decode(source, config, keep)
     checked_later = now if fits(now, config) else {}
     splits = {
-        name: without_failures(each, each_file(each, decoded)[1], name, config, skipped)
+        name: without_failures(source, name, each_file(each, decoded)[1], config, skipped)
         for name, each in source.splits.items()
         if each.files is not None and name not in checked_later
     }
@@ -310,9 +333,11 @@ def in_memory(
         pixels = torch.empty((len(samples), 3, *samples.files.size), dtype=torch.uint8)
         _, failures = each_file(samples, partial(decode_into, pixels))
         # Without failures nothing is left out, and the pixels need not be copied.
-        held = replace(samples, pixels=pixels)
-        splits[name] = without_failures(held, failures, name, config, skipped) if failures else held
-    return source.with_splits(splits)
+        source = source.with_splits({name: replace(samples, pixels=pixels)})
+        if failures:
+            kept = without_failures(source, name, failures, config, skipped)
+            source = source.with_splits({name: kept})
+    return source
 
 
 def without_files(source: Source) -> Source:
@@ -383,23 +408,38 @@ def each_file(samples: Samples, look: Look) -> tuple[dict[int, Any], dict[int, s
 
 
 def without_failures(
-    samples: Samples, failures: dict[int, str], split: str, config: DataConfig, skipped: Skipped
+    source: Source, split: str, failures: dict[int, str], config: DataConfig, skipped: Skipped
 ) -> Samples:
-    """The samples that can be read; an error where ``corrupt`` says so."""
+    """The samples of a split that can be read; an error where ``corrupt`` says so.
+
+    The error names those of all splits, also those that a look at their header does not tell.
+    """
+    samples = source.splits[split]
     if not failures:
         return samples
-    files = [
+    if config.corrupt == "error":
+        held = {name: each for name, each in source.splits.items() if each.files is not None}
+        files = [
+            each
+            for name, part in held.items()
+            for each in listed_failures(
+                part, name, each_file(part, decoded)[1] | (failures if name == split else {})
+            )
+        ]
+        raise LargeMarginError(
+            f"{len(files)} of {sum(map(len, held.values()))} images cannot be read: "
+            f"{failures_text(files)}. Repair or remove them, or leave them out: --data.corrupt "
+            "skip (in Python and YAML corrupt: skip)."
+        )
+    skipped.extend(listed_failures(samples, split, failures))
+    return samples.subset([index for index in range(len(samples)) if index not in failures])
+
+
+def listed_failures(samples: Samples, split: str, failures: dict[int, str]) -> Skipped:
+    return [
         {"file": samples.ids[index], "split": split, "reason": why}
         for index, why in sorted(failures.items())
     ]
-    if config.corrupt == "error":
-        raise LargeMarginError(
-            f"{len(files)} of {len(samples)} {split} images cannot be read: "
-            f"{failures_text(files)}. Repair or remove them, or set corrupt: skip to leave them "
-            "out."
-        )
-    skipped.extend(files)
-    return samples.subset([index for index in range(len(samples)) if index not in failures])
 
 
 def failures_text(files: list[dict[str, str]]) -> str:
@@ -496,6 +536,30 @@ def image_lengths(samples: Samples) -> list[int]:
         return [samples.pixels[0].nbytes] * len(samples)
     sources = (samples.files.source(i) for i in range(len(samples)))
     return [os.stat(one).st_size if isinstance(one, str) else len(one or b"") for one in sources]
+
+
+def contents_of(samples: Samples) -> str:
+    """A digest of the stored images: the bytes of their files, or their pixels.
+
+    Of images that are larger together than what is kept in memory it covers all lengths, and the
+    contents of some that are spread over the split; of very many files those of some alone.
+    """
+    step, count = max(1, len(samples) // MOST_FILES), len(samples)
+    if samples.files is not None and count > MOST_COMPARED:
+        samples = samples.subset(range(0, count, step))
+    lengths = image_lengths(samples)
+    if sum(lengths) <= IN_MEMORY:
+        step = 1
+    whole = hashlib.blake2b(f"{count} {lengths}".encode(), digest_size=32)
+    if samples.files is None:
+        assert samples.pixels is not None
+        for part in torch.split(samples.pixels[::step], AT_ONCE):
+            whole.update(part.contiguous().numpy().data)
+        return whole.hexdigest()
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for each in pool.map(partial(image_digest, samples), range(0, len(samples), step)):
+            whole.update(each)
+    return whole.hexdigest()
 
 
 def image_digest(samples: Samples, index: int) -> bytes:

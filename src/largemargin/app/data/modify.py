@@ -38,6 +38,7 @@ Record = list[dict[str, Any]]
 def modified(source: Source, config: DataConfig) -> tuple[Source, Record]:
     """The source after all modifiers, and what each of them did."""
     check_number("validation", config.validation, at_least=0, below=1)
+    check_number("test", config.test, at_least=0, below=1)
     check_number("fraction", config.fraction, above=0, at_most=1)
     check_number("label_noise", config.label_noise, at_least=0, at_most=1)
     record: Record = []
@@ -50,6 +51,9 @@ def modified(source: Source, config: DataConfig) -> tuple[Source, Record]:
             "a classifier tells classes apart."
         )
     check_present(source)
+    if "test" not in source.splits and config.test > 0:
+        source = hold_out(source, "test", config.test, config.seed)
+        record.append(_entry("test", source.splits["test"], config, share=config.test))
     if config.validation_from == "test":
         if "test" not in source.splits:
             raise LargeMarginError(
@@ -58,7 +62,7 @@ def modified(source: Source, config: DataConfig) -> tuple[Source, Record]:
         source = source.with_splits({"validation": source.splits["test"]})
         record.append(_entry("validation", source.splits["test"], config, part="test"))
     elif "validation" not in source.splits and config.validation > 0:
-        source = hold_out(source, config)
+        source = hold_out(source, "validation", config.validation, config.seed)
         validation = source.splits["validation"]
         record.append(_entry("validation", validation, config, share=config.validation))
     train = source.train
@@ -113,28 +117,27 @@ def keep_classes(source: Source, names: Sequence[str]) -> Source:
     return replace(source.with_splits(splits), classes=tuple(source.classes[i] for i in kept))
 
 
-def hold_out(source: Source, config: DataConfig) -> Source:
-    """A part of the training images for validation, of every class alike; one stays at least."""
+def hold_out(source: Source, name: str, share: float, seed: int) -> Source:
+    """A part of the training images for validation or test, of every class alike; one stays."""
     labels = source.train.labels
     sizes = torch.bincount(labels, minlength=len(source.classes))
-    ties = generator_for(config.seed, "validation", "ties")
-    counts = torch.minimum(shares(sizes, config.validation, ties), sizes - 1)
-    chosen = imbalanced_subset(labels, counts, generator=generator_for(config.seed, "validation"))
+    ties = generator_for(seed, name, "ties")
+    counts = torch.minimum(shares(sizes, share, ties), sizes - 1)
+    chosen = imbalanced_subset(labels, counts, generator=generator_for(seed, name))
     if len(chosen) == 0 and int(sizes.max()) == 1:
         raise LargeMarginError(
-            "no class has an image to spare for validation: each has one, which training needs. "
-            "Add images, or set validation to 0."
+            f"no class has an image to spare for {name}: each has one, which training needs. "
+            f"Add images, or set {name} to 0."
         )
     if len(chosen) == 0:
         raise LargeMarginError(
-            f"{config.validation:g} of {len(labels)} training images is less than one image for "
-            "validation. Raise validation, or set it to 0."
+            f"{share:g} of {len(labels)} training images is less than one image for {name}. "
+            f"Raise {name}, or set it to 0."
         )
     rest = torch.ones(len(labels), dtype=torch.bool)
     rest[chosen] = False
-    validation = source.train.subset(chosen)
     train = source.train.subset(rest.nonzero().flatten())
-    return source.with_splits({"train": train, "validation": validation})
+    return source.with_splits({"train": train, name: source.train.subset(chosen)})
 
 
 def take_fraction(train: Samples, num_classes: int, config: DataConfig) -> Samples:

@@ -22,6 +22,7 @@ Level = Literal["green", "amber", "red", "unknown"]
 
 WORDS = {"green": "good", "amber": "look closer", "red": "weak", "unknown": "not measured"}
 
+VALIDATION = "validation images"
 NEAR = 0.1
 """Of the way from guessing to perfect: below it nothing can be called good."""
 
@@ -113,6 +114,8 @@ def accuracy(model: ReportModel, baseline: ReportModel | None) -> Judgement:
         return Judgement(name, "unknown", NOTHING, "Needs test images.", command=command)
     low, high = interval(model)
     detail = f"95 % interval {percent(low)} to {percent(high)}" if known(low) else ""
+    if model.judged_on == VALIDATION:
+        detail = "; ".join(filter(None, (detail, f"on the {VALIDATION}, which chose the epoch")))
     if baseline is not None and baseline.accuracy is not None:
         least, most = difference(model, baseline)
         change = f"{100 * (value - baseline.accuracy):+.2f} points against the baseline"

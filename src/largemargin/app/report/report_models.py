@@ -1,7 +1,6 @@
 """What a report is about: runs, comparisons of runs, or geometries, read into one form."""
 
 import itertools
-import json
 import shlex
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,13 +11,14 @@ from typing import Any, TypeAlias, TypeVar
 from largemargin.app.config import RunConfig
 from largemargin.app.report.charts import Dash, Number, Series, finite
 from largemargin.app.report.sample_views import Rivals, SampleViews, rivals_in
+from largemargin.app.training.checkpoints import DATA
 from largemargin.app.training.comparison_result import RESULT as COMPARISON
 from largemargin.app.training.comparison_result import RUNS, Comparison
 from largemargin.app.training.config_file import to_dict
 from largemargin.app.training.files import read_json
-from largemargin.app.training.journal import METRICS
+from largemargin.app.training.journal import METRICS, whole_rows
 from largemargin.app.training.objective import parse_objective
-from largemargin.app.training.runs import DATA, ENVIRONMENT, Run
+from largemargin.app.training.runs import ENVIRONMENT, Run, load_record
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.accuracy import Correct
 from largemargin.measuring.calibration import Calibration
@@ -112,6 +112,13 @@ class ReportModel:
         digests = self.data.get("record", {}).get("digests", {})
         digest: str | None = digests.get("test") or digests.get("validation")
         return digest
+
+    @property
+    def judged_on(self) -> str:
+        """What its images are called: test or validation ones, or just images."""
+        found = [self.data.get("record", {}).get("digests", {}), self.result]
+        names = (name for each in found for name in ("test", "validation") if each.get(name))
+        return " ".join((*(name for name in [next(names, None)] if name), "images"))
 
     @property
     def data_key(self) -> str:
@@ -273,7 +280,7 @@ def read_models(source: ReportSources) -> ReportModels:
     models: list[ReportModel] = []
     for name, each in named:
         if isinstance(each, str | Path) and (Path(each) / COMPARISON).is_file():
-            comparison = Comparison.load(Path(each) / COMPARISON)
+            comparison = load_record(Comparison, Path(each) / COMPARISON)
             models += [_from_run(run, method) for method, run in _runs(comparison, Path(each))]
         else:
             models.append(_read(each, str(name)))
@@ -302,7 +309,7 @@ def _read(source: ReportSource, name: str) -> ReportModel:
         )
     path = Path(source)
     if path.is_file():
-        return _read(Geometry.load(path), name or path.stem)
+        return _read(load_record(Geometry, path), name or path.stem)
     if not path.exists():
         raise LargeMarginError(
             f"there is no {source}. Pass the folder of a run, such as runs/20250101-120000-name, "
@@ -314,7 +321,7 @@ def _read(source: ReportSource, name: str) -> ReportModel:
 def _from_run(run: Run, name: str) -> ReportModel:
     notes: list[str] = []
     config = run.config
-    facts = _attempt(lambda: _json(run.folder / DATA), notes) or {}
+    facts = (_attempt(lambda: run.facts, notes) if (run.folder / DATA).is_file() else None) or {}
     geometry = _attempt(run.geometry, notes)
     evaluation = _evaluation(run, facts, notes)
     classes = tuple(str(label) for label in facts.get("classes", ()))
@@ -365,7 +372,7 @@ def _json(path: Path) -> Any:
 def _evaluation(run: Run, facts: dict[str, Any], notes: list[str]) -> Evaluation | None:
     """The evaluation, unless it is of other images than the result of the run."""
     path = run.folder / EVALUATION
-    evaluation = _attempt(lambda: Evaluation.load(path), notes) if path.is_file() else None
+    evaluation = _attempt(lambda: load_record(Evaluation, path), notes) if path.is_file() else None
     if evaluation is None:
         return None
     again = "it is left out. Run largemargin evaluate on the run for its own"
@@ -396,13 +403,9 @@ def is_softmax(config: RunConfig) -> bool:
 
 def _metrics(run: Run, notes: list[str]) -> list[dict[str, Any]]:
     path = run.folder / METRICS
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        try:
-            rows.append(json.loads(line))
-        except ValueError as error:  # a crash cut it short
-            notes.append(f"metrics.jsonl cannot be read to its end: {error}")
-            break
+    rows, lines = whole_rows(path) if path.is_file() else ([], [])
+    if path.is_file() and len(path.read_bytes().splitlines()) > len(lines):
+        notes.append(f"metrics.jsonl cannot be read to its end: line {len(lines) + 1} is no row")
     return rows
 
 

@@ -138,7 +138,7 @@ def _geometry_samples(
         return [], set()
     if geometry.samples != len(samples):
         notes.append(
-            f"the geometry is of {geometry.samples:,} samples and the test images are "
+            f"the geometry is of {geometry.samples:,} samples and the run's images are "
             f"{len(samples):,}: worst samples are shown without pictures"
         )
         return [], set()

@@ -15,7 +15,7 @@ from largemargin.app.report.sections.robustness import robustness_section
 from largemargin.app.report.sections.theory import theory_section
 from largemargin.app.report.sections.training import training_section
 from largemargin.app.report.sections.verdicts import verdict_section
-from largemargin.app.training.files import write_text
+from largemargin.app.training.files import damage_named, write_text
 from largemargin.errors import LargeMarginError
 
 
@@ -59,9 +59,12 @@ def report(
     target = Path(path)
     if target.is_dir():
         raise LargeMarginError(f"{target} is a folder. Name a file: {target / 'report.html'}.")
-    models = _with_views(read_models(source), options)
-    sections = all_sections(models)
-    text = render(models, sections, title or models.title).encode(errors="replace").decode()
+    with damage_named("a file of what is reported"):
+        models = read_models(source)
+    models = _with_views(models, options)
+    with damage_named("a file of what is reported"):
+        sections = all_sections(models)
+        text = render(models, sections, title or models.title).encode(errors="replace").decode()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_text(target, text)

@@ -6,7 +6,6 @@ First the methods (objectives with their own settings, from text or YAML), then 
 import math
 import re
 import shlex
-import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -26,10 +25,16 @@ from largemargin.app.training.comparison_result import (
     paired_test,
     verdict,
 )
-from largemargin.app.training.config_file import read_yaml, settings_from, to_dict, yaml_reader
+from largemargin.app.training.config_file import (
+    load_yaml,
+    read_yaml,
+    settings_from,
+    to_dict,
+    yaml_reader,
+)
 from largemargin.app.training.engine import Interrupted
 from largemargin.app.training.engine import train as train_run
-from largemargin.app.training.files import write_text
+from largemargin.app.training.files import remove_drafts, write_text
 from largemargin.app.training.objective import parse_objective
 from largemargin.app.training.processes import pick_device
 from largemargin.app.training.run_scores import TOLD
@@ -39,6 +44,8 @@ from largemargin.errors import LargeMarginError, MissingPackage, check_number
 from largemargin.integrations.objective_text import SOFTMAX
 
 BASELINE = "cross_entropy"
+HELD_OUT = 0.2
+"""Share of the training images that is the test of tuned methods where the data has none."""
 PLAN, TABLE, TUNING = "plan.yaml", "table.txt", "tuning"
 
 
@@ -125,10 +132,9 @@ def read_methods(given: str | Sequence[Any]) -> tuple[Method, ...]:
 def _split_text(text: str) -> list[Any]:
     """Names between commas; what looks like YAML is read as YAML."""
     if text.lstrip().startswith(("[", "{")):
-        yaml = yaml_reader()
         try:
-            loaded = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            loaded = load_yaml(text)
+        except yaml_reader().YAMLError as error:
             raise LargeMarginError(f"methods {text!r} is not YAML: {error}.") from error
         return list(loaded) if isinstance(loaded, list) else [loaded]
     return [part.strip() for part in text.split(",")]
@@ -179,6 +185,7 @@ def compare(
     configs, split, loaded = checked_plan(
         config, methods, seeds=seeds, trials=trials, space=space, data=data
     )
+    config = replace(config, data=configs[0].data)
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     _write_plan(place, config, methods, seeds, trials, space)
@@ -235,10 +242,17 @@ def checked_plan(
 ) -> tuple[list[RunConfig], str, Data]:
     """The settings of every method, the split that :func:`compare` would use, and the data.
 
+    Where methods are tuned and the data has no test part, ``data.test`` of the settings is set.
+
     Raises:
         LargeMarginError: where it could not begin; nothing is written.
     """
     _check(methods, seeds, trials)
+    pick_device(config.device)
+    loaded = data or load_data(config.data)
+    if trials and not loaded.test and data is None and config.data.test == 0:
+        config = replace(config, data=replace(config.data, test=HELD_OUT))
+        loaded = load_data(config.data)
     configs = [method.config(config) for method in methods]
     used = {path for each in configs for path in _own_space(space, each)}
     unused = [path for path in space or {} if path not in used]
@@ -247,8 +261,6 @@ def checked_plan(
             f"the search space names {unused[0]!r}, which no method has. Names are optimizer.lr, "
             "or objective.cosface.margin for a method with cosface in it."
         )
-    pick_device(config.device)
-    loaded = data or load_data(config.data)
     split = _split(loaded, trials)
     for each in configs if trials else ():
         checked_search(each, trials=trials, space=_own_space(space, each), data=loaded)
@@ -339,7 +351,7 @@ def _split(data: Data, trials: int) -> str:
             + (": the validation images are used up by tuning" if trials else "")
             + ". Put images it has not seen into a folder test/ beside the training images in "
             "train/, one folder per class in both"
-            + (", or compare without --trials." if trials else ", or set data.validation.")
+            + (", or set data.test, for example to 0.2." if trials else ", or set data.validation.")
         )
     return "validation"
 
@@ -357,7 +369,7 @@ def _train_once(
                 "comparison, or delete this one."
             )
     elif folder.exists():
-        shutil.rmtree(folder)  # killed before its settings were written: nothing to continue
+        remove_drafts(folder)  # killed before its settings were written: nothing to continue
     run = train(config, folder=folder, resume=begun, data=data, progress=progress)
     if run.failure is not None:
         raise LargeMarginError(f"{TOLD}: {run.failure}")

@@ -9,17 +9,33 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from largemargin.app.config import RunConfig
-from largemargin.app.training.files import CONFIG, KEY, VERSIONS, check_version, write_text
+from largemargin.app.training.files import CONFIG, DIGITS, KEY, VERSIONS, check_version, write_text
 from largemargin.errors import LargeMarginError, optional_module
 
 Settings = TypeVar("Settings")
 STAMP = (KEY, "largemargin")
 """What a file may hold beside its settings."""
 
+MOST_BYTES, MOST_VALUES, DEEPEST = 2**20, 100_000, 50
+"""Of a YAML file: a hundred bytes of nested aliases may stand for any number of values."""
+SHOWN = 300
+"""Characters of a value in a message."""
+TAGS = ("map", "seq", "str", "int", "float", "bool", "null", "merge")
+"""What YAML may hold. Dates are text: no setting is a date, but a name may look like one."""
+TIMESTAMP = "tag:yaml.org,2002:timestamp"
+
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """A configuration as plain values: dictionaries, lists, numbers and strings."""
-    return {field.name: _plain(getattr(config, field.name)) for field in fields(config)}
+    """A configuration as plain values: dictionaries, lists, numbers and strings.
+
+    Settings that came later than others (``later`` in their metadata) are there where they are set,
+    so that runs, studies and plans of older releases are described as they were.
+    """
+    return {
+        each.name: _plain(getattr(config, each.name))
+        for each in fields(config)
+        if "later" not in each.metadata or getattr(config, each.name) != each.default
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -51,7 +67,8 @@ def settings_from(values: Mapping[str, Any], kind: type[Settings], place: str = 
     """The same for any group of settings; ``place`` names it in messages."""
     if not isinstance(values, Mapping):
         raise LargeMarginError(
-            f"{place or 'the configuration'} must be a group of settings, but {values!r} was given."
+            f"{place or 'the configuration'} must be a group of settings, but {_shown(values)} was "
+            "given."
         )
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     for name in values:
@@ -87,23 +104,28 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
             return value
         return settings_from(value, hint, place)
     if origin is Literal:
-        if value not in get_args(hint):
+        if not isinstance(value, str) or value not in get_args(hint):
             names = ", ".join(str(each) for each in get_args(hint))
-            raise LargeMarginError(f"{place} must be one of {names}, but {value!r} was given.")
+            raise LargeMarginError(
+                f"{place} must be one of {names}, but {_shown(value)} was given."
+            )
         return value
     if origin is tuple:
         return _tuple(value, get_args(hint)[0], place)
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise LargeMarginError(f"{place} must be a group of settings, but {value!r} was given.")
+            raise LargeMarginError(
+                f"{place} must be a group of settings, but {_shown(value)} was given."
+            )
         _refuse_class_paths(value, place)
-        return dict(value)
+        kind = get_args(hint)[1]
+        return {name: _typed(each, kind, _joined(place, name)) for name, each in value.items()}
     return _scalar(value, hint, place)
 
 
 def _tuple(value: Any, kind: Any, place: str) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple):
-        raise LargeMarginError(f"{place} must be a list, but {value!r} was given.")
+        raise LargeMarginError(f"{place} must be a list, but {_shown(value)} was given.")
     return tuple(_typed(each, kind, f"{place}[{i}]") for i, each in enumerate(value))
 
 
@@ -112,7 +134,7 @@ def _refuse_class_paths(value: Any, place: str) -> None:
     if isinstance(value, Mapping):
         if "class_path" in value:
             raise LargeMarginError(
-                f"{place} holds class_path {value['class_path']!r}. Settings are values, and "
+                f"{place} holds class_path {_shown(value['class_path'])}. Settings are values, and "
                 "building a class that a file names would run code."
             )
         for name, each in value.items():
@@ -131,7 +153,8 @@ def _scalar(value: Any, kind: Any, place: str) -> Any:
     accepted = (int, float) if kind is float else kind
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         raise LargeMarginError(
-            f"{place} must be a {kind.__name__}, but {value!r} ({type(value).__name__}) was given."
+            f"{place} must be a {kind.__name__}, but {_shown(value)} ({type(value).__name__}) was "
+            "given."
         )
     return float(value) if kind is float else value
 
@@ -146,23 +169,104 @@ def yaml_reader() -> Any:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    yaml = yaml_reader()
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
+        with open(path, "rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
         raise LargeMarginError(
-            f"cannot read {path}: {error.strerror or error}. Pass the path of a YAML file of "
+            f"cannot read {path}: {why}. Pass the path of a YAML file of "
             "settings or of a recipe, seen from this folder."
         ) from error
+    if len(content) > MOST_BYTES:
+        raise LargeMarginError(f"{path} is larger than {MOST_BYTES:,} bytes: it holds no settings.")
     try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        values = load_yaml(content.decode())
+    except UnicodeDecodeError as error:
+        raise LargeMarginError(f"{path} is not text in UTF-8: {error}. Save it as such.") from error
+    except yaml_reader().YAMLError as error:
         raise LargeMarginError(f"{path} is not YAML: {error}") from error
     if values is None:
         values = {}
     if not isinstance(values, dict):
-        raise LargeMarginError(f"{path} must hold settings (name: value), but holds {values!r}.")
+        raise LargeMarginError(
+            f"{path} must hold settings (name: value), but holds {_shown(values)}."
+        )
     return values
+
+
+def load_yaml(text: str) -> Any:
+    """What a text of YAML stands for.
+
+    Raises:
+        yaml.YAMLError: for what is no YAML, or none of settings; it names the line.
+    """
+    yaml = yaml_reader()
+    plain = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    loader = bounded(type("Loader", (plain,), {}))
+    loader.yaml_implicit_resolvers = {
+        first: [(tag, form) for tag, form in forms if tag != TIMESTAMP]
+        for first, forms in plain.yaml_implicit_resolvers.items()
+    }
+    parser = loader(text)
+    try:
+        return parser.get_single_data()
+    finally:
+        parser.dispose()
+
+
+def bounded(loader: Any) -> Any:
+    """A loader of YAML that refuses what is small as a file and huge as a value."""
+    yaml = yaml_reader()
+
+    def refuse(problem: str, node: Any) -> None:
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+    def check_depth(text: str) -> None:
+        depth = 0  # counted before composing, which recurses (in C, without a limit)
+        for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            start = isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent)
+            end = isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent)
+            depth += start - end
+            if depth > DEEPEST:
+                refuse(f"values are nested more than {DEEPEST} deep", event)
+
+    def extent(node: Any, depth: int, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+        """How many values a node stands for, and how deep they are nested."""
+        if id(node) in known:
+            return known[id(node)]
+        if node.tag.rpartition(":")[2] not in TAGS:
+            refuse(f"{node.tag} is no kind of setting", node)
+        if isinstance(node, yaml.ScalarNode):
+            if node.tag.endswith(":int") and len(node.value) > DIGITS:
+                refuse(f"a number of {len(node.value):,} digits; quote it if it is text", node)
+            return 1, 0
+        parts = [each for pair in node.value for each in (pair if type(pair) is tuple else (pair,))]
+        inside = [extent(each, depth + 1, known) for each in parts if depth <= DEEPEST]
+        values, deep = 1 + sum(n for n, _ in inside), 1 + max((d for _, d in inside), default=0)
+        if values > MOST_VALUES or max(deep, depth) > DEEPEST:
+            refuse("aliases (*name) stand for too many values, or for themselves", node)
+        known[id(node)] = values, deep
+        return values, deep
+
+    class Bounded(loader):  # type: ignore[misc]
+        def __init__(self, text: str) -> None:
+            check_depth(text)
+            super().__init__(text)
+
+        def construct_document(self, node: Any) -> Any:
+            extent(node, 0, {})
+            try:
+                return super().construct_document(node)
+            except (ValueError, LookupError) as error:  # !!int x, !!bool x
+                refuse(f"a value that is not of its tag: {error}", node)
+
+    return Bounded
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
 
 
 def write_config(config: Any, path: str | Path) -> None:

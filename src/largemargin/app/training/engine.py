@@ -4,8 +4,11 @@ Below it: how a run begins and ends, messages about failures from outside (disks
 processes, devices), and the checks of a configuration.
 """
 
+import hashlib
+import json
 import math
 import os
+import re
 import shutil
 import signal
 import sys
@@ -22,8 +25,8 @@ from typing import Any
 import torch
 
 from largemargin.app.config import RunConfig
-from largemargin.app.data.load import Data, load_data
-from largemargin.app.training.checkpoints import Checkpoints, model_weights
+from largemargin.app.data.load import Data, check_text, load_data
+from largemargin.app.training.checkpoints import DATA, Checkpoints, model_weights
 from largemargin.app.training.config_file import to_dict, write_config
 from largemargin.app.training.files import RESULT as RESULT_KIND
 from largemargin.app.training.files import remove_drafts, stamp, write_json
@@ -38,7 +41,6 @@ from largemargin.app.training.processes import (
 from largemargin.app.training.run_scores import TOLD, in_short, left_out
 from largemargin.app.training.runs import (
     CONFIG,
-    DATA,
     ENVIRONMENT,
     EVALUATION,
     GEOMETRY,
@@ -77,6 +79,7 @@ def train(
     data: Data | None = None,
     progress: bool = True,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    on_begin: Callable[[str], None] | None = None,
 ) -> Run:
     """Train one model and leave everything about it in a folder.
 
@@ -88,6 +91,7 @@ def train(
         data: loaded already, for many runs on the same data; default ``load_data(config.data)``.
         progress: show a progress bar.
         on_epoch: called with the row of every epoch; an exception from it ends the run.
+        on_begin: called with a line about images, network and device before the first step.
 
     Under ``torchrun`` or ``accelerate launch`` all processes call it and train one model together.
 
@@ -119,6 +123,8 @@ def train(
         if isinstance(session, Run):
             run, first = session, True
         else:
+            if on_begin is not None:
+                on_begin(session.about)
             with _stop_signals(session):
                 for _ in session.trainer.steps():
                     session.pause_if_asked()
@@ -140,6 +146,19 @@ class Session:
     def __post_init__(self) -> None:
         self.folder = self.trainer.journal.folder
         self.agreement = StopAgreement(self.processes)
+
+    @property
+    def about(self) -> str:
+        """What is trained on what, in a line."""
+        data, config = self.trainer.data, self.config
+        parts = ("", data.train), (" to validate", data.validation), (" to test", data.test)
+        images = ", ".join(f"{len(each):,} images{what}" for what, each in parts if each)
+        resized = data.record.get("resized")
+        why = f" ({resized}; --data.size N for another)" if resized else ""
+        return (
+            f"training {config.model.name} on {images}: {len(data.classes):,} classes, "
+            f"{data.size[0]} x {data.size[1]} pixels{why}, device {self.processes.device}"
+        )
 
     def pause_if_asked(self) -> None:
         """Write a checkpoint and stop, if somebody asked any of the processes to."""
@@ -238,8 +257,10 @@ def begin(
         if (home / DATA).is_file():
             check_same_data(home, Run(home).facts, trainer.data, instead="start a new run")
         trainer.resume()
+        if first:
+            _set_aside(home / EVALUATION)
     if first and not (home / ENVIRONMENT).is_file():
-        _write_facts(home, trainer.data, processes)
+        _write_facts(home, config, trainer.data, processes)
     shown = progress and first
     total = config.epochs * len(trainer.batches)
     trainer.progress = Progress(total, done=trainer.done, name=config.name, shown=shown)
@@ -280,25 +301,28 @@ def _prepared_folder(
     if resume and folder is not None:
         Run.open(folder)
         stack.enter_context(locked(folder))
-        remove_drafts(folder)
-        evaluation = folder / EVALUATION
-        if evaluation.is_file():  # of a model from the middle of the run: no result of its end
-            evaluation.replace(evaluation.with_name(f"{evaluation.stem}-before-resume.json"))
         return folder
     if folder is None:
         folder = new_folder(config)
     else:
-        _refuse_used(folder)
+        refuse_used(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LargeMarginError(f"cannot make the folder {folder}: {error.strerror}.") from error
     stack.enter_context(locked(folder))
-    _refuse_used(folder)  # by a run that began in between
+    refuse_used(folder)  # by a run that began in between
     return folder
 
 
-def _refuse_used(folder: Path) -> None:
+def _set_aside(evaluation: Path) -> None:
+    """One of a model from the middle of the run is no result of its end."""
+    remove_drafts(evaluation.parent)
+    if evaluation.is_file():
+        evaluation.replace(evaluation.with_name(f"{evaluation.stem}-before-resume.json"))
+
+
+def refuse_used(folder: Path) -> None:
     if folder.exists() and any(each.name != LOCK for each in folder.iterdir()):
         raise LargeMarginError(
             f"{folder} exists already and is not empty. Choose another folder, or continue the run "
@@ -310,10 +334,13 @@ def _notes(config: RunConfig, trainer: Trainer) -> list[str]:
     return [*trainer.bare.notes, *([DETERMINISTIC] if config.deterministic else [])]
 
 
-def _write_facts(folder: Path, data: Data, processes: Processes) -> None:
-    names = ("name", "classes", "channels", "size", "mean", "std", "licence", "record")
-    facts = {name: getattr(data, name) for name in names}
-    write_json(folder / DATA, {**stamp(RESULT_KIND), **facts})
+def _write_facts(folder: Path, config: RunConfig, data: Data, processes: Processes) -> None:
+    if not (folder / DATA).is_file():  # one of an older release goes on without its entry run
+        names = ("name", "classes", "channels", "size", "mean", "std", "licence", "record")
+        facts = {name: getattr(data, name) for name in names}
+        own = {**to_dict(config), **dict.fromkeys(("name", "out", "device"))}
+        run = hashlib.sha256(json.dumps([own, facts], sort_keys=True).encode()).hexdigest()
+        write_json(folder / DATA, {**stamp(RESULT_KIND), "run": run, **facts})
     write_json(folder / ENVIRONMENT, environment(processes.device, processes=processes.world))
 
 
@@ -433,6 +460,8 @@ def check_config(config: RunConfig) -> None:
     check_number("gradients_every", config.gradients_every, at_least=0)
     check_number("geometry_samples", config.geometry_samples, at_least=0)
     check_number("max_bad_steps", config.max_bad_steps, at_least=0)
+    if config.patience is not None:
+        check_number("patience", config.patience, at_least=1)
     check_number("noise.level", config.noise.level, at_least=0, at_most=1, hint=LEVELS)
     check_number("timeout", config.timeout, above=0)
     for name, set_ in (("joined", config.noise.joined), ("crop", config.noise.crop == "own")):
@@ -442,11 +471,29 @@ def check_config(config: RunConfig) -> None:
                 f"{config.noise.use}, which has no two kinds of images. Leave {name} out, or set "
                 "noise.use to clean_and_noisy or pair."
             )
-    if not config.name or config.name in (".", "..") or set(config.name) & set("/\\\0"):
+    if config.name in ("", ".", "..") or not re.fullmatch(r"[^/\\\x00-\x1f]*", config.name):
         raise LargeMarginError(
             f"name must be a name, not a path: it becomes part of the run's folder, but "
             f"{config.name!r} was given. Choose where runs lie with out."
         )
+    given = {"objective.settings": config.objective.settings, "model.options": config.model.options}
+    _check_values({**to_dict(config), **given})
+
+
+def _check_values(value: Any, place: str = "") -> None:
+    """Refuse what files of a run cannot hold: numbers beyond 64 bits, text that is none."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            if not isinstance(name, str):
+                raise LargeMarginError(f"{place} must have names, but one of them is {name!r}.")
+            _check_values(each, f"{place}.{name}".lstrip("."))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            _check_values(each, place)
+    elif isinstance(value, int) and abs(value) >= 2**63:
+        raise LargeMarginError(f"{place} must be below 2**63, but a longer number was given.")
+    elif isinstance(value, str):
+        check_text(place, value)
 
 
 def _check_groups(config: RunConfig) -> None:

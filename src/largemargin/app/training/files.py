@@ -8,6 +8,7 @@ how to convert it.
 import hashlib
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,8 @@ from largemargin.errors import LargeMarginError
 from largemargin.version import __version__
 
 DRAFT = ".draft-"
-"""Names that begin so are unfinished and may be deleted at any time."""
+UNFINISHED = re.compile(rf"{re.escape(DRAFT)}[0-9a-f]{{8}}-.+", re.DOTALL)
+"""Names that may be deleted at any time."""
 
 KEY = "format_version"
 CONFIG, CHECKPOINT, RESULT = "configuration", "checkpoint", "result"
@@ -27,10 +29,17 @@ VERSIONS = {CONFIG: 1, CHECKPOINT: 1, RESULT: 1}
 """What this release writes, by kind of file."""
 
 
+DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
+"""What reading a file that was damaged or edited may end in; nesting is a ``RuntimeError``."""
+DIGITS = 20
+"""Of whole numbers: Python takes quadratic time to read long ones, and refuses very long ones."""
+
+
 def write_text(path: Path, text: str) -> None:
     draft = path.with_name(f"{DRAFT}{uuid.uuid4().hex[:8]}-{path.name}")
     try:
-        with open(draft, "w", encoding="utf-8") as file:
+        # Names of files that are not UTF-8 are no text; as escapes JSON reads them back.
+        with open(draft, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -46,11 +55,17 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), parse_int=_whole)
     except OSError as error:
         raise LargeMarginError(f"cannot read {path}: {error.strerror or error}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LargeMarginError(f"{path} is damaged: {error}.") from error
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > DIGITS:
+        raise ValueError(f"it holds a number of {len(digits):,} digits")
+    return int(digits)
 
 
 @contextmanager
@@ -84,11 +99,27 @@ def to_disk(path: Path) -> None:
 
 def remove_drafts(folder: Path) -> None:
     """Delete what an interrupted write left in a folder."""
-    for path in folder.glob(f"{DRAFT}*"):
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if not UNFINISHED.fullmatch(path.name):
+            continue
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def damage_named(what: str) -> Iterator[None]:
+    """Turn what readers stumble over in files into an error that names them."""
+    try:
+        yield
+    except LargeMarginError:
+        raise
+    except DAMAGE as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise LargeMarginError(
+            f"{what} is damaged, or was not written by this library for this run ({said})."
+        ) from error
 
 
 def checksum(path: Path) -> str:

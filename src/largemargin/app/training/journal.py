@@ -18,6 +18,7 @@ from torch import Tensor
 from largemargin.app.training.files import write_text
 from largemargin.app.training.processes import flat
 from largemargin.dropin.criterion import Criterion
+from largemargin.errors import LargeMarginError
 
 
 @dataclass
@@ -244,12 +245,18 @@ class Journal:
         """Forget rows after this step: they will be written again."""
         if not self.writes or not self.path.is_file():
             return
+        rows, lines = whole_rows(self.path)
         # Gradients are measured in the step that is under way, everything else after one.
         kept = [
             line + "\n"
-            for row, line in zip(*whole_rows(self.path), strict=True)
+            for row, line in zip(rows, lines, strict=True)
             if row["step"] < step or (row["step"] == step > 0 and row["kind"] != "gradients")
         ]
+        # A crash cuts the last line short: rows after another would be lost.
+        if len(self.path.read_bytes().splitlines()) > len(rows) + 1:
+            raise LargeMarginError(
+                f"{self.path} is damaged: line {len(rows) + 1} is no row. Repair or remove it."
+            )
         write_text(self.path, "".join(kept))
 
 
@@ -260,9 +267,10 @@ def whole_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     for line in lines[:-1]:  # a whole line ends with a line break
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
-        if not isinstance(row, dict) or not {"kind", "step"} <= row.keys():
+        kind, step = map(row.get, ("kind", "step")) if isinstance(row, dict) else (None, None)
+        if not isinstance(kind, str) or not isinstance(step, int):
             break
         rows.append(row)
     return rows, lines[: len(rows)]

@@ -192,17 +192,27 @@ def _accelerator(config: RunConfig) -> Any:
     several = DistributedDataParallelKwargs(broadcast_buffers=False)
     waiting = InitProcessGroupKwargs(timeout=timedelta(seconds=config.timeout))
     try:
-        return Accelerator(
-            cpu=config.device == "cpu" or not torch.cuda.is_available(),
-            device_placement=False,
-            log_with=list(config.trackers) or None,
-            project_dir=config.out,
-            kwargs_handlers=[several, waiting],
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*no supported trackers", UserWarning)  # said below
+            accelerator = Accelerator(
+                cpu=config.device == "cpu" or not torch.cuda.is_available(),
+                device_placement=False,
+                log_with=list(config.trackers) or None,
+                project_dir=config.out,
+                kwargs_handlers=[several, waiting],
+            )
     except ValueError as error:
         raise LargeMarginError(
             f"accelerate refuses the trackers {list(config.trackers)}: {error}"
         ) from error
+    # It leaves out those it cannot find, and says so in a log that nobody sees.
+    found = {str(getattr(each, "value", each)) for each in accelerator.log_with}
+    if missing := [each for each in config.trackers if each not in (*found, "all")]:
+        raise MissingPackage(
+            f"the tracker {missing[0]} needs its own package. Install it: pip install "
+            f"{missing[0]}. Or leave it out of trackers: metrics.jsonl holds the same numbers."
+        )
+    return accelerator
 
 
 def flat(values: dict[str, Any], separator: str) -> dict[str, Any]:

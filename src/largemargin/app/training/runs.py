@@ -8,9 +8,9 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,16 +18,19 @@ from torch import nn
 from largemargin.app.config import DataConfig, RunConfig
 from largemargin.app.data.load import Data, load_data
 from largemargin.app.models.build import build_model
-from largemargin.app.training.checkpoints import Checkpoints, model_weights
-from largemargin.app.training.config_file import from_dict, read_yaml
+from largemargin.app.training.checkpoints import DATA, Checkpoints, model_weights
+from largemargin.app.training.config_file import STAMP, from_dict, read_yaml, settings_from
 from largemargin.app.training.files import RESULT as RESULT_KIND
-from largemargin.app.training.files import check_version, read_json
+from largemargin.app.training.files import check_version, damage_named, read_json
 from largemargin.app.training.journal import METRICS, whole_rows
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.geometry_result import Geometry
+from largemargin.measuring.records import Record
+
+Kept = TypeVar("Kept", bound=Record)
 
 CONFIG, RESULT = "config.yaml", "result.json"
-ENVIRONMENT, DATA, GEOMETRY = "environment.json", "data.json", "geometry.json"
+ENVIRONMENT, GEOMETRY = "environment.json", "geometry.json"
 LOCK = "lock"
 EVALUATION = "evaluation.json"
 """What ``largemargin evaluate`` writes."""
@@ -78,6 +81,11 @@ class Run:
             )
         result: dict[str, Any] = read_json(self.folder / RESULT)
         check_version(result, RESULT_KIND, self.folder / RESULT)
+        with damage_named(str(self.folder / RESULT)):
+            for split in ("validation", "test"):
+                float((result.get(split) or {"accuracy": 0})["accuracy"])
+            if not isinstance(result.get("failure"), str | None):
+                raise TypeError("failure is no text")
         return result
 
     @property
@@ -113,8 +121,20 @@ class Run:
     @property
     def facts(self) -> dict[str, Any]:
         """What data.json says: classes, size, licence, and the record of sources and modifiers."""
-        facts: dict[str, Any] = read_json(self.folder / DATA)
-        check_version(facts, RESULT_KIND, self.folder / DATA)
+        path = self.folder / DATA
+        facts: dict[str, Any] = read_json(path)
+        check_version(facts, RESULT_KIND, path)
+        known = {name: each for name, each in facts.items() if name not in STAMP}
+        given = settings_from(known, _Facts, str(path))
+        parts = ("images", "digests", "contents", "counts")
+        groups = [given.record.get(name) or {} for name in parts]
+        inner = groups[-1].values() if isinstance(groups[-1], dict) else ()
+        if (
+            not all(isinstance(each, dict) for each in (*groups, *inner))
+            or (len(given.size), len(given.mean), len(given.std)) != (2, *[given.channels] * 2)
+            or min(*given.size, given.channels, len(given.classes)) < 1
+        ):
+            raise LargeMarginError(f"{path} is damaged: its sizes, counts or digests are none.")
         return facts
 
     @property
@@ -146,7 +166,29 @@ class Run:
     def geometry(self) -> Geometry | None:
         """What was measured on the test images at the end, if it was."""
         path = self.folder / GEOMETRY
-        return Geometry.load(path) if path.is_file() else None
+        return load_record(Geometry, path) if path.is_file() else None
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What data.json holds."""
+
+    name: str
+    classes: tuple[str, ...]
+    channels: int
+    size: tuple[int, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    licence: str
+    record: dict[str, Any] = field(default_factory=dict)
+    run: str | None = None
+
+
+def load_record(kind: type[Kept], path: Path) -> Kept:
+    """A result that was saved as JSON, refused where it is nested or numbered beyond sense."""
+    read_json(path)
+    with damage_named(str(path)):
+        return kind.load(path)
 
 
 def resume_command(folder: str | Path) -> str:
@@ -262,6 +304,10 @@ def _splits(before: dict[str, Any], now: dict[str, Any]) -> str:
     for name, digest in before.get("digests", {}).items():
         count, size = before.get("images", {}).get(name), now.get("images", {}).get(name)
         if digest == now.get("digests", {}).get(name):
+            # Runs of older releases know names and labels alone.
+            known = before.get("contents", {}).get(name)
+            if known is not None and known != now.get("contents", {}).get(name):
+                said.append(f"{name} has images of the same names with other contents")
             continue
         if size is None:
             said.append(f"there are no {name} images")

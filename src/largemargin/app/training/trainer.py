@@ -23,6 +23,7 @@ from largemargin.app.data.samples import Batches
 from largemargin.app.models.build import build_model
 from largemargin.app.training.checkpoints import Checkpoints, marked
 from largemargin.app.training.config_file import to_dict
+from largemargin.app.training.files import damage_named
 from largemargin.app.training.journal import EpochTotals, Journal, Progress
 from largemargin.app.training.objective import needs_of, objective_of
 from largemargin.app.training.processes import Processes, autocast
@@ -185,12 +186,11 @@ class Trainer:
             criterion=self.criterion,
             optimizer=self.optimizer,
             average=self.average,
+            scaler=self.processes.scaler,
         )
         self.epoch, self.done = state["epoch"], state["steps"]
-        self.best, self.waited = state["best"], state["waited"]
+        self.best, self.waited = state.get("best"), state["waited"]
         self.seconds = state["seconds"]
-        if self.processes.scaler is not None and state.get("scaler"):
-            self.processes.scaler.load_state_dict(state["scaler"])
         paused = state.get("paused")
         self.mid_epoch = paused and {**paused, "tensors": state["tensors"]}
         self.snapshot.keep()
@@ -216,7 +216,8 @@ class Trainer:
         first = 0
         if self.mid_epoch is not None:
             first, started = self.mid_epoch["steps"], started - self.mid_epoch["seconds"]
-            self._restore(self.mid_epoch)
+            with damage_named(f"the checkpoint in {self.checkpoints.folder}"):
+                self._restore(self.mid_epoch)
             self.mid_epoch = None
         self.epoch_started = started
         work = partial(self._graph_steps, self.graph) if self.graph else self._plain_steps

@@ -15,11 +15,12 @@ import torch
 from largemargin.app.config import RunConfig
 from largemargin.app.data.load import Data, load_data
 from largemargin.app.training.config_file import from_dict, to_dict, write_config
-from largemargin.app.training.engine import Interrupted
+from largemargin.app.training.engine import Interrupted, refuse_used
 from largemargin.app.training.engine import train as train_run
 from largemargin.app.training.files import write_text
 from largemargin.app.training.processes import pick_device
 from largemargin.app.training.run_scores import Diverged
+from largemargin.app.training.runs import CONFIG
 from largemargin.app.training.search_space import rounded, search_space, with_values
 from largemargin.errors import LargeMarginError, MissingPackage, check_choice, check_number
 from largemargin.losses.base.setting_ranges import Choice, Dimension
@@ -199,7 +200,9 @@ class _Search:
         )
         trial.set_user_attr("config", to_dict(config))
         folder = self.folder / FOLDERS / f"{trial.number:04d}"
-        shutil.rmtree(folder, ignore_errors=True)
+        if (folder / CONFIG).is_file():  # of a trial whose study is gone
+            shutil.rmtree(folder, ignore_errors=True)
+        refuse_used(folder)
         started = time.perf_counter()
 
         def after_epoch(row: dict[str, Any]) -> None:

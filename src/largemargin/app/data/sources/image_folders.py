@@ -37,7 +37,7 @@ def read(config: DataConfig) -> Source:
     splits: dict[str, Samples] = {}
     others = 0
     for split, folder in parts.items():
-        splits[split], ignored = read_split(split, folder, root, classes)
+        splits[split], ignored = read_split(split, folder, root, classes, config.classes)
         others += ignored
     return Source(
         classes, splits, from_files=True, record={"other_files": others} if others else {}
@@ -133,9 +133,16 @@ def _warn_of_unused(root: Path, parts: dict[str, Path], classes: tuple[str, ...]
 
 
 def read_split(
-    split: str, folder: Path, root: Path, classes: tuple[str, ...]
+    split: str,
+    folder: Path,
+    root: Path,
+    classes: tuple[str, ...],
+    wanted: tuple[str, ...] | None = None,
 ) -> tuple[Samples, int]:
-    """Samples of the class folders in a folder, and the number of files that are no images."""
+    """Samples of the class folders in a folder, and the number of files that are no images.
+
+    Folders of classes that are not ``wanted`` may be empty.
+    """
     paths: list[str] = []
     ids: list[str] = []
     names: list[str] = []
@@ -143,9 +150,11 @@ def read_split(
     for each in folders(folder):
         found, ignored = images(each)
         others += ignored
-        if not found and split == "train":
+        if not found and split == "train" and name_of(each) in (wanted or classes):
+            others_named = [name for name in classes if name != name_of(each)]
             raise LargeMarginError(
-                f"the class folder {each} holds no image files. Remove it or fill it."
+                f"the class folder {each} holds no image files. Remove it or fill it, or name the "
+                f"classes to keep: --data.classes '[{listed(others_named).replace(', ', ',')}]'."
             )
         paths += [str(path) for path in found]
         ids += [id_of(path, root) for path in found]

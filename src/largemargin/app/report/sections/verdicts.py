@@ -16,7 +16,14 @@ from largemargin.app.report.charts import (
     minus,
     number,
 )
-from largemargin.app.report.judgements import advise, comparable, difference, judge, paired
+from largemargin.app.report.judgements import (
+    VALIDATION,
+    advise,
+    comparable,
+    difference,
+    judge,
+    paired,
+)
 from largemargin.app.report.report_models import ReportModel, ReportModels, number_at
 from largemargin.app.training.comparison_result import Comparison, verdict_text
 
@@ -90,6 +97,12 @@ QUANTITIES: tuple[tuple[str, str, Show, int], ...] = (
 """Name, path in the model, how it is written, and whether more (1) or less (-1) is better."""
 
 
+CHOSEN = (
+    "They also chose the epoch of each model, so its accuracy on them is too high, and which model "
+    "is more accurate they cannot say: put images that training has not seen into test/. "
+)
+
+
 def changes(models: ReportModels) -> list[Block]:
     """Every model against the baseline; nothing where there is none, or more than one seed."""
     base = models.baseline
@@ -98,6 +111,7 @@ def changes(models: ReportModels) -> list[Block]:
     others = [model for model in models if comparable(model, base) and known(model.accuracy)]
     if not others:
         return []
+    chosen = base.judged_on == VALIDATION
     names = (name for name, *_ in QUANTITIES[1:])
     heads = ("model", "accuracy", "95 % interval", "verdict", *names)
     return [
@@ -110,9 +124,10 @@ def changes(models: ReportModels) -> list[Block]:
             numeric=(1, 2, *range(4, len(heads))),
         ),
         Note(
-            f"The interval is of the accuracy on {base.samples or 0:,} test images; other columns "
-            f"have none. {_method(others, base)} Each model is one training run, and another seed "
-            "changes all its numbers: only several seeds show whether a method is better.",
+            f"The interval is of the accuracy on {base.samples or 0:,} {base.judged_on}; other "
+            f"columns have none. {_method(others, base)} {CHOSEN if chosen else ''}Each model is "
+            "one training run, and another seed changes all its numbers: only several seeds show "
+            "whether a method is better.",
             f"largemargin compare --methods {_methods(others)} --seeds 5",
         ),
     ]
@@ -144,7 +159,9 @@ def _method(others: list[ReportModel], base: ReportModel) -> str:
 def _changed(model: ReportModel, base: ReportModel) -> tuple[Cell, ...]:
     low, high = difference(model, base)
     clear = known(low) and not low <= 0 <= high
-    says = ("more accurate" if low > 0 else "less accurate") if clear else "no clear difference"
+    more = "higher on them" if base.judged_on == VALIDATION else "more accurate"
+    less = "lower on them" if base.judged_on == VALIDATION else "less accurate"
+    says = (more if low > 0 else less) if clear else "no clear difference"
     cells = []
     for _, path, show, _ in QUANTITIES[1:]:
         change = minus(number_at(model, path), number_at(base, path))
