@@ -29,9 +29,9 @@ from largemargin.losses.base.objective import Objective
 from largemargin.losses.base.schedules import Schedule, check_schedules
 from largemargin.losses.base.settings import settle
 from largemargin.losses.base.terms import matrix_of
-from largemargin.ops.class_stats import HeadLogits
 from largemargin.ops.scheduled_values import ScheduledValue, current, move
 from largemargin.ops.shards import gathered
+from largemargin.ops.similarity import HeadLogits
 
 
 class Criterion(nn.Module):

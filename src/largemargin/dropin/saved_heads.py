@@ -17,7 +17,6 @@ from typing import Any
 
 from torch import nn
 
-from largemargin.dropin.feature_hooks import FeatureHooks
 from largemargin.dropin.find_head import ancestors
 from largemargin.errors import warn_user
 from largemargin.heads.class_head import ClassHead
@@ -89,7 +88,7 @@ class SavePretrained:
     """``save_pretrained`` of an attached model, which takes the head's form along."""
 
     model: Any
-    hooks: FeatureHooks
+    hooks: Any
     told: bool
     previous: Any
     """What the model itself, not its class, had under this name: others patch it, too."""
@@ -149,7 +148,7 @@ class StateDictNotice:
         )
 
 
-def keep_form(hooks: FeatureHooks, *, bias_free: bool, warn: bool) -> list[Callable[[], None]]:
+def keep_form(hooks: Any, *, bias_free: bool, warn: bool) -> list[Callable[[], None]]:
     """Let the head's form be saved with the model, or say that it is not; what undoes that.
 
     Args:
@@ -164,11 +163,11 @@ def keep_form(hooks: FeatureHooks, *, bias_free: bool, warn: bool) -> list[Calla
         if isinstance(head, ClassHead) or hasattr(config, CONFIG_KEY):
             undo.append(take_form_along(module, hooks, told=not warn).remove)
     if bias_free and warn:
-        head.register_state_dict_post_hook(StateDictNotice())  # type: ignore[no-untyped-call]
+        head.register_state_dict_post_hook(StateDictNotice())
     return undo
 
 
-def take_form_along(model: nn.Module, hooks: FeatureHooks, *, told: bool) -> SavePretrained:
+def take_form_along(model: nn.Module, hooks: Any, *, told: bool) -> SavePretrained:
     """Let ``model.save_pretrained`` save the head's form, too."""
     save = SavePretrained(model, hooks, told, vars(model).get("save_pretrained"))
     model.save_pretrained = save  # type: ignore[assignment]

@@ -13,7 +13,7 @@ from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.heads.class_head import ClassHead
 from largemargin.heads.simplex import SimplexHead
 from largemargin.losses.base.terms import matrix_of
-from largemargin.measuring.calibrate import TemperatureScaled
+from largemargin.measuring.logit_model import LogitModel
 from largemargin.ops.norms import normalize
 from largemargin.ops.shards import is_sharded
 
@@ -250,7 +250,8 @@ def deployed(
     bare = unwrapped(model)[0]
     path, head = find_head(bare, layer)
     # The one change after a head that is this library's own.
-    divisor = float(bare.temperature) if isinstance(bare, TemperatureScaled) else 1.0
+    scaled = isinstance(getattr(bare, "model", None), LogitModel)  # a TemperatureScaled model
+    divisor = float(bare.temperature) if scaled else 1.0  # type: ignore[arg-type]
     copied = evaluation_copy(model, device)
     made = Deployed(copied, path, outputs, keywords, float(temperature), divisor)
     return made, head_facts(path, head)

@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from largemargin.ops.class_stats import HeadLogits
 from largemargin.ops.norms import normalize, promote
-from largemargin.ops.similarity import similarity_logits
+from largemargin.ops.similarity import HeadLogits, similarity_logits
 from largemargin.shapes import Logits
 
 

@@ -229,40 +229,17 @@ class Discriminative(ClassWise):
         self, features: Tensor, matrix: Tensor, labels: Tensor, bias: Tensor | None
     ) -> LossValue | None:
         """The usual case in plain eager mode, with one backward pass for all terms."""
-        bank = self.bank
-        if (
-            not plain_eager()
-            or self.needs[-1] != "labels"
-            or self.weight is not None
-            or self.check_finite
-            or self.reduction != "mean"
-            or self.aggregate != "max"
-            or bank.first_seen != "scaled"
-            or bank.accumulate != 1
-            or self._synced
-            or not isinstance(labels, Tensor)
-            or labels.dim() != 1
-            or not labels.numel()
-            or labels.is_floating_point()
-        ):
+        rows = self._usual_rows(labels, matrix.shape[0]) if self._is_usual() else None
+        if rows is None:
             return None
         check_inputs(features, matrix, labels, bias=bias, soft=False, validate=False)
-        count, ignored = matrix.shape[0], self.ignore_index
+        bank, labels = self.bank, labels.long()
         features, matrix = promote(features), promote(matrix)
         bias = None if bias is None else promote(bias)
-        if bank.num_classes != count or features.dtype != matrix.dtype:
+        if bank.num_classes != matrix.shape[0] or features.dtype != matrix.dtype:
             return None
-        labels, known, guard = labels.long(), None, None
-        if values_are_checked(labels, None):
-            low, high = value_range(labels)
-            if low < 0 or high >= count or (ignored is not None and low <= ignored <= high):
-                return None
-            valid = torch.ones_like(labels, dtype=torch.bool)
-        else:
-            inside, counted = labels.clamp(0, count - 1) == labels, labels != ignored
-            known = valid = inside if ignored is None else inside & counted
-            wrong = (~inside if ignored is None else counted & ~inside).any()
-            guard = features.new_zeros(()).masked_fill(wrong, torch.nan)
+        known, guard = rows
+        valid = torch.ones_like(labels, dtype=torch.bool) if known is None else known
         with torch.no_grad():
             found = bank(features, labels, valid, complete=known is None)
         slots, blended = found.slots, 1 - bank.momentum
@@ -299,6 +276,41 @@ class Discriminative(ClassWise):
             parts["reg"] = norm
             total = total + _times(current(self, "gamma_reg"), norm)
         return LossValue(total, parts)
+
+    def _is_usual(self) -> bool:
+        """Whether these settings are those that ``centroid_terms`` knows."""
+        usual = self.reduction, self.aggregate, self.bank.first_seen, self.bank.accumulate
+        return (
+            plain_eager()
+            and usual == ("mean", "max", "scaled", 1)
+            and self.needs[-1] == "labels"
+            and self.weight is None
+            and not (self.check_finite or self._synced)
+        )
+
+    def _usual_rows(
+        self, labels: Tensor, num_classes: int
+    ) -> tuple[Tensor | None, Tensor | None] | None:
+        """Which rows count (None: all), and a number that is NaN if a label is no class.
+
+        None where labels are of another kind, or known to be ignored or wrong.
+        """
+        if not isinstance(labels, Tensor) or labels.dim() != 1 or labels.is_floating_point():
+            return None
+        ignored = self.ignore_index
+        if values_are_checked(labels, None):
+            low, high = value_range(labels)
+            clear = labels.numel() > 0 and low >= 0 and high < num_classes
+            return (
+                (None, None) if clear and (ignored is None or not low <= ignored <= high) else None
+            )
+        labels = labels.long()
+        inside = labels.clamp(0, num_classes - 1) == labels
+        counted = inside | True if ignored is None else labels != ignored
+        wrong = (counted & ~inside).any()
+        return inside & counted, torch.zeros_like(wrong, dtype=torch.float).masked_fill(
+            wrong, math.nan
+        )
 
     def _in_units(
         self, features: Tensor, matrix: Tensor, labels: Tensor, bias: Tensor | None

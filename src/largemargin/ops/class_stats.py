@@ -1,6 +1,6 @@
 """``class_stats``: five numbers per sample that nearly every logit loss is a function of."""
 
-from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Literal, NamedTuple, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor
@@ -19,7 +19,13 @@ from largemargin.ops.matmul import Precision, resolve_precision, without_autocas
 from largemargin.ops.norms import promote
 from largemargin.ops.sharded import sharded_stats
 from largemargin.ops.shards import is_shared
-from largemargin.ops.similarity import SIMILARITIES, affine_form, check_scale, dense_logits
+from largemargin.ops.similarity import (
+    SIMILARITIES,
+    HeadLogits,
+    affine_form,
+    check_scale,
+    dense_logits,
+)
 from largemargin.ops.triton.op import missing, tile_stats
 from largemargin.shapes import Features, Labels, Logits, Prototypes
 from largemargin.tracing import plain_eager
@@ -28,23 +34,6 @@ Statistic: TypeAlias = Literal["target", "rival", "rest", "spread", "mean"]
 Impl: TypeAlias = Literal["auto", "dense", "chunked", "triton"]
 STATISTICS: tuple[Statistic, ...] = ("target", "rival", "rest", "spread", "mean")
 IMPLS: tuple[Impl, ...] = ("auto", "dense", "chunked", "triton")
-
-
-class HeadLogits(NamedTuple):
-    """Logits that a head has made of the features of a call, and how."""
-
-    logits: Tensor
-    similarity: str
-    scale: float | Tensor
-    bias: Tensor | None
-
-    def times(self, similarity: str, scale: Any, bias: Tensor | None) -> float | None:
-        """What they have to be multiplied by to be those of another form; None if they cannot."""
-        if self.similarity != similarity or self.bias is not bias:
-            return None
-        if type(scale) is not float or type(self.scale) is not float:
-            return 1.0 if scale is self.scale else None
-        return scale / self.scale
 
 
 class ComputeOptions(TypedDict, total=False):
@@ -163,19 +152,13 @@ def class_stats(
     elif impl != "dense":
         _check_impl(impl, features, prototypes, labels)
     if impl == "dense" and similarity == "cosine" and _by_hand(labels, bias, scale, want):
-        rest = "rest" in want
-        if made is None or factor is None or (rest and factor != 1):
-            logits, factor = cosine_logits(features, prototypes, float(scale), resolved), 1.0
-        else:
-            logits = made.logits
-        if launches(logits) and factor == 1:
-            return ClassStats(*logit_stats(logits, labels, want))
+        logits = None if made is None else made.logits
+        if factor is None or ("rest" in want and factor != 1):
+            logits, factor = None, 1.0
+        if logits is None:
+            logits = cosine_logits(features, prototypes, float(scale), resolved)
         known = may_look(labels) if validate is None else validate
-        target, second, index = target_and_rival(logits, labels.long(), rest, known)
-        if factor != 1:
-            target, second = target * factor, second * factor
-        rival = None if rest else second
-        return ClassStats(target, rival, index, second if rest else None, None, None)
+        return _two_stats(logits, labels.long(), want, factor, known)
     with without_autocast(features):
         if impl == "dense" and made is not None and factor == 1:
             return ClassStats(*logit_stats(made.logits, labels, want))
@@ -192,6 +175,20 @@ def class_stats(
             return ClassStats(*logit_stats(dense_logits(form), labels, want))
         kernel = tile_stats if impl == "triton" else chunked_stats
         return ClassStats(*kernel(form, labels, want))
+
+
+def _two_stats(
+    logits: Tensor, labels: Tensor, want: tuple[str, ...], factor: float, known: bool
+) -> ClassStats:
+    """Target and rest, or target and rival times ``factor``, of cosine logits."""
+    if factor == 1 and launches(logits):
+        return ClassStats(*logit_stats(logits, labels, want))
+    rest = "rest" in want
+    target, second, index = target_and_rival(logits, labels, rest, known)
+    if factor != 1:
+        target, second = target * factor, second * factor
+    rival = None if rest else second
+    return ClassStats(target, rival, index, second if rest else None, None, None)
 
 
 def _by_hand(labels: Tensor, bias: Tensor | None, scale: object, want: tuple[str, ...]) -> bool:

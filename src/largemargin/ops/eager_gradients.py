@@ -27,7 +27,7 @@ from largemargin.ops.norms import (
     row_products,
 )
 from largemargin.ops.similarity import affine_form, dense_logits, in_one_dtype
-from largemargin.ops.triton.op import HAS_TRITON, interpreted, is_too_old
+from largemargin.ops.triton import HAS_TRITON, interpreted, is_too_old
 from largemargin.tracing import plain_eager
 
 NORMALIZED = 2**20
@@ -176,11 +176,9 @@ def _cosines_again(
     return [next(found) if need else None for need in needs]
 
 
-def _index(labels: Tensor, num_classes: int, known: bool) -> tuple[Tensor, Tensor | None]:
-    """The column (N, 1) of each label, and which labels are no classes (N,) unless all are."""
+def _index(labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """The column (N, 1) of each label, and which labels are no classes (N,)."""
     index = labels[:, None]
-    if known:
-        return index, None
     inside = index.clamp(0, num_classes - 1)
     return inside, (inside != index).squeeze(1)
 
@@ -192,7 +190,7 @@ class _TargetAndRival(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, labels: Tensor, rest: bool, known: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        index, outside = _index(labels, logits.shape[1], known)
+        index, outside = (labels[:, None], None) if known else _index(labels, logits.shape[1])
         target, rival = logits.gather(1, index).squeeze(1), None
         others = logits.scatter(1, index, -torch.inf)
         if rest:
@@ -247,7 +245,7 @@ class _SoftmaxAndDivergence(torch.autograd.Function):
         ctx: Any, logits: Tensor, labels: Tensor, required: float, strength: float, known: bool
     ) -> Tensor:
         count = logits.shape[1] - 1
-        index, outside = _index(labels, count + 1, known)
+        index, outside = (labels[:, None], None) if known else _index(labels, count + 1)
         chances = logits.scatter(1, index, -torch.inf).log_softmax(1)
         lowered = logits.scatter(1, index, -required, reduce="add") if required else logits
         own = lowered.log_softmax(1).gather(1, index).squeeze(1)
@@ -388,6 +386,6 @@ def softmax_values(
     if strength or required:
         found: Tensor = _SoftmaxAndDivergence.apply(logits, labels, required, strength, known)
         return found
-    index, outside = _index(labels, logits.shape[1], known)
+    index, outside = (labels[:, None], None) if known else _index(labels, logits.shape[1])
     values = F.cross_entropy(logits, index.squeeze(1), reduction="none")
     return values if outside is None else values.masked_fill(outside, torch.nan)

@@ -1,7 +1,7 @@
 """The four similarities, and the affine form that makes one kernel serve them all."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +27,23 @@ class AffineForm(NamedTuple):
     row_bias: Tensor | None
     normalize_columns: bool
     precision: str | None
+
+
+class HeadLogits(NamedTuple):
+    """Logits that a head has made of the features of a call, and how."""
+
+    logits: Tensor
+    similarity: str
+    scale: float | Tensor
+    bias: Tensor | None
+
+    def times(self, similarity: str, scale: Any, bias: Tensor | None) -> float | None:
+        """What they have to be multiplied by to be those of another form; None if they cannot."""
+        if self.similarity != similarity or self.bias is not bias:
+            return None
+        if type(scale) is not float or type(self.scale) is not float:
+            return 1.0 if scale is self.scale else None
+        return scale / self.scale
 
 
 def in_one_dtype(features: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor]:

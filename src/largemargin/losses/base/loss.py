@@ -48,13 +48,13 @@ from largemargin.losses.base.constructor_arguments import (
 from largemargin.losses.base.scale import auto_scale
 from largemargin.losses.base.setting_ranges import SHARE, Dimension, Limits, Range
 from largemargin.losses.base.terms import class_vector, drawn_matrix, require
-from largemargin.ops.class_stats import IMPLS, ComputeOptions, HeadLogits, Impl
+from largemargin.ops.class_stats import IMPLS, ComputeOptions, Impl
 from largemargin.ops.distributed import all_reduce_sum, world_size
 from largemargin.ops.eager_gradients import launches, may_look, mean_of_kept
 from largemargin.ops.matmul import PRECISIONS, Precision
 from largemargin.ops.norms import promote
 from largemargin.ops.scheduled_values import current
-from largemargin.ops.similarity import SIMILARITIES
+from largemargin.ops.similarity import SIMILARITIES, HeadLogits
 from largemargin.tracing import plain_eager, value_range, values_are_checked
 
 if TYPE_CHECKING:

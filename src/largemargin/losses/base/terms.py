@@ -1,7 +1,7 @@
 """Small pieces the per-sample functions share: statistics by call form, soft targets, margins."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -40,11 +40,6 @@ class LogitOptions(ComputeOptions, total=False):
     bias: Tensor | None
     similarity: str
     scale: float | Tensor
-
-
-class _ValueChecks(TypedDict):
-    validate: bool | None
-    check_finite: bool
 
 
 def stats_of(
@@ -86,46 +81,49 @@ def eager_logits(
 ) -> tuple[Tensor, Tensor, bool] | None:
     """What ``softmax_values`` takes of a call in plain eager mode; None for all other calls."""
     hard = prototypes if labels is None else labels
-    impl, validate = options.get("impl", "auto"), options.get("validate")
-    if impl not in ("auto", "dense") or not plain_eager():
+    validate, scale = options.get("validate"), options.get("scale", 1.0)
+    if options.get("impl", "auto") not in ("auto", "dense") or not plain_eager():
         return None
     if not isinstance(hard, Tensor) or hard.dim() != 1:
         return None
-    checked, scale = options.get("checked", False), options.get("scale", 1.0)
     check_scale(scale)
-    values: _ValueChecks = {
-        "validate": validate,
+    if labels is not None:
+        logits = _product(features, prototypes, labels, options)
+        if logits is None:
+            return None
+    else:
+        if not options.get("checked", False):
+            check_form(options)
+            check_logits(features, hard, **_value_checks(options))
+        plain = isinstance(scale, (float, int)) and scale == 1
+        logits = promote(features) if plain else promote(features) * scale
+    return logits, hard.long(), may_look(hard) if validate is None else validate
+
+
+def _product(
+    features: Tensor, prototypes: Tensor, labels: Tensor, options: LogitOptions
+) -> Tensor | None:
+    """Logits of features, unless they are too many to keep; those of the head where they fit."""
+    made, bias = options.get("made"), options.get("bias")
+    similarity, scale = options.get("similarity", "dot"), options.get("scale", 1.0)
+    if made is not None and made.times(similarity, scale, bias) == 1:
+        return made.logits
+    precision = resolve_precision(options.get("precision"), features, prototypes)
+    most = dense_limit(features.device.type, precision)
+    if is_shared(prototypes) or len(features) * len(prototypes) > most:
+        return None
+    if not options.get("checked", False):
+        check_form(options)
+        check_inputs(features, prototypes, labels, bias=bias, **_value_checks(options))
+    form: Any = {"bias": bias, "similarity": similarity, "scale": scale, "precision": precision}
+    return similarity_logits(features, prototypes, checked=True, **form)
+
+
+def _value_checks(options: LogitOptions) -> Any:
+    return {
+        "validate": options.get("validate"),
         "check_finite": options.get("check_finite", False),
     }
-    if labels is None:
-        if not checked:
-            check_form(options)
-            check_logits(features, hard, **values)
-        logits = promote(features)
-        logits = logits if isinstance(scale, (float, int)) and scale == 1 else logits * scale
-    else:
-        made, bias = options.get("made"), options.get("bias")
-        similarity = options.get("similarity", "dot")
-        if made is not None and made.times(similarity, scale, bias) == 1:
-            logits = made.logits
-        else:
-            precision = resolve_precision(options.get("precision"), features, prototypes)
-            most = dense_limit(features.device.type, precision)
-            if is_shared(prototypes) or len(features) * len(prototypes) > most:
-                return None
-            if not checked:
-                check_form(options)
-                check_inputs(features, prototypes, labels, bias=bias, **values)
-            logits = similarity_logits(
-                features,
-                prototypes,
-                bias=bias,
-                similarity=similarity,
-                scale=scale,
-                precision=precision,
-                checked=True,
-            )
-    return logits, hard.long(), may_look(hard) if validate is None else validate
 
 
 def target_and_rest(

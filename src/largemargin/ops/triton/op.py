@@ -1,7 +1,5 @@
 """The tiled statistics as an operator of torch: autograd, compiler, graphs, and when to use it."""
 
-import importlib.util
-import os
 import warnings
 from typing import Any
 
@@ -11,31 +9,12 @@ from torch import Tensor
 from largemargin.ops.dense import ORDER, Stats, dense_stats, wanted_stats
 from largemargin.ops.norms import promote
 from largemargin.ops.similarity import AffineForm, dense_logits
+from largemargin.ops.triton import HAS_TRITON, interpreted, is_too_old, settled
 from largemargin.ops.triton.chunks import leaves_room
 from largemargin.ops.triton.launch import MASS, MOMENT, RIVAL, TOTAL, run_backward, run_forward
 
 BITS = {"target": 0, "rival": RIVAL, "rest": MASS, "spread": MOMENT, "mean": TOTAL}
 INT32 = 2**31 - 1
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-
-
-def interpreted() -> bool:
-    """Triton's interpreter runs the kernels on a CPU: slowly, for tests."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def _settled(function: Any) -> Any:
-    """The compiler calls it once and keeps the answer, instead of looking into it.
-
-    What ``torch.compiler.assume_constant_result`` does, which imports the compiler for it.
-    """
-    function._dynamo_marked_constant = True
-    return function
-
-
-@_settled
-def is_too_old(device: torch.device) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] < 8
 
 
 def missing(features: Tensor, prototypes: Tensor) -> str | None:
@@ -54,7 +33,7 @@ def missing(features: Tensor, prototypes: Tensor) -> str | None:
     return None
 
 
-@_settled
+@settled
 def _tf32_is_allowed() -> bool:
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
