@@ -50,6 +50,7 @@ TORCH_ONLY = ("geometry", "dropin", "losses", "heads", "ops", *LEVELS[-2], "trac
 # before a kernel is launched.
 KERNELS = (
     "largemargin.ops.triton.rival_boundaries",
+    "largemargin.ops.triton.rows",
     "largemargin.ops.triton.backward",
     "largemargin.ops.triton.forward",
     "largemargin.ops.triton.chunks",

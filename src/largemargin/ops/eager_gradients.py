@@ -27,7 +27,7 @@ from largemargin.ops.norms import (
     row_products,
 )
 from largemargin.ops.similarity import affine_form, dense_logits, in_one_dtype
-from largemargin.ops.triton import HAS_TRITON, interpreted, is_too_old
+from largemargin.ops.triton.availability import HAS_TRITON, interpreted, is_too_old
 from largemargin.tracing import plain_eager
 
 NORMALIZED = 2**20

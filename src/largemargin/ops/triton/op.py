@@ -9,7 +9,7 @@ from torch import Tensor
 from largemargin.ops.dense import ORDER, Stats, dense_stats, wanted_stats
 from largemargin.ops.norms import promote
 from largemargin.ops.similarity import AffineForm, dense_logits
-from largemargin.ops.triton import HAS_TRITON, interpreted, is_too_old, settled
+from largemargin.ops.triton.availability import HAS_TRITON, interpreted, is_too_old, settled
 from largemargin.ops.triton.chunks import leaves_room
 from largemargin.ops.triton.launch import MASS, MOMENT, RIVAL, TOTAL, run_backward, run_forward
 
