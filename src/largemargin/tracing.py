@@ -27,13 +27,6 @@ def exporting() -> bool:
     )
 
 
-def recording() -> bool:
-    """Whether ``torch.export`` or ``torch.jit.trace`` makes a model that will run elsewhere."""
-    if torch.compiler.is_exporting() and exporting():
-        return True
-    return not torch.compiler.is_compiling() and bool(torch._C._is_tracing())
-
-
 _SAYS_WHO_TRACES = torch.__version__ >= "2.15"
 """torch 2.11 answers is_exporting() with True wherever dynamo traces."""
 
@@ -42,7 +35,7 @@ def values_are_checked(tensor: Tensor, validate: bool | None) -> bool:
     """Whether the values of an argument are checked: on a CPU, unless the caller decided."""
     if validate is not None:
         return validate and plain_eager()
-    return tensor.device.type == "cpu" and plain_eager()
+    return tensor.is_cpu and plain_eager()
 
 
 def value_range(tensor: Tensor) -> tuple[float, float]:

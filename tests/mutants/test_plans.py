@@ -92,13 +92,19 @@ def test_the_peak_is_that_of_the_step_or_of_the_loss():
 
 
 def test_kernels_by_device_and_dtype():
-    """Dense up to 2^22 logits of gathered samples and classes that are used."""
-    many = {"num_samples": 2**10, "num_classes": 2**12 + 1, "dim": 4}
-    assert estimate_memory(**{**many, "num_classes": 2**12}).impl == "dense"
-    assert estimate_memory(**many).impl == "triton"
-    assert estimate_memory(**many, device="cpu").impl == "chunked"
-    assert estimate_memory(**many, dtype=DOUBLE).impl == "chunked"
-    assert estimate_memory(**many, dtype=HALF).impl == "triton"
+    """Dense up to 2^22 logits of gathered samples and classes that are used, on a GPU more."""
+
+    def impl(num_classes, **options):
+        sizes = {"num_samples": 2**10, "num_classes": num_classes, "dim": 4}
+        return estimate_memory(**sizes, **options).impl
+
+    assert impl(2**12, device="cpu") == "dense"
+    assert impl(2**12 + 1, device="cpu") == "chunked"
+    for dtype in (torch.float32, HALF):
+        assert impl(2**15, dtype=dtype) == "dense"
+        assert impl(2**15 + 1, dtype=dtype) == "triton"
+    assert impl(2**17, dtype=DOUBLE) == "dense"
+    assert impl(2**17 + 1, dtype=DOUBLE) == "chunked"
 
 
 @pytest.mark.parametrize(

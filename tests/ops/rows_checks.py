@@ -104,8 +104,7 @@ def test_shifted_angles(mode, margin, monkeypatch):
         x = features.float().requires_grad_()
         with monkeypatch.context() as patch:
             if not kernels:
-                patch.setattr(eager_gradients, "_has_kernels", lambda _: False)
-                patch.setattr(eager_gradients, "interpreted", lambda: False)
+                patch.setattr(eager_gradients, "_serve", lambda _: False)
             values = LF.arcface(x, prototypes, labels, margin=margin, scale=4.0, mode=mode)
             found.append((values, *torch.autograd.grad(values.sum(), x)))
     assert NEAR < 1
@@ -133,7 +132,7 @@ def test_losses_are_the_same_with_and_without_kernels(name, ignore, monkeypatch)
         x, w = drawn(6, 5).requires_grad_(), drawn(4, 5, seed=3).requires_grad_()
         with monkeypatch.context() as patch:
             if not kernels:
-                patch.setattr(eager_gradients, "interpreted", lambda: False)
+                patch.setattr(eager_gradients, "_serve", lambda _: False)
             value = LOSSES[name](ignore_index=ignore)(x, w, labels)
             first = torch.autograd.grad(value, (x, w), create_graph=True)
             twice = torch.autograd.grad(first[0].square().sum(), (x, w), allow_unused=True)

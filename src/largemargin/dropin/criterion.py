@@ -112,10 +112,11 @@ class Criterion(nn.Module):
             self._check_replayed()
         arguments = self._arguments(found, noisy)
         features = arguments["features"]
-        labels = flat_beside(labels, found.features)
+        if found.features.dim() > 2:
+            labels = flat_beside(labels, found.features)
+            if sample_weight is not None:
+                sample_weight = flat_beside(sample_weight, found.features)
         check_rows(features, labels, half=isinstance(noisy, str))
-        if sample_weight is not None:
-            sample_weight = flat_beside(sample_weight, found.features)
         logits = arguments["logits"] if found.untouched and not found.own else None
         head = self._head(found.swapped, logits)
         value = self.objective(
@@ -145,9 +146,12 @@ class Criterion(nn.Module):
         """What the objective is called with beside prototypes and labels."""
         if noisy is not None or self._noisy_term or self._inputs_term:
             self._check_needs(found, noisy)
+        features, logits = found.features, found.logits
+        if features.dim() > 2:  # a head on sequences
+            features, logits = rows(features), None if logits is None else rows(logits)
         arguments: dict[str, Any] = {
-            "features": rows(found.features),
-            "logits": None if found.logits is None else rows(found.logits),
+            "features": features,
+            "logits": logits,
             "inputs": found.inputs,
             "layers": list(found.layers) or None,
         }

@@ -24,7 +24,7 @@ from largemargin.dropin.match_outputs import Agreement, check_unchanged, chosen_
 from largemargin.dropin.model_outputs import nodes_behind, tensors_in
 from largemargin.errors import LargeMarginError
 from largemargin.ops.shards import is_sharded
-from largemargin.tracing import recording
+from largemargin.tracing import exporting
 
 PREFIX = "_largemargin_pass_"
 """Of the attribute that holds a mark; every attached model has its own."""
@@ -228,7 +228,9 @@ class FeatureHooks:
 
     def ignores(self, value: Any) -> bool:
         """Hooks have nothing to do: taken off, exporting, or traced by torch.jit or torch.fx."""
-        return self.removed or recording() or isinstance(value, torch.fx.Proxy)
+        if torch.compiler.is_compiling():
+            return self.removed or exporting()
+        return self.removed or torch._C._is_tracing() or isinstance(value, torch.fx.Proxy)
 
     @property
     def running(self) -> Running:
@@ -260,15 +262,6 @@ class FeatureHooks:
             if module is not None and module is not self.layer:
                 self._strangers.add(id(module))
         return self.layer
-
-    def start(self) -> None:
-        """A forward pass of the model begins; an interrupted one is forgotten."""
-        if self.again.ends:
-            self.again.forget()
-        running = self.running
-        if running is self.plain:
-            running.forget()
-        running.inside = True
 
     def head_ran(self, features: Tensor, logits: Tensor) -> None:
         """Remember what came into the head and mark what went out of it."""
@@ -324,23 +317,15 @@ class FeatureHooks:
         else:
             self.recent = (*self.recent[1 - KEPT :], (remembered, logits.detach()))
 
-    def finish(self, outputs: Any) -> None:
+    def mark(self, outputs: Any, record: ForwardRecord, logits: Tensor, several: bool) -> None:
         """Mark what the model returns in place of the head's output."""
-        running = self.running
-        running.inside = False
-        current, running.current = running.current, None
-        if current is None:
-            return
-        record, logits = current
-        if outputs is logits and self.named:
-            return
         shape = logits.shape
         if not (self.named or torch.compiler.is_compiling()):
             self.named = True  # looked at once
             self.doubt = returned_before(self.model, self.layer, record.features, logits, outputs)
         for tensor in tensors_in(outputs):
             if tensor is not logits and tensor.shape == shape and not hasattr(tensor, self.name):
-                mark = Mark(record, logits, several=running.passes > 1, made=True)
+                mark = Mark(record, logits, several=several, made=True)
                 if not torch.compiler.is_compiling() and not torch.is_grad_enabled():
                     mark.weak, mark.record, mark.logits = weakref.ref(record), None, None
                 setattr(tensor, self.name, mark)
@@ -593,14 +578,19 @@ class StartHook(Hook):
         values: list[Any] = [*args, *kwargs.values()]
         if owner.ignores(values[0] if values else None):
             return None
-        owner.start()
+        if owner.again.ends:
+            owner.again.forget()
+        running = owner.running
+        if running is owner.plain:
+            running.forget()  # an interrupted pass
+        running.inside = True
         if not self.with_inputs or not torch.is_grad_enabled():
             return None
         for index, value in enumerate(values):
             if isinstance(value, Tensor) and value.is_floating_point():
                 value = value if value.requires_grad else value.detach().requires_grad_()
                 values[index] = value
-                owner.running.held["inputs"] = value
+                running.held["inputs"] = value
                 named = dict(zip(kwargs, values[len(args) :], strict=True))
                 return tuple(values[: len(args)]), named
         raise LargeMarginError(
@@ -641,8 +631,14 @@ class FinishHook(Hook):
     """After the model: marks what it returns."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if not self.owner.ignores(output):
-            self.owner.finish(output)
+        owner = self.owner
+        if owner.ignores(output):
+            return
+        running = owner.running
+        running.inside = False
+        ran, running.current = running.current, None
+        if ran is not None and not (output is ran[1] and owner.named):
+            owner.mark(output, *ran, several=running.passes > 1)
 
 
 def _keep_out_of_dynamo(*kinds: type) -> None:

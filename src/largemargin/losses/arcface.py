@@ -136,8 +136,9 @@ def arcface(
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
     """ArcFace per sample; :class:`ArcFace` has equation, arguments and an example."""
-    check_choice("mode", mode, MODES)
-    check_choice("gradient", gradient, GRADIENTS)
+    if mode not in MODES or gradient not in GRADIENTS:
+        check_choice("mode", mode, MODES)
+        check_choice("gradient", gradient, GRADIENTS)
     check_margin("margin", margin, RADIANS)
     s, target, rest = scaled_cosines(
         features, prototypes, labels, scale, how, psi0_of_angular_margin, margin

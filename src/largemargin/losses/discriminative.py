@@ -192,7 +192,8 @@ class Discriminative(ClassWise):
         sample_weight: Tensor | None = None,
     ) -> LossValue:
         """The total and its unweighted terms compact, margin, reg."""
-        self._refuse("sample_weight", sample_weight is not None)
+        if sample_weight is not None:
+            self._refuse("sample_weight", True)
         return self._terms(features, prototypes, labels, bias)[0]
 
     def _terms(
@@ -202,7 +203,8 @@ class Discriminative(ClassWise):
         if self.detach_classifier:
             matrix, bias = matrix.detach(), None if bias is None else bias.detach()
         features, bias = self._in_units(features, matrix, labels, bias)
-        value = self._by_hand(features, matrix, labels, bias)
+        made = getattr(prototypes, "made", None)
+        value = self._by_hand(features, matrix, labels, bias, made is not None)
         if value is not None:
             return value, None
         batch = self.batch(features, matrix, labels, bias=bias)
@@ -226,13 +228,25 @@ class Discriminative(ClassWise):
         return LossValue(total, terms), batch
 
     def _by_hand(
-        self, features: Tensor, matrix: Tensor, labels: Tensor, bias: Tensor | None
+        self,
+        features: Tensor,
+        matrix: Tensor,
+        labels: Tensor,
+        bias: Tensor | None,
+        multiplied: bool,
     ) -> LossValue | None:
-        """The usual case in plain eager mode, with one backward pass for all terms."""
+        """The usual case in plain eager mode, with one backward pass for all terms.
+
+        What a head has ``multiplied`` already fits: features, matrix and bias.
+        """
         rows = self._usual_rows(labels, matrix.shape[0]) if self._is_usual() else None
         if rows is None:
             return None
-        check_inputs(features, matrix, labels, bias=bias, soft=False, validate=False)
+        own = labels.shape == features.shape[:1] and labels.device == features.device
+        if not (multiplied and own):
+            check_inputs(features, matrix, labels, bias=bias, soft=False, validate=False)
+        if self.check_finite:
+            check_all_finite(features=features, prototypes=matrix, bias=bias)
         bank, labels = self.bank, labels.long()
         features, matrix = promote(features), promote(matrix)
         bias = None if bias is None else promote(bias)
@@ -285,7 +299,7 @@ class Discriminative(ClassWise):
             and usual == ("mean", "max", "scaled", 1)
             and self.needs[-1] == "labels"
             and self.weight is None
-            and not (self.check_finite or self._synced)
+            and not self._synced
         )
 
     def _usual_rows(

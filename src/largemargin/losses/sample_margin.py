@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Unpack
 from torch import Tensor
 
 from largemargin.losses.base.loss import Loss, LossOptions
-from largemargin.losses.base.terms import over_targets, require
+from largemargin.losses.base.terms import over_targets
 from largemargin.ops.class_stats import ComputeOptions, class_stats
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
@@ -58,4 +58,6 @@ def sample_margin(
         want=("target", "rival"),
         **how,
     )
-    return over_targets(require(stats.rival) - require(stats.target), labels)
+    assert stats.rival is not None
+    assert stats.target is not None
+    return over_targets(stats.rival - stats.target, labels)

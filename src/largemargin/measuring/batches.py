@@ -367,7 +367,7 @@ def check_range(images: Tensor, hint: str = "", *, beyond: float = RANGE) -> Non
     """Noise, attacks and gradients count in [0, 1]; bytes and normalised images do not."""
     if not images.numel():
         return
-    low, high = (float(each) for each in images.aminmax())
+    low, high = (float(each) for each in images.detach().aminmax())
     if low < -beyond or high > 1 + beyond:
         raise LargeMarginError(
             "noise, attacks and input space are in units of [0, 1] pixels, but the images reach "

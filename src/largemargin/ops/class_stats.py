@@ -12,7 +12,6 @@ from largemargin.ops.eager_gradients import (
     cosine_logits,
     launches,
     logit_stats,
-    may_look,
     target_and_rival,
 )
 from largemargin.ops.matmul import Precision, resolve_precision, without_autocast
@@ -157,7 +156,7 @@ def class_stats(
             logits, factor = None, 1.0
         if logits is None:
             logits = cosine_logits(features, prototypes, float(scale), resolved)
-        known = may_look(labels) if validate is None else validate
+        known = labels.is_cpu if validate is None else validate
         return _two_stats(logits, labels.long(), want, factor, known)
     with without_autocast(features):
         if impl == "dense" and made is not None and factor == 1:

@@ -27,7 +27,7 @@ from largemargin.ops.norms import (
     row_products,
 )
 from largemargin.ops.similarity import affine_form, dense_logits, in_one_dtype
-from largemargin.ops.triton.availability import HAS_TRITON, interpreted, is_too_old
+from largemargin.ops.triton.availability import HAS_TRITON, INTERPRETED, is_too_old
 from largemargin.tracing import plain_eager
 
 NORMALIZED = 2**20
@@ -73,7 +73,7 @@ def launches(*tensors: Tensor) -> bool:
     for tensor in tensors:
         if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             return False
-    return _has_kernels(tensors[0].device) or (tensors[0].device.type == "cpu" and interpreted())
+    return _serve(tensors[0].device)
 
 
 @cache
@@ -83,8 +83,10 @@ def kernels() -> Any:
 
 
 @cache
-def _has_kernels(device: torch.device) -> bool:
-    return device.type == "cuda" and HAS_TRITON and not is_too_old(device)
+def _serve(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return HAS_TRITON and not is_too_old(device)
+    return INTERPRETED and device.type == "cpu"
 
 
 def units_gradient(grad: Tensor, x: Tensor, unit: Units) -> Tensor:
@@ -109,7 +111,8 @@ class _CosineLogits(torch.autograd.Function):
     def forward(
         ctx: Any, features: Tensor, prototypes: Tensor, scale: float, precision: str | None
     ) -> Tensor:
-        if launches(features, prototypes):
+        ctx.launches = launches(features, prototypes)
+        if ctx.launches:
             low = torch.bfloat16 if precision == "bf16" else torch.float32
             rows = Units(*kernels().unit_rows(features, low, scale))
             columns = Units(*kernels().unit_rows(prototypes, low))
@@ -132,7 +135,7 @@ class _CosineLogits(torch.autograd.Function):
                 return *_cosines_again(ctx, features, prototypes, grad), None, None
             rows, columns = Units(*saved[:4]), Units(*saved[4:])
             grads: list[Tensor | None] = [None, None]
-            if launches(features, prototypes):
+            if ctx.launches:
                 grad = grad.to(rows.rows.dtype)
                 if ctx.needs_input_grad[0]:
                     wanted = multiply(grad, columns.rows, ctx.precision)

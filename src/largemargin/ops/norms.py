@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -103,9 +104,8 @@ def _norm(x: Tensor, dim: int, keepdim: bool) -> Tensor:
     return norm if keepdim else norm.squeeze(dim)
 
 
-def row_norms(x: Tensor) -> Tensor:
-    """Norms (N,) of rows, outside autograd."""
-    return _norm(x, -1, keepdim=False)
+row_norms = partial(_norm, dim=-1, keepdim=False)
+"""Norms (N,) of rows, outside autograd."""
 
 
 def row_products(a: Tensor, b: Tensor) -> Tensor:

@@ -41,9 +41,9 @@ class HeadLogits(NamedTuple):
         """What they have to be multiplied by to be those of another form; None if they cannot."""
         if self.similarity != similarity or self.bias is not bias:
             return None
-        if type(scale) is not float or type(self.scale) is not float:
+        if isinstance(scale, Tensor) or isinstance(self.scale, Tensor):
             return 1.0 if scale is self.scale else None
-        return scale / self.scale
+        return float(scale / self.scale)
 
 
 def in_one_dtype(features: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor]:

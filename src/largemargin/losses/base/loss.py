@@ -50,12 +50,12 @@ from largemargin.losses.base.setting_ranges import SHARE, Dimension, Limits, Ran
 from largemargin.losses.base.terms import class_vector, drawn_matrix, require
 from largemargin.ops.class_stats import IMPLS, ComputeOptions, Impl
 from largemargin.ops.distributed import all_reduce_sum, world_size
-from largemargin.ops.eager_gradients import launches, may_look, mean_of_kept
+from largemargin.ops.eager_gradients import launches, mean_of_kept
 from largemargin.ops.matmul import PRECISIONS, Precision
 from largemargin.ops.norms import promote
 from largemargin.ops.scheduled_values import current
 from largemargin.ops.similarity import SIMILARITIES, HeadLogits
-from largemargin.tracing import plain_eager, value_range, values_are_checked
+from largemargin.tracing import plain_eager, value_range
 
 if TYPE_CHECKING:
     from largemargin.losses.base.objective import Objective
@@ -230,6 +230,8 @@ class Loss(Summand, nn.Module):
             cls.key = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
         if "term" not in own:
             cls.term = cls.key
+        if "per_sample" in own and "reads_head_logits" not in own:
+            cls.reads_head_logits = False  # what it does to the features the head has not done
         for table in ("limits", "search_space", "not_tuned"):
             setattr(cls, table, {**getattr(base, table), **own.get(table, {})})
 
@@ -308,7 +310,7 @@ class Loss(Summand, nn.Module):
             batch = self._prepare(
                 (features, matrix), labels, matrix.shape[0], sample_weight, bias, made
             )
-            if made is not None and (batch.ignored is None or not may_look(made.logits)):
+            if made is not None and (batch.ignored is None or not made.logits.is_cpu):
                 options["made"] = made
             values = self.per_sample(*batch.inputs, batch.targets, **options)
         return self._reduce(values, batch.labels, batch.num_classes, batch.ignored, sample_weight)
@@ -429,7 +431,7 @@ class Loss(Summand, nn.Module):
         a head has made get the gradient 0, as those of any layer do.
         """
         labels, index = labels.long(), self.ignore_index
-        if values_are_checked(labels, None):
+        if labels.is_cpu and plain_eager():
             low, high = value_range(labels)
             index = index if index is not None and low <= index <= high else None
             if index is None and low >= 0 and high < num_classes:
@@ -437,7 +439,7 @@ class Loss(Summand, nn.Module):
         ignored = None
         if index is not None:
             ignored = labels == index
-            if made is not None and not may_look(labels):
+            if made is not None and not labels.is_cpu:
                 return inputs, labels, ignored
             inputs = (inputs[0].masked_fill(ignored[:, None], 0), *inputs[1:])
             labels = labels.masked_fill(ignored, 0)
@@ -468,7 +470,7 @@ class Loss(Summand, nn.Module):
         sample_weight: Tensor | None,
     ) -> Tensor:
         """Weigh the (N,) values and add them up, by the rules of :class:`Loss`."""
-        share: Tensor | None = None
+        share, synced = None, self._synced
         if self.weight is not None and labels.dim() == 1:
             share = self.weight.to(values.dtype)[labels.long().clamp(0, num_classes - 1)]
             if not self.label_smoothing:
@@ -479,26 +481,29 @@ class Loss(Summand, nn.Module):
             share = weights if share is None else share * weights
         if ignored is not None:
             plain = share is None and self.reduction == "mean" and values.dim() == 1
-            if plain and not self._synced and plain_eager() and launches(values):
+            if plain and not synced and plain_eager() and launches(values):
                 return mean_of_kept(values, ignored)
             values = values.masked_fill(ignored, 0)
             share = None if share is None else share.masked_fill(ignored, 0)
-        return values if self.reduction == "none" else self._total(values, share, ignored)
+        if self.reduction == "none":
+            return values
+        if share is None and ignored is None and not synced:  # in most steps
+            mean = self.reduction == "mean" and values.shape[0]
+            return values.mean() if mean else values.sum()
+        return self._total(values, share, ignored, synced)
 
     @property
     def _synced(self) -> bool:
         return self.sync and self.training and world_size() > 1
 
-    def _total(self, values: Tensor, share: Tensor | None, ignored: Tensor | None) -> Tensor:
+    def _total(
+        self, values: Tensor, share: Tensor | None, ignored: Tensor | None, synced: bool
+    ) -> Tensor:
         """The sum of weighted values, or their mean: divided by the weights' sum, or the count."""
-        synced = self._synced
-        unweighted = share is None and ignored is None
-        if unweighted and not synced and self.reduction == "mean" and values.shape[0]:
-            return values.mean()
         total = values.sum()
         if synced:
             total = all_reduce_sum(total)
-        if self.reduction == "sum" or (unweighted and not synced):
+        if self.reduction == "sum":
             return total
         if share is not None:
             count = share.sum()

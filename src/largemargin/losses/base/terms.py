@@ -26,7 +26,6 @@ from largemargin.ops.class_stats import (
     stats_from_logits,
 )
 from largemargin.ops.dense import dense_limit
-from largemargin.ops.eager_gradients import may_look
 from largemargin.ops.matmul import PRECISIONS, resolve_precision
 from largemargin.ops.norms import promote
 from largemargin.ops.shards import is_shared
@@ -97,7 +96,7 @@ def eager_logits(
             check_logits(features, hard, **_value_checks(options))
         plain = isinstance(scale, (float, int)) and scale == 1
         logits = promote(features) if plain else promote(features) * scale
-    return logits, hard.long(), may_look(hard) if validate is None else validate
+    return logits, hard.long(), hard.is_cpu if validate is None else validate
 
 
 def _product(
@@ -150,8 +149,9 @@ def scaled_cosines(
     ``aligned(*margins)`` is psi(0) of :func:`auto_scale`; None where no margin changes it.
     """
     if isinstance(scale, str):
-        check_scale_setting(scale)
-        check_matrix("prototypes", prototypes, "(C, D)")
+        if not how.get("checked"):
+            check_scale_setting(scale)
+            check_matrix("prototypes", prototypes, "(C, D)")
         scale = auto_scale(prototypes.shape[0], aligned(*margins) if aligned else 1.0)
     want: tuple[Statistic, ...] = ("target", "rest")
     stats = class_stats(
@@ -204,6 +204,8 @@ def at_target(per_class: float | Tensor, labels: Tensor, num_classes: int, name:
 
 def check_margin(name: str, margin: float | Tensor, limits: Limits) -> None:
     """Limits on a margin given as a number, or as a (C,) tensor (values checked on the CPU)."""
+    if type(margin) is float and limits["at_least"] <= margin < limits["below"]:
+        return  # in every step
     if not isinstance(margin, Tensor):
         check_number(name, margin, **limits)
     elif values_are_checked(margin, None):

@@ -14,6 +14,10 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+INTERPRETED = interpreted()
+"""From the start, as Triton itself sees it."""
+
+
 def settled(function: Any) -> Any:
     """The compiler calls it once and keeps the answer, instead of looking into it.
 
