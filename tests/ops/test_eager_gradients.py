@@ -7,6 +7,7 @@ import torch
 
 import largemargin.functional as LF
 from largemargin import class_stats
+from largemargin.losses.base import terms
 from largemargin.ops import eager_gradients
 from largemargin.ops import norms as rows
 
@@ -97,11 +98,12 @@ def test_is_the_dense_definition(situation, dtype, looks, monkeypatch):
 def test_it_is_what_runs(monkeypatch):
     calls = []
     original = eager_gradients.cosine_logits
-    monkeypatch.setattr(
-        OPERATOR,
-        "cosine_logits",
-        lambda *args, **options: calls.append(1) or original(*args, **options),
-    )
+    for place in (OPERATOR, terms):
+        monkeypatch.setattr(
+            place,
+            "cosine_logits",
+            lambda *args, **options: calls.append(1) or original(*args, **options),
+        )
     features, prototypes, labels = vectors(torch.float32)
     LF.cosface(features, prototypes, labels)
     LF.arcface(features, prototypes, labels)

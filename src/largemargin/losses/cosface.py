@@ -11,8 +11,17 @@ from largemargin.losses.base.loss import Loss, LossOptions, MarginCeiling
 from largemargin.losses.base.scale import Scale, check_scale_setting, psi0_of_cosine_margin
 from largemargin.losses.base.schedules import Schedule, margin_warm_up
 from largemargin.losses.base.setting_ranges import Dimension, Limits, Range, cosine_margin_limits
-from largemargin.losses.base.terms import at_target, check_margin, over_targets, scaled_cosines
+from largemargin.losses.base.terms import (
+    LogitOptions,
+    at_target,
+    check_margin,
+    eager_logits,
+    over_targets,
+    scale_of_cosines,
+    target_and_rest,
+)
 from largemargin.ops.class_stats import ComputeOptions
+from largemargin.ops.eager_gradients import softmax_values
 from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
@@ -101,10 +110,13 @@ def cosface(
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
     """CosFace per sample; :class:`CosFace` has equation, arguments and an example."""
-    s, target, rest = scaled_cosines(
-        features, prototypes, labels, scale, how, psi0_of_cosine_margin, margin
-    )
+    s = scale_of_cosines(scale, prototypes, how, psi0_of_cosine_margin, margin)
     num_classes = prototypes.shape[0]
     check_margin("margin", margin, cosine_margin_limits(num_classes))
     required = s * at_target(margin, labels, num_classes, "margin")
+    cosines: LogitOptions = {"similarity": "cosine", "scale": s, **how}
+    found = eager_logits(features, prototypes, labels, cosines)
+    if found is not None:
+        return softmax_values(*found, required=required)
+    target, rest = target_and_rest(features, prototypes, labels, **cosines)
     return over_targets(F.softplus(rest - target + required), labels)

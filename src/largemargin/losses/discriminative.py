@@ -242,8 +242,8 @@ class Discriminative(ClassWise):
         rows = self._usual_rows(labels, matrix.shape[0]) if self._is_usual() else None
         if rows is None:
             return None
-        own = labels.shape == features.shape[:1] and labels.device == features.device
-        if not (multiplied and own):
+        fits = multiplied and labels.shape == features.shape[:1]
+        if not (fits and labels.device == features.device):
             check_inputs(features, matrix, labels, bias=bias, soft=False, validate=False)
         if self.check_finite:
             check_all_finite(features=features, prototypes=matrix, bias=bias)

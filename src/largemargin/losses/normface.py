@@ -2,12 +2,11 @@
 
 from typing import Any, ClassVar, Unpack
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.base.scale import Scale, check_scale_setting
-from largemargin.losses.base.terms import over_targets, scaled_cosines
+from largemargin.losses.cosface import cosface
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
@@ -56,5 +55,4 @@ def normface(
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
     """NormFace per sample; :class:`NormFace` has equation, arguments and an example."""
-    _, target, rest = scaled_cosines(features, prototypes, labels, scale, how)
-    return over_targets(F.softplus(rest - target), labels)
+    return cosface(features, prototypes, labels, margin=0.0, scale=scale, **how)

@@ -186,55 +186,24 @@ def _index(labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     return inside, (inside != index).squeeze(1)
 
 
-class _TargetAndRival(torch.autograd.Function):
-    """The target's logit, and the largest of the others or (``rest``) their log-sum-exp."""
+def target_and_rival(
+    logits: Tensor, labels: Tensor, rest: bool, known: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The target's logit, and the largest of the others or (``rest``) their log-sum-exp.
 
-    @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, rest: bool, known: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        index, outside = (labels[:, None], None) if known else _index(labels, logits.shape[1])
-        target, rival = logits.gather(1, index).squeeze(1), None
-        others = logits.scatter(1, index, -torch.inf)
-        if rest:
-            # Not logsumexp, which is many operators under one name.
-            second = others.amax(1) - others.log_softmax(1).amax(1)
-        else:
-            second, rival = others.max(1)
-            ctx.mark_non_differentiable(rival)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(logits, labels, index, outside, rival)
-        if outside is not None:
-            target.masked_fill_(outside, torch.nan)
-            second.masked_fill_(outside, torch.nan)
-        return target, second, rival
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        logits, labels, index, outside, rival = ctx.saved_tensors
-        target, second, _ = grads
-        if target is None or second is None:
-            if target is second:
-                return None, None, None, None
-            target = torch.zeros_like(second) if target is None else target  # type: ignore[arg-type]
-            second = torch.zeros_like(target) if second is None else second
-        if torch.is_grad_enabled() or batched_gradient(second) or batched_gradient(target):
-            with torch.enable_grad():
-                want = ("target", "rest" if rival is None else "rival")
-                made = [
-                    x
-                    for x in dense_stats(logits, labels, want)
-                    if x is not None and x.is_floating_point()
-                ]
-                again = torch.autograd.grad(made, logits, (target, second), create_graph=True)
-            return *again, None, None, None
-        if outside is not None:
-            target, second = (each.masked_fill(outside, 0.0) for each in (target, second))
-        if rival is None:
-            grad = logits.scatter(1, index, -torch.inf).softmax(1) * second[:, None]
-        else:
-            grad = torch.zeros_like(logits).scatter_(1, rival[:, None], second[:, None])
-        return grad.scatter_(1, index, target[:, None]), None, None, None
+    Of bounded logits; ``known`` labels are known to be classes, others get NaN.
+    """
+    index, outside = (labels[:, None], None) if known else _index(labels, logits.shape[1])
+    rival: Tensor | None = None
+    if rest:
+        target = logits.gather(1, index).squeeze(1)
+        second = logits.scatter(1, index, -torch.inf).logsumexp(1)
+    else:
+        rival = logits.detach().scatter(1, index, -torch.inf).argmax(1)
+        target, second = logits.gather(1, torch.cat((index, rival[:, None]), 1)).unbind(1)
+    if outside is not None:
+        target, second = (each.masked_fill(outside, torch.nan) for each in (target, second))
+    return target, second, rival
 
 
 class _SoftmaxAndDivergence(torch.autograd.Function):
@@ -280,10 +249,6 @@ class _SoftmaxAndDivergence(torch.autograd.Function):
         each = torch.add(level[:, None], chances, alpha=strength).mul_(chances.exp())
         each.sub_(strength / count).scatter_(1, index, lost[:, None])
         return each.mul_(grad[:, None]), None, None, None, None
-
-
-target_and_rival: Callable[..., tuple[Tensor, Tensor, Tensor | None]] = _TargetAndRival.apply
-"""Of bounded logits; ``known`` labels are known to be classes, others get NaN."""
 
 
 class _KernelStats(torch.autograd.Function):
@@ -377,18 +342,26 @@ shifted_target: Callable[..., Tensor] = _ShiftedTarget.apply
 
 
 def softmax_values(
-    logits: Tensor, labels: Tensor, known: bool, required: float = 0.0, strength: float = 0.0
+    logits: Tensor,
+    labels: Tensor,
+    known: bool,
+    required: float | Tensor = 0.0,
+    strength: float = 0.0,
 ) -> Tensor:
     """Cross entropy per sample, with the target's logit lowered and the rivals' divergence."""
     if launches(logits):
         want = ("target", "rest", "spread", "mean") if strength else ("target", "rest")
         target, _, _, rest, spread, mean = logit_stats(logits, labels, want, relative=True)
-        gap = rest - target  # type: ignore[operator]
-        values = F.softplus(gap + required if required else gap)
+        values = F.softplus(rest - target + required)  # type: ignore[operator]
         return values + strength * (spread - mean) if strength else values  # type: ignore[operator]
-    if strength or required:
+    if strength:
         found: Tensor = _SoftmaxAndDivergence.apply(logits, labels, required, strength, known)
         return found
     index, outside = (labels[:, None], None) if known else _index(labels, logits.shape[1])
+    if isinstance(required, Tensor):
+        lower = -required.to(logits.dtype).expand(labels.shape)[:, None]
+        logits = logits.scatter_add(1, index, lower)
+    elif required:
+        logits = logits.scatter_add(1, index, logits.new_full(index.shape, -required))
     values = F.cross_entropy(logits, index.squeeze(1), reduction="none")
     return values if outside is None else values.masked_fill(outside, torch.nan)

@@ -26,6 +26,7 @@ from largemargin.ops.class_stats import (
     stats_from_logits,
 )
 from largemargin.ops.dense import dense_limit
+from largemargin.ops.eager_gradients import cosine_logits
 from largemargin.ops.matmul import PRECISIONS, resolve_precision
 from largemargin.ops.norms import promote
 from largemargin.ops.shards import is_shared
@@ -114,6 +115,8 @@ def _product(
     if not options.get("checked", False):
         check_form(options)
         check_inputs(features, prototypes, labels, bias=bias, **_value_checks(options))
+    if similarity == "cosine" and bias is None and not isinstance(scale, Tensor):
+        return cosine_logits(features, prototypes, float(scale), precision)
     form: Any = {"bias": bias, "similarity": similarity, "scale": scale, "precision": precision}
     return similarity_logits(features, prototypes, checked=True, **form)
 
@@ -144,22 +147,29 @@ def scaled_cosines(
     aligned: Callable[..., float | Tensor] | None = None,
     *margins: float | Tensor,
 ) -> tuple[float | Tensor, Tensor, Tensor]:
-    """The scale as a number, and the target and rest of cosines times it.
+    """The scale as a number, and the target and rest of cosines times it."""
+    s = scale_of_cosines(scale, prototypes, how, aligned, *margins)
+    form: LogitOptions = {"similarity": "cosine", "scale": s, **how}
+    return s, *target_and_rest(features, prototypes, labels, **form)
+
+
+def scale_of_cosines(
+    scale: float | Tensor | str,
+    prototypes: Tensor,
+    how: ComputeOptions,
+    aligned: Callable[..., float | Tensor] | None = None,
+    *margins: float | Tensor,
+) -> float | Tensor:
+    """The scale as a number.
 
     ``aligned(*margins)`` is psi(0) of :func:`auto_scale`; None where no margin changes it.
     """
-    if isinstance(scale, str):
-        if not how.get("checked"):
-            check_scale_setting(scale)
-            check_matrix("prototypes", prototypes, "(C, D)")
-        scale = auto_scale(prototypes.shape[0], aligned(*margins) if aligned else 1.0)
-    want: tuple[Statistic, ...] = ("target", "rest")
-    stats = class_stats(
-        features, prototypes, labels, similarity="cosine", scale=scale, want=want, **how
-    )
-    assert stats.target is not None
-    assert stats.rest is not None
-    return scale, stats.target, stats.rest
+    if not isinstance(scale, str):
+        return scale
+    if not how.get("checked"):
+        check_scale_setting(scale)
+        check_matrix("prototypes", prototypes, "(C, D)")
+    return auto_scale(prototypes.shape[0], aligned(*margins) if aligned else 1.0)
 
 
 def check_form(options: LogitOptions) -> None:
