@@ -12,7 +12,6 @@ from largemargin.losses.base.scale import Scale, check_scale_setting, psi0_of_co
 from largemargin.losses.base.schedules import Schedule, margin_warm_up
 from largemargin.losses.base.setting_ranges import Dimension, Limits, Range, cosine_margin_limits
 from largemargin.losses.base.terms import (
-    LogitOptions,
     at_target,
     check_margin,
     eager_logits,
@@ -114,7 +113,7 @@ def cosface(
     num_classes = prototypes.shape[0]
     check_margin("margin", margin, cosine_margin_limits(num_classes))
     required = s * at_target(margin, labels, num_classes, "margin")
-    cosines: LogitOptions = {"similarity": "cosine", "scale": s, **how}
+    cosines: Any = {"similarity": "cosine", "scale": s, **how}
     found = eager_logits(features, prototypes, labels, cosines)
     if found is not None:
         return softmax_values(*found, required=required)

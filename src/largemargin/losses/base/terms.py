@@ -149,7 +149,7 @@ def scaled_cosines(
 ) -> tuple[float | Tensor, Tensor, Tensor]:
     """The scale as a number, and the target and rest of cosines times it."""
     s = scale_of_cosines(scale, prototypes, how, aligned, *margins)
-    form: LogitOptions = {"similarity": "cosine", "scale": s, **how}
+    form: Any = {"similarity": "cosine", "scale": s, **how}
     return s, *target_and_rest(features, prototypes, labels, **form)
 
 
