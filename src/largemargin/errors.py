@@ -44,6 +44,10 @@ def optional_module(name: str, needed: str, *, extra: str = "train") -> Any:
         raise MissingPackage(f"{needed}. {install}") from None
 
 
+LARGEST = 1e15
+"""Numbers that a loss is set to end here, and begin at its inverse: float32 holds their squares."""
+
+
 class MarginWarning(UserWarning):
     """Training as it is set up cannot reach what the loss asks for."""
 
@@ -59,7 +63,11 @@ def refuse_script(module: object) -> NoReturn:
 
 def check_choice(name: str, value: object, allowed: Iterable[object]) -> None:
     options = tuple(allowed)
-    if value not in options:
+    try:
+        known = value in options
+    except (RuntimeError, ValueError):  # a tensor or an array is equal to nothing
+        known = False
+    if not known:
         listed = ", ".join(repr(option) for option in options)
         raise LargeMarginError(f"{name} must be one of {listed}, but {value!r} was given.")
 
@@ -92,6 +100,21 @@ def check_number(
     raise LargeMarginError(
         f"{name} must be {wanted}, but {value!r} was given.{' ' + hint if hint else ''}"
     )
+
+
+def check_sizes(name: str, value: float | Tensor) -> None:
+    """Check that a number, or all of a tensor, can be computed with: see ``LARGEST``."""
+    least = most = value
+    if isinstance(value, Tensor):
+        if not value.is_floating_point() or not values_are_checked(value, None):
+            return
+        least, most = value_range(value)
+    if not (least >= -LARGEST and most <= LARGEST):
+        given = value.tolist() if isinstance(value, Tensor) else value
+        raise LargeMarginError(
+            f"{name} must be finite and lie between {-LARGEST:g} and {LARGEST:g}, but {given} was "
+            "given: float32 cannot compute with larger numbers."
+        )
 
 
 def check_count(
@@ -189,6 +212,7 @@ def check_labels(
                 f"{tuple(labels.shape)} were given. {reason or 'Pass labels.argmax(1).'}"
             )
         _check_soft_targets(labels, num_samples, num_classes, of)
+        check_weights("labels given as soft targets", labels, validate)
         return
     if labels.dim() != 1:
         raise LargeMarginError(
@@ -332,7 +356,7 @@ def check_length(name: str, tensor: Tensor | Sequence[float], length: int, meani
         raise LargeMarginError(f"{name} must have shape ({length},), {meaning}, but got {shape}.")
 
 
-def check_sample_weight(weight: Tensor | None, samples: int) -> None:
+def check_sample_weight(weight: Tensor | None, samples: int, validate: bool | None = None) -> None:
     """Check weights of samples, where there are any: one for each."""
     if weight is None:
         return
@@ -342,6 +366,24 @@ def check_sample_weight(weight: Tensor | None, samples: int) -> None:
             f"{type(weight).__name__} was given. Convert it with torch.as_tensor."
         )
     check_length("sample_weight", weight, samples, "one per sample")
+    check_weights("sample_weight", weight, validate)
+
+
+def check_weights(name: str, weights: Tensor, validate: bool | None = None) -> None:
+    """Check that what others are multiplied by is finite and not negative."""
+    if weights.is_complex():
+        raise LargeMarginError(f"{name} must be real numbers, but the dtype is {weights.dtype}.")
+    if not values_are_checked(weights, validate):
+        return
+    low, high = value_range(weights)
+    if low >= 0 and high < math.inf:
+        return
+    bad = ~((weights >= 0) & (weights < math.inf))
+    row = int(bad.reshape(len(weights), -1).any(1).int().argmax())
+    raise LargeMarginError(
+        f"{name} must hold finite numbers >= 0, but entry {row} is {weights[row].tolist()}. Look "
+        "at what they are computed from; 0 leaves out what it stands for."
+    )
 
 
 def warn_user(message: str) -> None:

@@ -189,6 +189,61 @@ def test_wrong_sample_weights(name):
         assert part in message
 
 
+NO_WEIGHTS = (math.nan, math.inf, -math.inf, -1.0)
+
+
+@pytest.mark.parametrize("bad", NO_WEIGHTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_and_targets_are_finite_and_not_negative(name, bad):
+    """Of classes, when the loss is made and when it is called; of samples; as soft targets."""
+    problem = random_problem(SIZES, seed=119)
+    entries = torch.ones(SIZES.classes).double()
+    if name in supporting("weight", [name]):
+        loss = build(name, problem, weight=entries)
+        loss.weight[2] = entries[2] = bad
+        for message in (
+            message_of(call, loss, problem),
+            message_of(build, name, problem, weight=entries),
+        ):
+            assert f"weight must hold finite numbers >= 0, but entry 2 is {bad}" in message
+    if name in supporting("sample_weight", [name]):
+        weights = torch.ones(SIZES.samples).double()
+        weights[3] = bad
+        loss = build(name, problem).eval()
+        message = message_of(call, loss, problem, sample_weight=weights)
+        assert f"sample_weight must hold finite numbers >= 0, but entry 3 is {bad}" in message
+        loss.validate = False
+        call(loss, problem, sample_weight=weights)
+    if name in supporting("soft_targets", LABELLED):
+        soft = problem.soft.clone()
+        soft[1, 0] = bad
+        message = message_of(call, build(name, problem), problem, soft)
+        assert "soft targets must hold finite numbers >= 0, but entry 1 is" in message
+        objective = lm.Objective(term=build(name, problem))
+        if "logits" not in objective.terms["term"].needs:
+            message = message_of(objective, problem.features, problem.prototypes, soft)
+            assert "soft targets" in message
+
+
+@pytest.mark.parametrize("bad", [math.nan, -1.0])
+def test_soft_targets_of_the_functions_are_finite_and_not_negative(bad):
+    problem = random_problem(SIZES, seed=119)
+    soft = problem.soft.clone()
+    soft[1, 0] = bad
+    for function in (LF.cosface, LF.cross_entropy, LF.focal, LF.kobayashi, LF.class_stats):
+        message = message_of(function, problem.features, problem.prototypes, soft)
+        assert "entry 1" in message
+    assert "entry 0" in message_of(
+        LF.focal,
+        problem.features,
+        problem.prototypes,
+        problem.labels,
+        alpha=torch.tensor([bad, 1.0, 1.0, 1.0]),
+    )
+    centers = torch.zeros(SIZES.classes, SIZES.dim).double()
+    assert "hard" in message_of(LF.center_update, problem.features, centers, problem.soft)
+
+
 @pytest.mark.parametrize(
     ("name", "argument"),
     [

@@ -14,6 +14,7 @@ from largemargin.errors import (
     check_logits,
     check_matrix,
     check_number,
+    check_sizes,
 )
 from largemargin.losses.base.scale import auto_scale, check_scale_setting
 from largemargin.losses.base.setting_ranges import Limits
@@ -54,7 +55,8 @@ def stats_of(
     For losses that are made of differences of statistics: those of logits are relative.
     """
     if labels is not None:
-        return class_stats(features, prototypes, labels, want=want, **options), labels
+        stats = class_stats(features, prototypes, labels, want=want, relative=True, **options)
+        return stats, labels
     checked = options.get("checked", False)
     if not checked:
         check_form(options)
@@ -116,7 +118,7 @@ def _product(
         check_form(options)
         check_inputs(features, prototypes, labels, bias=bias, **_value_checks(options))
     form: Any = {"bias": bias, "similarity": similarity, "scale": scale, "precision": precision}
-    return similarity_logits(features, prototypes, checked=True, **form)
+    return similarity_logits(features, prototypes, checked=True, relative=True, **form)
 
 
 def _value_checks(options: LogitOptions) -> Any:
@@ -179,6 +181,8 @@ def check_setting(name: str, value: float | Tensor, **limits: Unpack[Limits]) ->
     """Limits on a number; a tensor holds one per class, or one that a schedule has checked."""
     if not isinstance(value, Tensor):
         check_number(name, value, **limits)
+    if not isinstance(value, Tensor) or value.dim():
+        check_sizes(name, value)
 
 
 def require(value: Tensor | None) -> Tensor:
