@@ -48,6 +48,9 @@ LARGEST = 1e15
 """Numbers that a loss is set to end here, and begin at its inverse: float32 holds their squares."""
 
 
+FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
 class MarginWarning(UserWarning):
     """Training as it is set up cannot reach what the loss asks for."""
 
@@ -106,7 +109,11 @@ def check_sizes(name: str, value: float | Tensor) -> None:
     """Check that a number, or all of a tensor, can be computed with: see ``LARGEST``."""
     least = most = value
     if isinstance(value, Tensor):
-        if not value.is_floating_point() or not values_are_checked(value, None):
+        check_layout(name, value)
+        if not value.is_floating_point():
+            return
+        check_floating(name, value)
+        if not values_are_checked(value, None):
             return
         least, most = value_range(value)
     if not (least >= -LARGEST and most <= LARGEST):
@@ -149,14 +156,33 @@ def check_matrix(name: str, tensor: Tensor, axes: str) -> None:
             f"{name} must be a tensor of shape {axes}, but {type(tensor).__name__} was given. "
             "Convert arrays with torch.as_tensor; of a layer pass its weight."
         )
+    check_layout(name, tensor)
     if tensor.dim() != 2:
         raise LargeMarginError(
             f"{name} must have shape {axes}, but its shape is {tuple(tensor.shape)}. "
             + _to_matrix(name, tensor)
         )
-    if not tensor.is_floating_point():
+    check_floating(name, tensor)
+
+
+def check_layout(name: str, tensor: Tensor) -> None:
+    """Check that a tensor is a plain one: few operations take sparse or nested ones."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "a nested tensor" if tensor.is_nested else f"one of layout {tensor.layout}"
+        to_plain = "to_padded_tensor(0.0)" if tensor.is_nested else "to_dense()"
+        raise LargeMarginError(
+            f"{name} must be a dense tensor, but {kind} was given. Call .{to_plain} on it."
+        )
+
+
+def check_floating(name: str, tensor: Tensor) -> None:
+    """Check for a dtype that can be computed in; those of 8 bits are for storage."""
+    if tensor.dtype not in FLOATING:
         raise LargeMarginError(
             f"{name} must be floating point, but its dtype is {tensor.dtype}. Call .float() on it."
+            if not tensor.is_floating_point()
+            else f"{name} must be of 16 bits at least, but its dtype is {tensor.dtype}, in which "
+            "torch computes nothing. Call .float() on it."
         )
 
 
@@ -175,10 +201,13 @@ def _to_matrix(name: str, tensor: Tensor) -> str:
 
 
 def check_same_device(**tensors: Tensor | None) -> None:
+    """Check that tensors of a call can be computed with together."""
     first = None
-    for tensor in tensors.values():
+    for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             continue
+        if tensor.is_inference():
+            _check_inference(name, tensors.values())
         first = tensor.device if first is None else first
         if tensor.device != first:
             given = {name: each for name, each in tensors.items() if isinstance(each, Tensor)}
@@ -186,6 +215,17 @@ def check_same_device(**tensors: Tensor | None) -> None:
             raise LargeMarginError(
                 f"all tensors must be on one device, but got {listed}. Move them with .to(device)."
             )
+
+
+def _check_inference(name: str, tensors: Iterable[Tensor | None]) -> None:
+    """torch refuses a gradient wherever a tensor made in inference mode takes part."""
+    wanted = any(isinstance(each, Tensor) and each.requires_grad for each in tensors)
+    if wanted and torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        raise LargeMarginError(
+            f"{name} were made under torch.inference_mode(), so no gradient can be computed with "
+            "them. Make them under torch.no_grad(), or pass their .clone(); to look at a loss, "
+            "call it under torch.no_grad()."
+        )
 
 
 def check_labels(
@@ -205,6 +245,7 @@ def check_labels(
             f"labels must be a tensor, but {type(labels).__name__} was given. "
             "Convert them with torch.as_tensor."
         )
+    check_layout("labels", labels)
     if labels.dim() == 2 and labels.is_floating_point():
         if not soft:
             raise LargeMarginError(
@@ -236,6 +277,7 @@ def check_labels(
 
 
 def _check_soft_targets(labels: Tensor, num_samples: int, num_classes: int, of: str) -> None:
+    check_floating("labels given as soft targets", labels)
     if tuple(labels.shape) != (num_samples, num_classes):
         raise LargeMarginError(
             f"labels given as soft targets must have shape (N, C) = ({num_samples}, "
@@ -371,8 +413,9 @@ def check_sample_weight(weight: Tensor | None, samples: int, validate: bool | No
 
 def check_weights(name: str, weights: Tensor, validate: bool | None = None) -> None:
     """Check that what others are multiplied by is finite and not negative."""
-    if weights.is_complex():
-        raise LargeMarginError(f"{name} must be real numbers, but the dtype is {weights.dtype}.")
+    check_layout(name, weights)
+    if weights.is_complex() or weights.is_floating_point():
+        check_floating(name, weights)
     if not values_are_checked(weights, validate):
         return
     low, high = value_range(weights)

@@ -112,6 +112,76 @@ def test_wrong_labels(name, told):
     assert told in message or "soft_targets" in message
 
 
+KINDS = {
+    "torch.float8_e4m3fn": lambda x: x.to(torch.float8_e4m3fn),
+    "torch.sparse_coo": lambda x: x.to_sparse(),
+    "torch.sparse_csr": lambda x: x.to_sparse_csr(),
+    "nested": lambda x: torch.nested.nested_tensor([x, x]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "argument"), MATRICES)
+def test_kinds_of_tensors_that_nothing_is_computed_in(name, argument, kind):
+    problem = random_problem(SIZES, seed=111)
+    loss = build(name, problem)
+    good = dict(zip(loss.needs, arguments(loss, problem), strict=True))[argument]
+    message = message_of(call_with, loss, problem, **{argument: KINDS[kind](good.detach())})
+    for part in (argument, kind, "Call ."):
+        assert part in message
+
+
+@pytest.mark.parametrize("kind", list(KINDS)[:2])
+def test_kinds_of_weights_and_targets_that_nothing_is_computed_in(kind):
+    problem = random_problem(SIZES, seed=111)
+    inputs = problem.features, problem.prototypes
+    bad = KINDS[kind](torch.ones(SIZES.classes))
+    for message in (
+        message_of(lm.CrossEntropy, weight=bad),
+        message_of(lm.CosFace, margin=bad),
+        message_of(lm.CrossEntropy(), *inputs, KINDS[kind](problem.soft)),
+        message_of(
+            lm.CrossEntropy(),
+            *inputs,
+            problem.labels,
+            sample_weight=KINDS[kind](torch.ones(SIZES.samples)),
+        ),
+    ):
+        assert kind in message
+    if "sparse" in kind:
+        assert kind in message_of(lm.CosFace(), *inputs, KINDS[kind](problem.labels))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+@pytest.mark.parametrize("name", LABELLED)
+def test_labels_of_every_whole_dtype(name, dtype):
+    problem = random_problem(SIZES, seed=111)
+    value = call(build(name, problem), problem, problem.labels.to(dtype))
+    assert torch.equal(value, call(build(name, problem), problem))
+    bad = problem.labels.clone()
+    bad[2] = 200
+    assert "row 2 holds 200" in message_of(call, build(name, problem), problem, bad.to(dtype))
+
+
+@pytest.mark.parametrize("argument", ["features", "prototypes", "labels"])
+@pytest.mark.parametrize("name", ["cosface", "cross_entropy", "sphereface", "discriminative"])
+def test_tensors_of_inference_mode_have_no_gradients(name, argument):
+    problem = random_problem(SIZES, seed=111)
+    loss = build(name, problem)
+    with torch.inference_mode():
+        made = getattr(problem, argument).clone()
+        inside = call_with(loss, problem, **{argument: made})
+    assert inside.isfinite()
+    given = {argument: made}
+    assert call_with(loss, problem, **given).isfinite()  # nothing asks for a gradient
+    other = "features" if argument == "prototypes" else "prototypes"
+    given[other] = getattr(problem, other).clone().requires_grad_()
+    message = message_of(call_with, loss, problem, **given)
+    assert argument in message
+    assert "inference_mode" in message
+
+
 @pytest.mark.parametrize("corruption", CORRUPTIONS)
 @pytest.mark.parametrize("name", [name for name in NAMES if LOSSES[name].takes_logits])
 def test_wrong_logits(name, corruption):

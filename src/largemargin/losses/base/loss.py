@@ -336,6 +336,8 @@ class Loss(Summand, nn.Module):
             or labels.dtype is not torch.int64
             or labels.shape != first.shape[:1]
             or labels.device != first.device
+            or first.is_inference()
+            or labels.is_inference()
         ):
             self._check(inputs, labels, num_classes, sample_weight, bias)
         ignored = None

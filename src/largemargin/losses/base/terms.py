@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from largemargin.errors import (
     LargeMarginError,
     check_choice,
+    check_floating,
     check_inputs,
+    check_layout,
     check_length,
     check_logits,
     check_matrix,
@@ -224,6 +226,7 @@ def check_margin(name: str, margin: float | Tensor, limits: Limits) -> None:
 def matrix_of(prototypes: Tensor | nn.Module) -> Tensor:
     """A (C, D) tensor, or the one a module holds as ``weight``."""
     if isinstance(prototypes, Tensor):
+        check_layout("prototypes", prototypes)
         return prototypes
     matrix = getattr(prototypes, "weight", None)
     if not isinstance(matrix, Tensor):
@@ -251,6 +254,9 @@ def class_vector(name: str, values: Tensor | Sequence[float]) -> Tensor:
             f"{name} must be numbers, one per class, but {values!r} was given."
             + (" Make them: lm.functional.balanced_weights(counts)." if name == "weight" else "")
         ) from None
+    check_layout(name, vector)
+    if vector.is_floating_point() or vector.is_complex():
+        check_floating(name, vector)
     vector = vector.detach().clone() if vector.is_floating_point() else vector.float()
     if vector.dim() != 1:
         raise LargeMarginError(
