@@ -48,6 +48,8 @@ LARGEST = 1e15
 """Numbers that a loss is set to end here, and begin at its inverse: float32 holds their squares."""
 
 
+FLOAT32_END = 3.4e38
+
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -89,7 +91,7 @@ def check_number(
     good = (
         isinstance(value, (int, float))
         and not isinstance(value, bool)
-        and -math.inf < value < math.inf  # no isfinite: the compiler cannot follow it
+        and -FLOAT32_END < value < FLOAT32_END  # no isfinite: the compiler cannot follow it
         and (above is None or value > above)
         and (at_least is None or value >= at_least)
         and (below is None or value < below)
@@ -100,6 +102,8 @@ def check_number(
     limits = {">": above, ">=": at_least, "<": below, "<=": at_most}
     bounds = [f"{sign} {limit}" for sign, limit in limits.items() if limit is not None]
     wanted = "a finite number" + (f" {' and '.join(bounds)}" if bounds else "")
+    if isinstance(value, int | float) and FLOAT32_END <= abs(value) < math.inf:
+        wanted += f", below {FLOAT32_END:g} as all of float32"
     raise LargeMarginError(
         f"{name} must be {wanted}, but {value!r} was given.{' ' + hint if hint else ''}"
     )

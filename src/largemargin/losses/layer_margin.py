@@ -138,6 +138,7 @@ def layer_margin(
     if not layers:
         raise LargeMarginError("layers must hold at least one activation, but it is empty.")
     check_graph(logits, layers, "layers")
+    gamma = gamma.tolist() if isinstance(gamma, Tensor) else gamma
     gammas = list(gamma) if isinstance(gamma, Sequence) else [gamma] * len(layers)
     if len(gammas) != len(layers):
         raise LargeMarginError(
