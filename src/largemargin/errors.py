@@ -44,6 +44,15 @@ def optional_module(name: str, needed: str, *, extra: str = "train") -> Any:
         raise MissingPackage(f"{needed}. {install}") from None
 
 
+LARGEST = 1e15
+"""Numbers that a loss is set to end here, and begin at its inverse: float32 holds their squares."""
+
+
+FLOAT32_END = 3.4e38
+
+FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
 class MarginWarning(UserWarning):
     """Training as it is set up cannot reach what the loss asks for."""
 
@@ -59,7 +68,11 @@ def refuse_script(module: object) -> NoReturn:
 
 def check_choice(name: str, value: object, allowed: Iterable[object]) -> None:
     options = tuple(allowed)
-    if value not in options:
+    try:
+        known = value in options
+    except (RuntimeError, ValueError):  # a tensor or an array is equal to nothing
+        known = False
+    if not known:
         listed = ", ".join(repr(option) for option in options)
         raise LargeMarginError(f"{name} must be one of {listed}, but {value!r} was given.")
 
@@ -78,7 +91,7 @@ def check_number(
     good = (
         isinstance(value, (int, float))
         and not isinstance(value, bool)
-        and -math.inf < value < math.inf  # no isfinite: the compiler cannot follow it
+        and -FLOAT32_END < value < FLOAT32_END  # no isfinite: the compiler cannot follow it
         and (above is None or value > above)
         and (at_least is None or value >= at_least)
         and (below is None or value < below)
@@ -89,9 +102,30 @@ def check_number(
     limits = {">": above, ">=": at_least, "<": below, "<=": at_most}
     bounds = [f"{sign} {limit}" for sign, limit in limits.items() if limit is not None]
     wanted = "a finite number" + (f" {' and '.join(bounds)}" if bounds else "")
+    if isinstance(value, int | float) and FLOAT32_END <= abs(value) < math.inf:
+        wanted += f", below {FLOAT32_END:g} as all of float32"
     raise LargeMarginError(
         f"{name} must be {wanted}, but {value!r} was given.{' ' + hint if hint else ''}"
     )
+
+
+def check_sizes(name: str, value: float | Tensor) -> None:
+    """Check that a number, or all of a tensor, can be computed with: see ``LARGEST``."""
+    least = most = value
+    if isinstance(value, Tensor):
+        check_layout(name, value)
+        if not value.is_floating_point():
+            return
+        check_floating(name, value)
+        if not values_are_checked(value, None):
+            return
+        least, most = value_range(value)
+    if not (least >= -LARGEST and most <= LARGEST):
+        given = value.tolist() if isinstance(value, Tensor) else value
+        raise LargeMarginError(
+            f"{name} must be finite and lie between {-LARGEST:g} and {LARGEST:g}, but {given} was "
+            "given: float32 cannot compute with larger numbers."
+        )
 
 
 def check_count(
@@ -126,14 +160,33 @@ def check_matrix(name: str, tensor: Tensor, axes: str) -> None:
             f"{name} must be a tensor of shape {axes}, but {type(tensor).__name__} was given. "
             "Convert arrays with torch.as_tensor; of a layer pass its weight."
         )
+    check_layout(name, tensor)
     if tensor.dim() != 2:
         raise LargeMarginError(
             f"{name} must have shape {axes}, but its shape is {tuple(tensor.shape)}. "
             + _to_matrix(name, tensor)
         )
-    if not tensor.is_floating_point():
+    check_floating(name, tensor)
+
+
+def check_layout(name: str, tensor: Tensor) -> None:
+    """Check that a tensor is a plain one: few operations take sparse or nested ones."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "a nested tensor" if tensor.is_nested else f"one of layout {tensor.layout}"
+        to_plain = "to_padded_tensor(0.0)" if tensor.is_nested else "to_dense()"
+        raise LargeMarginError(
+            f"{name} must be a dense tensor, but {kind} was given. Call .{to_plain} on it."
+        )
+
+
+def check_floating(name: str, tensor: Tensor) -> None:
+    """Check for a dtype that can be computed in; those of 8 bits are for storage."""
+    if tensor.dtype not in FLOATING:
         raise LargeMarginError(
             f"{name} must be floating point, but its dtype is {tensor.dtype}. Call .float() on it."
+            if not tensor.is_floating_point()
+            else f"{name} must be of 16 bits at least, but its dtype is {tensor.dtype}, in which "
+            "torch computes nothing. Call .float() on it."
         )
 
 
@@ -152,10 +205,13 @@ def _to_matrix(name: str, tensor: Tensor) -> str:
 
 
 def check_same_device(**tensors: Tensor | None) -> None:
+    """Check that tensors of a call can be computed with together."""
     first = None
-    for tensor in tensors.values():
+    for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             continue
+        if tensor.is_inference():
+            _check_inference(name, tensors.values())
         first = tensor.device if first is None else first
         if tensor.device != first:
             given = {name: each for name, each in tensors.items() if isinstance(each, Tensor)}
@@ -163,6 +219,17 @@ def check_same_device(**tensors: Tensor | None) -> None:
             raise LargeMarginError(
                 f"all tensors must be on one device, but got {listed}. Move them with .to(device)."
             )
+
+
+def _check_inference(name: str, tensors: Iterable[Tensor | None]) -> None:
+    """torch refuses a gradient wherever a tensor made in inference mode takes part."""
+    wanted = any(isinstance(each, Tensor) and each.requires_grad for each in tensors)
+    if wanted and torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        raise LargeMarginError(
+            f"{name} were made under torch.inference_mode(), so no gradient can be computed with "
+            "them. Make them under torch.no_grad(), or pass their .clone(); to look at a loss, "
+            "call it under torch.no_grad()."
+        )
 
 
 def check_labels(
@@ -182,6 +249,7 @@ def check_labels(
             f"labels must be a tensor, but {type(labels).__name__} was given. "
             "Convert them with torch.as_tensor."
         )
+    check_layout("labels", labels)
     if labels.dim() == 2 and labels.is_floating_point():
         if not soft:
             raise LargeMarginError(
@@ -189,6 +257,7 @@ def check_labels(
                 f"{tuple(labels.shape)} were given. {reason or 'Pass labels.argmax(1).'}"
             )
         _check_soft_targets(labels, num_samples, num_classes, of)
+        check_weights("labels given as soft targets", labels, validate)
         return
     if labels.dim() != 1:
         raise LargeMarginError(
@@ -212,6 +281,7 @@ def check_labels(
 
 
 def _check_soft_targets(labels: Tensor, num_samples: int, num_classes: int, of: str) -> None:
+    check_floating("labels given as soft targets", labels)
     if tuple(labels.shape) != (num_samples, num_classes):
         raise LargeMarginError(
             f"labels given as soft targets must have shape (N, C) = ({num_samples}, "
@@ -332,7 +402,7 @@ def check_length(name: str, tensor: Tensor | Sequence[float], length: int, meani
         raise LargeMarginError(f"{name} must have shape ({length},), {meaning}, but got {shape}.")
 
 
-def check_sample_weight(weight: Tensor | None, samples: int) -> None:
+def check_sample_weight(weight: Tensor | None, samples: int, validate: bool | None = None) -> None:
     """Check weights of samples, where there are any: one for each."""
     if weight is None:
         return
@@ -342,6 +412,25 @@ def check_sample_weight(weight: Tensor | None, samples: int) -> None:
             f"{type(weight).__name__} was given. Convert it with torch.as_tensor."
         )
     check_length("sample_weight", weight, samples, "one per sample")
+    check_weights("sample_weight", weight, validate)
+
+
+def check_weights(name: str, weights: Tensor, validate: bool | None = None) -> None:
+    """Check that what others are multiplied by is finite and not negative."""
+    check_layout(name, weights)
+    if weights.is_complex() or weights.is_floating_point():
+        check_floating(name, weights)
+    if not values_are_checked(weights, validate):
+        return
+    low, high = value_range(weights)
+    if low >= 0 and high < math.inf:
+        return
+    bad = ~((weights >= 0) & (weights < math.inf))
+    row = int(bad.reshape(len(weights), -1).any(1).int().argmax())
+    raise LargeMarginError(
+        f"{name} must hold finite numbers >= 0, but entry {row} is {weights[row].tolist()}. Look "
+        "at what they are computed from; 0 leaves out what it stands for."
+    )
 
 
 def warn_user(message: str) -> None:

@@ -45,5 +45,7 @@ def value_range(tensor: Tensor) -> tuple[float, float]:
     """
     if tensor.numel() == 0:
         return 0, 0
+    if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        tensor = tensor.long()  # torch finds no extremes of these
     low, high = tensor.aminmax()
     return low.item(), high.item()

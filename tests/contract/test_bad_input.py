@@ -112,6 +112,76 @@ def test_wrong_labels(name, told):
     assert told in message or "soft_targets" in message
 
 
+KINDS = {
+    "torch.float8_e4m3fn": lambda x: x.to(torch.float8_e4m3fn),
+    "torch.sparse_coo": lambda x: x.to_sparse(),
+    "torch.sparse_csr": lambda x: x.to_sparse_csr(),
+    "nested": lambda x: torch.nested.nested_tensor([x, x]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "argument"), MATRICES)
+def test_kinds_of_tensors_that_nothing_is_computed_in(name, argument, kind):
+    problem = random_problem(SIZES, seed=111)
+    loss = build(name, problem)
+    good = dict(zip(loss.needs, arguments(loss, problem), strict=True))[argument]
+    message = message_of(call_with, loss, problem, **{argument: KINDS[kind](good.detach())})
+    for part in (argument, kind, "Call ."):
+        assert part in message
+
+
+@pytest.mark.parametrize("kind", list(KINDS)[:2])
+def test_kinds_of_weights_and_targets_that_nothing_is_computed_in(kind):
+    problem = random_problem(SIZES, seed=111)
+    inputs = problem.features, problem.prototypes
+    bad = KINDS[kind](torch.ones(SIZES.classes))
+    for message in (
+        message_of(lm.CrossEntropy, weight=bad),
+        message_of(lm.CosFace, margin=bad),
+        message_of(lm.CrossEntropy(), *inputs, KINDS[kind](problem.soft)),
+        message_of(
+            lm.CrossEntropy(),
+            *inputs,
+            problem.labels,
+            sample_weight=KINDS[kind](torch.ones(SIZES.samples)),
+        ),
+    ):
+        assert kind in message
+    if "sparse" in kind:
+        assert kind in message_of(lm.CosFace(), *inputs, KINDS[kind](problem.labels))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+@pytest.mark.parametrize("name", LABELLED)
+def test_labels_of_every_whole_dtype(name, dtype):
+    problem = random_problem(SIZES, seed=111)
+    value = call(build(name, problem), problem, problem.labels.to(dtype))
+    assert torch.equal(value, call(build(name, problem), problem))
+    bad = problem.labels.clone()
+    bad[2] = 200
+    assert "row 2 holds 200" in message_of(call, build(name, problem), problem, bad.to(dtype))
+
+
+@pytest.mark.parametrize("argument", ["features", "prototypes", "labels"])
+@pytest.mark.parametrize("name", ["cosface", "cross_entropy", "sphereface", "discriminative"])
+def test_tensors_of_inference_mode_have_no_gradients(name, argument):
+    problem = random_problem(SIZES, seed=111)
+    loss = build(name, problem)
+    with torch.inference_mode():
+        made = getattr(problem, argument).clone()
+        inside = call_with(loss, problem, **{argument: made})
+    assert inside.isfinite()
+    given = {argument: made}
+    assert call_with(loss, problem, **given).isfinite()  # nothing asks for a gradient
+    other = "features" if argument == "prototypes" else "prototypes"
+    given[other] = getattr(problem, other).clone().requires_grad_()
+    message = message_of(call_with, loss, problem, **given)
+    assert argument in message
+    assert "inference_mode" in message
+
+
 @pytest.mark.parametrize("corruption", CORRUPTIONS)
 @pytest.mark.parametrize("name", [name for name in NAMES if LOSSES[name].takes_logits])
 def test_wrong_logits(name, corruption):
@@ -187,6 +257,61 @@ def test_wrong_sample_weights(name):
     message = message_of(call, build(name, problem).eval(), problem, sample_weight=[1.0] * 6)
     for part in ("sample_weight", "(6,)", "list", "torch.as_tensor"):
         assert part in message
+
+
+NO_WEIGHTS = (math.nan, math.inf, -math.inf, -1.0)
+
+
+@pytest.mark.parametrize("bad", NO_WEIGHTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_and_targets_are_finite_and_not_negative(name, bad):
+    """Of classes, when the loss is made and when it is called; of samples; as soft targets."""
+    problem = random_problem(SIZES, seed=119)
+    entries = torch.ones(SIZES.classes).double()
+    if name in supporting("weight", [name]):
+        loss = build(name, problem, weight=entries)
+        loss.weight[2] = entries[2] = bad
+        for message in (
+            message_of(call, loss, problem),
+            message_of(build, name, problem, weight=entries),
+        ):
+            assert f"weight must hold finite numbers >= 0, but entry 2 is {bad}" in message
+    if name in supporting("sample_weight", [name]):
+        weights = torch.ones(SIZES.samples).double()
+        weights[3] = bad
+        loss = build(name, problem).eval()
+        message = message_of(call, loss, problem, sample_weight=weights)
+        assert f"sample_weight must hold finite numbers >= 0, but entry 3 is {bad}" in message
+        loss.validate = False
+        call(loss, problem, sample_weight=weights)
+    if name in supporting("soft_targets", LABELLED):
+        soft = problem.soft.clone()
+        soft[1, 0] = bad
+        message = message_of(call, build(name, problem), problem, soft)
+        assert "soft targets must hold finite numbers >= 0, but entry 1 is" in message
+        objective = lm.Objective(term=build(name, problem))
+        if "logits" not in objective.terms["term"].needs:
+            message = message_of(objective, problem.features, problem.prototypes, soft)
+            assert "soft targets" in message
+
+
+@pytest.mark.parametrize("bad", [math.nan, -1.0])
+def test_soft_targets_of_the_functions_are_finite_and_not_negative(bad):
+    problem = random_problem(SIZES, seed=119)
+    soft = problem.soft.clone()
+    soft[1, 0] = bad
+    for function in (LF.cosface, LF.cross_entropy, LF.focal, LF.kobayashi, LF.class_stats):
+        message = message_of(function, problem.features, problem.prototypes, soft)
+        assert "entry 1" in message
+    assert "entry 0" in message_of(
+        LF.focal,
+        problem.features,
+        problem.prototypes,
+        problem.labels,
+        alpha=torch.tensor([bad, 1.0, 1.0, 1.0]),
+    )
+    centers = torch.zeros(SIZES.classes, SIZES.dim).double()
+    assert "hard" in message_of(LF.center_update, problem.features, centers, problem.soft)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Bad settings: misspelt choices, infeasible margins; and labels nobody was allowed to check."""
 
+import inspect
 import math
 from collections import Counter
 
@@ -22,6 +23,7 @@ from contract.zoo import (
     takes,
 )
 from largemargin import LargeMarginError
+from largemargin.losses import LOSSES
 
 SIZES = Sizes(6, 4, 3)
 PROBLEM = random_problem(SIZES, seed=130)
@@ -149,6 +151,34 @@ def test_number_out_of_range(argument, value, told, make):
     assert argument in message
     assert told in message
     assert f"{value:.4g}".rstrip("0").rstrip(".") in message or repr(value) in message
+
+
+def numbers_and_switches(name):
+    for each in inspect.signature(LOSSES[name].__init__).parameters.values():
+        if isinstance(each.default, bool):
+            yield from ((each.name, wrong, "True or False") for wrong in (1e308, "yes"))
+            yield each.name, torch.ones(3), "True or False"
+        elif isinstance(each.default, float) and each.name not in LOSSES[name].fixed:
+            yield from ((each.name, size, each.name) for size in (1e308, -1e200))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_have_a_size_that_can_be_computed_with(name):
+    """Every number and every switch of every loss: none ends in torch's own error or in NaN."""
+    given = list(numbers_and_switches(name))
+    if takes(name, "scale"):
+        given += [("scale", 1e-300, "scale"), ("scale", 1e300, "scale")]
+    for bad in (math.nan, math.inf) if name in OF_SAMPLES else ():
+        per_class = torch.tensor([bad, 0.1, 0.1, 0.1, 0.1, 0.1]).double()
+        of = SIZES.samples if name == "gm_softmax" else SIZES.classes
+        settings = [each for each in ("margin", "m2", "m3", "alpha", "alpha1") if takes(name, each)]
+        given += [(each, per_class[:of], each) for each in settings]
+    for setting, value, told in given:
+
+        def made(setting=setting, value=value):
+            call(build(name, PROBLEM, {setting: value}), PROBLEM)
+
+        assert told in message_of(made)
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan])

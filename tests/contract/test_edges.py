@@ -198,6 +198,18 @@ def test_sample_weights_of_zero(name):
     assert not any(g.any() for g in gradients.values() if g is not None)
 
 
+@pytest.mark.parametrize("name", supporting("label_smoothing", supporting("weight", OF_SAMPLES)))
+def test_class_weights_of_zero_with_label_smoothing(name):
+    """Those of the labels sum to 0, those of the smoothed targets do not."""
+    problem = random_problem(SIZES, seed=47)
+    weights = torch.ones(SIZES.classes, dtype=torch.float64)
+    weights[0] = 0.0
+    loss = build(name, problem, label_smoothing=0.1, weight=weights).eval()
+    value, gradients = value_and_gradients(loss, problem, torch.zeros_like(problem.labels))
+    assert float(value) == 0.0
+    assert not any(g.any() for g in gradients.values() if g is not None)
+
+
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e300])
 @pytest.mark.parametrize("name", supporting("ignore_index", LABELLED))
 def test_ignored_row_may_hold_anything(name, poison):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import largemargin as lm
 from contract.problems import (
     Sizes,
     assert_close,
@@ -160,6 +161,56 @@ def test_distances_far_from_the_origin_keep_their_digits(away, precision, impl):
         scale = want.abs().max().item()
         tolerance = scale * (2e-6 if precision is None else 2e-2)
         torch.testing.assert_close(moved, want, rtol=0, atol=tolerance)
+
+
+FAR = {
+    "gaussian_mixture": lambda: lm.GaussianMixture(12, 16),
+    "variances": lambda: lm.GaussianMixture(12, 16, learn_variances=True),
+    "likelihood": lambda: lm.GaussianMixture(12, 16, alpha=0.0, likelihood_weight=0.0),
+    "cross_entropy": lambda: lm.CrossEntropy(similarity="euclidean"),
+    "kobayashi": lambda: lm.Kobayashi(similarity="euclidean"),
+    "max_hinge": lambda: lm.MaxHinge(similarity="euclidean"),
+    "dense_hinge": lambda: lm.DenseHinge(similarity="euclidean"),
+}
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("size", [3e7, 1e12])
+@pytest.mark.parametrize("name", FAR)
+def test_features_far_from_all_class_vectors_keep_what_tells_classes_apart(name, size, soft):
+    """What all distances of a sample have in common must not round away their differences."""
+    torch.manual_seed(55)
+    given = size * torch.randn(8, 16), torch.randn(12, 16)
+    targets = torch.randn(8, 12).softmax(1) if soft else torch.arange(8)
+    refused = {"chunked"} if soft or name == "dense_hinge" else set()
+
+    def found(dtype, impl):
+        loss = FAR[name]().to(dtype)
+        loss.impl = impl
+        leaves = [each.to(dtype).requires_grad_() for each in given]
+        value = loss(*leaves, targets.to(dtype) if soft else targets)
+        return [value, *torch.autograd.grad(value, [*leaves, *loss.parameters()])]
+
+    want = found(torch.float64, "dense")
+    for impl in {"auto", "dense", "chunked"} - refused:
+        for got, exact in zip(found(torch.float32, impl), want, strict=True):
+            assert (got.double() - exact).norm() <= 1e-5 * exact.norm()
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-13, 1e-20])
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("name", ["lsoftmax", "sphereface"])
+def test_angles_of_tiny_features_are_angles(name, soft, size):
+    """The gradient of a short feature depends on its direction alone."""
+    torch.manual_seed(56)
+    direction, prototypes = torch.randn(6, 5), torch.randn(4, 5)
+    targets = torch.randn(6, 4).softmax(1) if soft else torch.arange(6) % 4
+
+    def gradient(length):
+        features = (length * direction).requires_grad_()
+        return torch.autograd.grad(LOSSES[name]()(features, prototypes, targets), features)[0]
+
+    torch.testing.assert_close(gradient(size), gradient(1e-6), rtol=1e-4, atol=1e-6)
 
 
 def test_the_origin_of_distances_stays_where_it_is_unless_class_vectors_are_far_from_it():

@@ -280,3 +280,52 @@ def test_counts_of_another_number_of_classes() -> None:
 def test_arguments_the_wrong_way_round() -> None:
     with pytest.raises(lm.LargeMarginError, match=r"CosFace was given.*attach\(model, objective\)"):
         lm.attach(lm.CosFace(), nn.Linear(4, 3))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Please use quant_min")
+@pytest.mark.parametrize("objective", [lm.CosFace(), lm.CrossEntropy()])
+def test_heads_prepared_for_quantization(objective: lm.Loss) -> None:
+    """They round their weight, which the loss would not see; attach first, or leave the head."""
+    quantization = torch.ao.quantization
+
+    def model() -> nn.Sequential:
+        made = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4))
+        made.qconfig = quantization.get_default_qat_qconfig("x86")
+        return made
+
+    prepared = quantization.prepare_qat(model())
+    before = {name: value.clone() for name, value in prepared.state_dict().items()}
+    with pytest.raises(lm.LargeMarginError, match="qconfig = None"):
+        lm.attach(prepared, objective)
+    after = prepared.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    kept = model()
+    kept[2].qconfig = None
+    kept = quantization.prepare_qat(kept)
+    criterion = lm.attach(kept, objective)
+    criterion(kept(torch.randn(6, 3)), torch.arange(6) % 4).backward()
+    assert all(weight.grad is not None for weight in (kept[0].weight, kept[2].weight))
+    early = model()
+    criterion = lm.attach(early, objective)
+    early = quantization.prepare_qat(early, inplace=True)
+    if isinstance(objective, lm.CosFace):  # its head is none that is quantized
+        assert criterion(early(torch.randn(6, 3)), torch.arange(6) % 4).isfinite()
+    else:
+        with pytest.raises(lm.LargeMarginError, match="Call attach again"):
+            criterion(early(torch.randn(6, 3)), torch.arange(6) % 4)
+
+
+def test_outputs_and_heads_of_inference_mode() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4))
+    criterion, labels = lm.attach(model, lm.CosFace()), torch.arange(6) % 4
+    with torch.inference_mode():
+        outputs = model(torch.randn(6, 3))
+        assert criterion(outputs, labels).isfinite()
+        late = labels.clone()
+        made = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4))
+    with pytest.raises(lm.LargeMarginError, match="features were made under"):
+        criterion(outputs, labels)
+    with pytest.raises(lm.LargeMarginError, match="labels were made under"):
+        criterion(model(torch.randn(6, 3)), late)
+    with pytest.raises(lm.LargeMarginError, match=r"copy\.deepcopy"):
+        lm.attach(made, lm.CosFace())

@@ -251,11 +251,20 @@ def test_numbers_of_a_run_outside_their_range(
         {"data": DataConfig(path="a\0b", name="folder")},
         {"out": "a\0b"},
         {"model": ModelConfig("mlp", options={"hidden": [2**70]})},
+        {"model": ModelConfig("mlp", feature_dim=10**15)},
+        {"data": DataConfig(size=10**9), "model": ModelConfig("mlp")},
+        {"device": "mps"},
+        {"device": "meta"},
         {"objective": ObjectiveConfig("cosface", {"margin": 2**70})},
+        {"objective": ObjectiveConfig("cosface", {"margin": None})},
+        {"objective": ObjectiveConfig("cosface", {"scale": 1e-300})},
+        {"objective": ObjectiveConfig("cosface", {"sync": "maybe"})},
         {"objective": ObjectiveConfig("cosface", {1: 2})},  # type: ignore[dict-item]
     ],
 )
-def test_values_of_a_run_that_nothing_can_hold(faults: Faults, changes: dict[str, Any]) -> None:
+def test_values_of_a_run_that_nothing_can_hold(
+    tmp_path: Path, faults: Faults, changes: dict[str, Any]
+) -> None:
     faults.attempt("a configuration that is no sensible value")
     with pytest.raises(LargeMarginError):
-        train(RunConfig(**changes), progress=False)
+        train(RunConfig(**{"out": str(tmp_path), **changes}), progress=False)

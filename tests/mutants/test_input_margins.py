@@ -1,6 +1,7 @@
 """Margins by gradients at inputs and layers: what is constant, what is a default or a limit."""
 
 import inspect
+import sys
 
 import pytest
 import torch
@@ -51,6 +52,32 @@ def test_one_backward_pass_for_all_rivals_and_layers(monkeypatch):
     )
     LF.layer_margin(logits, LABELS, [inputs])
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("how", [{}, {"aggregate": "sum", "p": 1, "differentiable_norm": True}])
+def test_many_rivals_are_worked_on_in_blocks(monkeypatch, how):
+    """All at once they are N x C x C numbers, 2 GB of 8,000 classes."""
+    torch.manual_seed(0)
+    inputs, weight = torch.randn(3, 5), torch.randn(40, 5, requires_grad=True)
+    inputs.requires_grad_()
+    labels = torch.tensor([0, 7, 39])
+
+    def found():
+        value = LF.layer_margin(inputs**2 @ weight.T, labels, [inputs], gamma=3.0, **how)
+        return [value.detach(), *torch.autograd.grad(value.sum(), [inputs, weight])]
+
+    whole, sizes, grad = found(), [], torch.autograd.grad
+
+    def seen(outputs, of, grad_outputs=None, **options):
+        sizes.append(0 if grad_outputs is None else grad_outputs.numel())
+        return grad(outputs, of, grad_outputs, **options)
+
+    monkeypatch.setattr(sys.modules["largemargin.losses.layer_margin"], "BLOCK_NUMBERS", 600)
+    monkeypatch.setattr(torch.autograd, "grad", seen)
+    for part, want in zip(found(), whole, strict=True):
+        torch.testing.assert_close(part, want)
+    assert max(sizes) <= 600 < 39 * 3 * 40
+    assert len(sizes) == 1 + -(-39 // (600 // (3 * 40 + 3 * 5)))
 
 
 def test_margins_at_layers_are_one_unless_told_otherwise():

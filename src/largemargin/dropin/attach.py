@@ -188,6 +188,11 @@ def _head(model: nn.Module, layer: str | None) -> tuple[str, nn.Module, tuple[in
         raise LargeMarginError(
             f"layer {path!r} is lazy and has no weight yet. Run one batch through the model first."
         )
+    if weight.is_inference():
+        raise LargeMarginError(
+            f"the weight of layer {path!r} was made under torch.inference_mode() and cannot be "
+            "trained. Build the model outside of it, or train copy.deepcopy(model)."
+        )
     return path, head, (int(weight.shape[0]), int(weight.shape[1]))
 
 

@@ -617,14 +617,14 @@ class OutputHook(Hook):
 class HeadHook(Hook):
     """After the head: records the pass."""
 
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-    ) -> None:
-        # A layer that took the place of ours has its hooks too, and this one among them.
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        # A layer that took the place of ours has its hooks too, and this one among them, maybe
+        # without the named arguments that it asked for.
+        output = rest[-1]
         if self.owner.ignores(output):
             return
         if module is self.owner.layer or module is self.owner.follow(module):
-            self.owner.head_ran(args[0] if args else next(iter(kwargs.values())), output)
+            self.owner.head_ran(args[0] if args else next(iter(rest[0].values())), output)
 
 
 class FinishHook(Hook):

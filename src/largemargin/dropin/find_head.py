@@ -154,6 +154,12 @@ def check_plain(path: str, layer: nn.Module) -> None:
 
     A loss on features and class vectors would train something else than the layer computes.
     """
+    if any(name in layer._modules for name in ("weight_fake_quant", "activation_post_process")):
+        raise LargeMarginError(
+            f"layer {path!r} is prepared for quantization ({type(layer).__name__}): it rounds its "
+            "weight or outputs, and a loss on the weight would not see that. Keep the head in "
+            "floating point, head.qconfig = None before prepare_qat, or call attach before it."
+        )
     if not isinstance(layer, nn.Linear) or type(layer).forward is nn.Linear.forward:
         return
     more = [name for name, _ in layer.named_parameters() if name not in ("weight", "bias")]

@@ -185,6 +185,7 @@ def sample_margins(
         similarity=similarity,
         want=("target", "rival"),
         precision="highest",
+        relative=True,
     )
     assert stats.target is not None
     assert stats.rival is not None

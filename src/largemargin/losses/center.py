@@ -8,7 +8,9 @@ from torch import Tensor
 
 from largemargin.errors import (
     LargeMarginError,
+    check_classifier,
     check_inputs,
+    check_labels,
     check_matrix,
     check_number,
     check_same_device,
@@ -204,6 +206,10 @@ def center_update(
                 [0., 0.]])
     """
     check_number("rate", rate, at_least=0, at_most=1)
+    validate = None if valid is None else False  # what does not count may be out of range
+    check_classifier(features, centers, None)
+    size = len(features), len(centers)
+    check_labels(labels, *size, soft=False, reason=NO_SOFT, validate=validate)
     with torch.no_grad():
         valid = torch.ones_like(labels, dtype=torch.bool) if valid is None else valid
         slots = class_means(features, labels, centers.shape[0], valid, sync=sync)

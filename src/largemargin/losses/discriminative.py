@@ -613,6 +613,7 @@ class StableDiscriminative(Discriminative):
         check_inputs(
             features, matrix, labels, bias=bias, soft=False, reason=NO_SOFT, validate=False
         )
+        labels = labels.long()
         valid = (labels >= 0) & (labels < matrix.shape[0])
         if self.ignore_index is not None:
             valid = valid & (labels != self.ignore_index)

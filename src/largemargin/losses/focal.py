@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.errors import check_number
+from largemargin.errors import check_number, check_weights
 from largemargin.losses.base.loss import LogitLoss, LossOptions
 from largemargin.losses.base.setting_ranges import Dimension, Range
 from largemargin.losses.base.terms import (
@@ -60,6 +60,8 @@ class Focal(LogitLoss):
         check_number("gamma", gamma, at_least=0)
         self.gamma = gamma
         self._keep("alpha", None if alpha is None else torch.as_tensor(alpha))
+        if self.alpha is not None:
+            check_weights("alpha", self.alpha.reshape(-1))
 
     def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
         return focal(*inputs, gamma=self.gamma, alpha=self.alpha, **logits, **self.how)
@@ -83,5 +85,6 @@ def focal(
     # of an ignored row too, which stands for class 0, where its bias is minus infinity.
     values = F.softplus(gap) * torch.exp(-gamma * F.softplus(-gap.clamp_max(1000)))
     if alpha is not None:
+        check_weights("alpha", alpha.reshape(-1), options.get("validate"))
         values = values * at_target(alpha.to(values.dtype), labels, num_classes, "alpha")
     return over_targets(values, labels)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from largemargin.errors import LargeMarginError, check_all_finite, check_number
+from largemargin.errors import LargeMarginError, check_all_finite, check_classifier, check_number
 from largemargin.heads.head_spec import HeadSpec
 from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.base.schedules import Ramp, Schedule, share_of
@@ -17,7 +17,8 @@ from largemargin.losses.base.terms import at_target, check_setting, over_targets
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.ops.norms import promote
 from largemargin.ops.scheduled_values import current
-from largemargin.ops.shards import refuse_sharded
+from largemargin.ops.shards import is_shared, refuse_sharded
+from largemargin.ops.similarity import common_origin, in_one_dtype
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -130,32 +131,40 @@ def gaussian_mixture(
     """
     check_setting("alpha", alpha, at_least=0)
     check_setting("likelihood_weight", likelihood_weight, at_least=0)
-    num_classes = means.shape[0]
-    if log_variances is None:
+    if is_shared(means) and log_variances is None:
         target, rest = target_and_rest(features, means, labels, similarity="euclidean", **how)
-        normaliser: float | Tensor = 0.0
+        common: float | Tensor = 0.0
+        normaliser = common
     else:
         refuse_sharded(means, "gaussian_mixture", "its variances would have to be sharded too.")
-        if log_variances.shape != means.shape:
-            raise LargeMarginError(
-                f"log_variances must have the shape of means, {tuple(means.shape)}, but theirs is "
-                f"{tuple(log_variances.shape)}."
-            )
+        check_classifier(features, means, None)
         if how.get("check_finite"):  # below they go by other names
             check_all_finite(features=features, means=means, log_variances=log_variances)
             how = {**how, "check_finite": False}
-        q, mu, v = promote(features), promote(means), promote(log_variances)
-        inverse = torch.exp(-v)
-        half_logdet = 0.5 * v.sum(1)
-        target, rest = target_and_rest(
-            torch.cat([q.square(), q], dim=1),
-            torch.cat([-0.5 * inverse, mu * inverse], dim=1),
-            labels,
-            bias=-0.5 * (mu.square() * inverse).sum(1) - half_logdet,
-            similarity="dot",
-            **how,
-        )
-        normaliser = at_target(half_logdet, labels, num_classes, "log_variances")
-    distance = -target - normaliser
-    values = F.softplus(rest - target + alpha * distance) - likelihood_weight * target
+        q, mu = in_one_dtype(features, means)
+        origin = common_origin(mu)
+        q, mu = q - origin, mu - origin
+        if log_variances is None:
+            normaliser, columns, rows = 0.0, mu, q
+            bias, half_squares = -0.5 * mu.square().sum(1), 0.5 * q.square().sum(1)
+        else:
+            if log_variances.shape != means.shape:
+                raise LargeMarginError(
+                    f"log_variances must have the shape of means, {tuple(means.shape)}, but "
+                    f"theirs is {tuple(log_variances.shape)}."
+                )
+            v = promote(log_variances)
+            inverse, half_logdet = torch.exp(-v), 0.5 * v.sum(1)
+            normaliser = at_target(half_logdet, labels, len(means), "log_variances")
+            # Squares of features that all classes weigh alike would round away what differs.
+            alike = common_origin(inverse)
+            half_squares = 0.5 * (q.square() * alike).sum(1)
+            rows = torch.cat([q.square(), q], dim=1)
+            columns = torch.cat([-0.5 * (inverse - alike), mu * inverse], dim=1)
+            bias = -0.5 * (mu.square() * inverse).sum(1) - half_logdet
+        target, rest = target_and_rest(rows, columns, labels, bias=bias, similarity="dot", **how)
+        common = half_squares if labels.dim() == 1 else half_squares[:, None]
+    likelihood = target - common
+    distance = -likelihood - normaliser
+    values = F.softplus(rest - target + alpha * distance) - likelihood_weight * likelihood
     return over_targets(values, labels)

@@ -10,7 +10,7 @@ from largemargin.errors import LargeMarginError, check_length
 from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.base.scale import Scale, check_scale_setting
 from largemargin.losses.base.setting_ranges import Limits
-from largemargin.losses.base.terms import over_targets, scaled_cosines
+from largemargin.losses.base.terms import check_setting, over_targets, scaled_cosines
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
@@ -113,6 +113,9 @@ def gm_softmax(
     """GM-Softmax per sample; :class:`GMSoftmax` has equation, arguments and an example."""
     if check:
         _check_theorem(alpha1, alpha2)
+    factors = {"alpha1": alpha1, "beta1": beta1, "alpha2": alpha2, "beta2": beta2}
+    for name, value in factors.items():
+        check_setting(name, value)
     s, target, rest = scaled_cosines(
         features, prototypes, labels, scale, how, _aligned, alpha2, beta2
     )

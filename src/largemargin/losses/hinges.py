@@ -138,7 +138,7 @@ def dense_hinge(
 ) -> PerSample:
     """Dense hinge per sample; :class:`DenseHinge` has equation, arguments and an example."""
     check_setting("margin", margin)
-    logits, labels = _logits(features, prototypes, labels, options, "dense_hinge")
+    logits, labels = _logits(features, prototypes, labels, options, "dense_hinge", relative=True)
     rivals = logits.shape[1] - 1
     required = at_target(margin, labels, rivals + 1, "margin")
     if isinstance(required, Tensor) and required.dim() > 0:
@@ -205,9 +205,15 @@ def _gap(
 
 
 def _logits(
-    features: Tensor, prototypes: Tensor, labels: Tensor | None, options: Any, name: str
+    features: Tensor,
+    prototypes: Tensor,
+    labels: Tensor | None,
+    options: Any,
+    name: str,
+    *,
+    relative: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The (N, C) logits and the labels of either call form."""
+    """The (N, C) logits, ``relative`` where only differences count, and the labels."""
     checked = options.get("checked", False)
     if not checked:
         check_form(options)
@@ -224,10 +230,8 @@ def _logits(
     if not checked:
         check_inputs(features, prototypes, labels, bias=options.get("bias"), **checks)
     form = {key: options.get(key, default) for key, default in _FORM.items()}
-    logits = similarity_logits(
-        features, prototypes, precision=options.get("precision"), checked=True, **form
-    )
-    return logits, labels
+    form |= {"precision": options.get("precision"), "relative": relative}
+    return similarity_logits(features, prototypes, checked=True, **form), labels
 
 
 def _at_target(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

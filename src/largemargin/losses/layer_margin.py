@@ -17,6 +17,7 @@ from largemargin.errors import (
 )
 from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.base.setting_ranges import Dimension, Range
+from largemargin.losses.base.terms import check_setting
 from largemargin.losses.input_margin import REFUSES, check_graph
 from largemargin.ops.norms import promote, safe_norm
 from largemargin.shapes import Labels, Logits, PerSample
@@ -25,6 +26,8 @@ Norm: TypeAlias = Literal[1, 2] | float
 Aggregate: TypeAlias = Literal["max", "sum"]
 NORMS = (1, 2, math.inf)
 AGGREGATES: tuple[Aggregate, ...] = ("max", "sum")
+BLOCK_NUMBERS = 2**24
+"""Numbers that the directions and gradients of the rivals worked on at a time hold: 64 MiB."""
 
 
 class LayerMargin(Loss):
@@ -36,8 +39,9 @@ class LayerMargin(Loss):
 
     Call it ``(logits, labels, layers)``: layers are activations h (N, ...), the inputs among them
     if wanted, and the logits are computed from them with gradients enabled. Rivals compete by
-    normalised distance, so every rival's gradient is needed: one batched backward pass of ``topk``
-    directions for all layers together.
+    normalised distance, so every rival's gradient is needed: a batched backward pass of ``topk``
+    directions for all layers together, in blocks of rivals where they are many. Memory is then
+    bounded; the time still grows with C, which ``topk`` stops.
 
     Args:
         gamma: margin per layer, one number for all or one each. Default 1.
@@ -134,7 +138,8 @@ def layer_margin(
     if not layers:
         raise LargeMarginError("layers must hold at least one activation, but it is empty.")
     check_graph(logits, layers, "layers")
-    gammas = [gamma] * len(layers) if isinstance(gamma, (int, float)) else list(gamma)
+    gamma = gamma.tolist() if isinstance(gamma, Tensor) else gamma
+    gammas = list(gamma) if isinstance(gamma, Sequence) else [gamma] * len(layers)
     if len(gammas) != len(layers):
         raise LargeMarginError(
             f"gamma must be one number or one per layer, but {len(gammas)} were given for "
@@ -150,22 +155,44 @@ def layer_margin(
     values = promote(logits)
     chosen = values.detach().scatter(1, index, -torch.inf).topk(rivals, dim=1).indices
     gap = values.gather(1, chosen) - values.gather(1, index).masked_fill(outside, torch.nan)
-    rows = torch.arange(logits.shape[0], device=logits.device)
-    directions = logits.new_zeros(rivals, *logits.shape)
-    directions[torch.arange(rivals, device=logits.device)[:, None], rows, chosen.T] = 1
-    directions[:, rows, index.squeeze(1)] -= 1
-    gradients = _all_gradients(logits, layers, directions, differentiable_norm)
+    step = max(1, BLOCK_NUMBERS // max(1, logits.numel() + sum(layer.numel() for layer in layers)))
+    blocks = [
+        _norms(logits, layers, chosen[:, first : first + step], index, p, differentiable_norm)
+        for first in range(0, rivals, step)
+    ]
     total = torch.zeros_like(gap[:, 0])
-    for each, gradient, layer in zip(gammas, gradients, layers, strict=True):
+    for each, *parts in zip(gammas, *blocks, strict=True):
+        norm = torch.cat(parts, 1)
+        check_setting("gamma", each)
+        hinge = F.relu(each + gap / (eps + norm))
+        total = total + (hinge.max(1).values if aggregate == "max" else hinge.sum(1))
+    return total
+
+
+def _norms(
+    logits: Tensor,
+    layers: Sequence[Tensor],
+    chosen: Tensor,
+    index: Tensor,
+    p: float,
+    create_graph: bool,
+) -> list[Tensor]:
+    """Norms (N, K) at every layer of the gradients of K rivals' logits less the target's."""
+    rivals = torch.arange(chosen.shape[1], device=logits.device)
+    rows = torch.arange(logits.shape[0], device=logits.device)
+    directions = logits.new_zeros(len(rivals), *logits.shape)
+    directions[rivals[:, None], rows, chosen.T] = 1
+    directions[:, rows, index.squeeze(1)] -= 1
+    norms = []
+    gradients = _all_gradients(logits, layers, directions, create_graph)
+    for gradient, layer in zip(gradients, layers, strict=True):
         if gradient is None:
             raise LargeMarginError(
                 f"the logits do not depend on a layer of shape {tuple(layer.shape)}. Take layers "
                 "from the forward pass that made these logits."
             )
-        norm = _dual_norm(promote(gradient).flatten(2), p).T
-        hinge = F.relu(each + gap / (eps + norm))
-        total = total + (hinge.max(1).values if aggregate == "max" else hinge.sum(1))
-    return total
+        norms.append(_dual_norm(promote(gradient).flatten(2), p).T)
+    return norms
 
 
 def _all_gradients(

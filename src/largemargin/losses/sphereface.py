@@ -1,6 +1,5 @@
 """A-Softmax (SphereFace) and L-Softmax: the target's angle multiplied by an integer (LTLM)."""
 
-import math
 from collections.abc import Mapping
 from typing import ClassVar, Unpack
 
@@ -24,10 +23,13 @@ from largemargin.losses.base.terms import (
     target_and_rest,
 )
 from largemargin.ops.class_stats import ComputeOptions
-from largemargin.ops.norms import EPS, safe_norm
+from largemargin.ops.norms import safe_norm
 from largemargin.ops.scheduled_values import current
 from largemargin.ops.shards import refuse_sharded
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
+
+LARGEST_FACTOR = 100
+"""Of an angle: the polynomial has as many terms, and no arrangement has room for wider margins."""
 
 
 class SphereFace(Loss):
@@ -130,7 +132,7 @@ def sphereface(
     else:
         s, target, rest = scaled_cosines(features, prototypes, labels, scale, how)
         length = torch.ones_like(target) * s
-    cosine = target / length.clamp_min(EPS)
+    cosine = target / length.clamp_min(torch.finfo(length.dtype).tiny)
     penalised = length * _annealed(cosine, margin, annealing)
     return over_targets(F.softplus(rest - penalised), labels)
 
@@ -219,7 +221,7 @@ def lsoftmax(
         length = length * safe_norm(own)
     else:
         length = length[:, None] * at_target(safe_norm(prototypes), labels, len(prototypes), "W")
-    cosine = target / length.clamp_min(EPS)
+    cosine = target / length.clamp_min(torch.finfo(length.dtype).tiny)
     penalised = length * _annealed(cosine, margin, annealing)
     return over_targets(F.softplus(rest - penalised), labels)
 
@@ -231,9 +233,10 @@ def _annealed(cosine: Tensor, margin: int, annealing: float | Tensor) -> Tensor:
 
 def check_integer_margin(margin: float, name: str) -> int:
     whole = isinstance(margin, (int, float)) and not isinstance(margin, bool)
-    if not whole or not math.isfinite(margin) or margin != int(margin) or margin < 1:
+    if not whole or not 1 <= margin <= LARGEST_FACTOR or margin != int(margin):
         raise LargeMarginError(
-            f"margin of {name} multiplies the angle and must be an integer >= 1, but {margin!r} "
-            "was given. For a real factor use unified_margin (UnifiedMargin) with m1 = margin."
+            f"margin of {name} multiplies the angle and must be an integer >= 1 and "
+            f"<= {LARGEST_FACTOR}, but {margin!r} was given. For a real factor use unified_margin "
+            "(UnifiedMargin) with m1 = margin."
         )
     return int(margin)

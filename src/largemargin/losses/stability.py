@@ -64,7 +64,7 @@ class Stability(Loss):
         check_same_device(features=features, sample_weight=sample_weight)
         if self.check_finite:
             check_all_finite(features=features, noisy=noisy)
-        check_sample_weight(sample_weight, values.shape[0])
+        check_sample_weight(sample_weight, values.shape[0], self.validate)
         everyone = values.new_zeros(values.shape[0]).long()
         return self._reduce(values, everyone, 1, None, sample_weight)
 

@@ -13,7 +13,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from largemargin.dropin.model_outputs import flat_beside, rows
-from largemargin.errors import LargeMarginError, check_choice, check_matrix, check_number
+from largemargin.errors import (
+    LargeMarginError,
+    check_choice,
+    check_layout,
+    check_matrix,
+    check_number,
+)
 from largemargin.geometry.pairs import blocks
 from largemargin.heads.head_spec import HeadView
 from largemargin.measuring.batches import (
@@ -209,8 +215,9 @@ def measure_arrays(
     check_choice("similarity", similarity, SIMILARITIES)
     check_number("scale", scale, above=0)
     check_number("batch_size", batch_size, at_least=1)
-    features, labels, weight = (torch.as_tensor(each) for each in (features, labels, weight))
-    bias = None if bias is None else torch.as_tensor(bias).detach()
+    features, labels = _array("features", features), _array("labels", labels)
+    weight = _array("weight", weight)
+    bias = None if bias is None else _array("bias", bias).detach()
     _check_arrays(features, labels, weight, bias)
     stream = Stream(
         HeadView(weight.detach(), bias, similarity, scale),
@@ -222,9 +229,21 @@ def measure_arrays(
     skipped = len(features) - stream.seen
     others = None
     if ood is not None:
-        ood = torch.as_tensor(ood)
+        ood = _array("ood", ood)
         others = [ood_scores(stream, (ood[part] for part in blocks(len(ood), batch_size)))]
     return build_geometry(stream, settings, [skipped_note(skipped)] if skipped else [], others)
+
+
+def _array(name: str, values: Any) -> Tensor:
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise LargeMarginError(
+            f"{name} must be a tensor or a NumPy array of numbers, but {type(values).__name__} "
+            "was given."
+        ) from None
+    check_layout(name, tensor)
+    return tensor
 
 
 def _check_arrays(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor | None) -> None:

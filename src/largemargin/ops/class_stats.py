@@ -76,6 +76,7 @@ def class_stats(
     check_finite: bool = False,
     checked: bool = False,
     made: HeadLogits | None = None,
+    relative: bool = False,
 ) -> ClassStats:
     r"""Statistics of the logits :math:`l_j = s(\mathrm{sim}(q, W_j) + b_j)` around class y.
 
@@ -116,6 +117,8 @@ def class_stats(
         checked: the caller has checked all arguments, as the modules do; they are not checked
             again.
         made: logits that a head has made of these features and prototypes; taken where they fit.
+        relative: leave out of distances what all statistics of a sample have in common, for losses
+            made of differences: of features far from 0 it would round them away.
 
     Example:
         >>> s = class_stats(torch.tensor([[2.0, 1.0]]), torch.eye(2), torch.tensor([0]))
@@ -169,6 +172,7 @@ def class_stats(
             scale=scale,
             precision=resolved,
             keep_columns=impl == "triton",
+            relative=relative,
         )
         if impl == "dense":
             return ClassStats(*logit_stats(dense_logits(form), labels, want))

@@ -1,12 +1,17 @@
 """The four similarities, and the affine form that makes one kernel serve them all."""
 
-import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_choice, check_classifier, check_number
+from largemargin.errors import (
+    LARGEST,
+    LargeMarginError,
+    check_choice,
+    check_classifier,
+    check_number,
+)
 from largemargin.ops.matmul import matmul, resolve_precision, without_autocast
 from largemargin.ops.norms import normalize, promote
 from largemargin.shapes import Features, Logits, Prototypes
@@ -64,11 +69,12 @@ def affine_form(
     scale: float | Tensor,
     precision: str | None,
     keep_columns: bool = False,
+    relative: bool = False,
 ) -> AffineForm:
     """Bring ``scale * (similarity + bias)`` into affine form; call it with autocast disabled.
 
     ``keep_columns`` leaves the prototypes as they are: no wide copy of a half precision matrix, and
-    none that is moved to the origin.
+    none that is moved to the origin. ``relative`` leaves |q|^2 / 2 out of distances.
     """
     if keep_columns:
         rows, columns = promote(features), prototypes
@@ -84,7 +90,7 @@ def affine_form(
             rows, columns = rows - origin, columns - origin
         half_square = -0.5 * scale * promote(columns).square().sum(1)
         column_bias = half_square if column_bias is None else column_bias + half_square
-        row_bias = -0.5 * scale * rows.square().sum(1)
+        row_bias = None if relative else -0.5 * scale * rows.square().sum(1)
     if not (isinstance(scale, (float, int)) and scale == 1):
         rows = rows * scale
     return AffineForm(
@@ -125,8 +131,9 @@ def check_scale(scale: float | Tensor) -> None:
             raise LargeMarginError(
                 f"scale must be a number or a 0-dim tensor, but its shape is {tuple(scale.shape)}."
             )
-    elif type(scale) is not float or not 0 < scale < math.inf:
+    elif type(scale) is not float or not 1 / LARGEST <= scale <= LARGEST:
         check_number("scale", scale, above=0)
+        check_number("scale", scale, at_least=1 / LARGEST, at_most=LARGEST)
 
 
 def similarity_logits(
@@ -138,6 +145,7 @@ def similarity_logits(
     scale: float | Tensor = 1.0,
     precision: str | None = None,
     checked: bool = False,
+    relative: bool = False,
 ) -> Logits:
     r"""Logits :math:`l_{ij} = s\,(\mathrm{sim}(q_i, W_j) + b_j)` of features for all classes.
 
@@ -158,6 +166,8 @@ def similarity_logits(
         scale: s, a number or a 0-dim tensor (which may require gradients).
         precision: of the product; ``None`` follows the inputs' dtype and autocast.
         checked: the caller has checked the other arguments.
+        relative: leave out of distances what all classes of a sample have in common: of features
+            far from 0 it would round away all differences.
 
     Returns:
         (N, C), float32 or float64.
@@ -181,5 +191,6 @@ def similarity_logits(
                 similarity=similarity,
                 scale=scale,
                 precision=precision,
+                relative=relative,
             )
         )

@@ -231,6 +231,9 @@ def test_a_rate_on_the_device_is_changed_in_place() -> None:
     [
         ({"lr": 0.0}, r"optimizer\.lr must be"),
         ({"weight_decay": -1.0}, r"optimizer\.weight_decay must be"),
+        ({"weight_decay": 1e308}, r"below 3.4e\+38 as all of float32, but 1e\+308"),
+        ({"momentum": -1.0}, r"optimizer\.momentum must be"),
+        ({"momentum": 1.0}, r"optimizer\.momentum must be"),
         ({"clip_norm": 0.0}, r"optimizer\.clip_norm must be"),
     ],
 )
@@ -240,6 +243,9 @@ def test_optimizers_refuse_what_cannot_work(settings: dict[str, Any], message: s
     make_optimizer(OptimizerConfig(clip_norm=0.5), [torch.nn.Parameter(torch.ones(3))])
     with pytest.raises(LargeMarginError, match="milestones is empty"):
         LearningRate(OptimizerConfig(schedule="steps"), epochs=2, steps_per_epoch=2)
+    for name, value in (("final_lr", -1.0), ("factor", 0.0), ("warmup_epochs", -1.0)):
+        with pytest.raises(LargeMarginError, match=name):
+            LearningRate(OptimizerConfig(**{name: value}), epochs=2, steps_per_epoch=2)
     with pytest.raises(LargeMarginError, match="final_lr above 0"):
         LearningRate(OptimizerConfig(schedule="log_linear"), epochs=2, steps_per_epoch=2)
 

@@ -165,10 +165,11 @@ def _build_own(config: ModelConfig, channels: int, size: Size) -> tuple[nn.Modul
     try:
         backbone, dim = network.build(channels, size, **choices, **options)
     except (TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, LargeMarginError) or not options:
+        if isinstance(error, LargeMarginError):
             raise
         raise LargeMarginError(
-            f"{config.name} cannot be built with the options {options}: {error}."
+            f"{config.name} cannot be built for images of {size[0]}x{size[1]} with the options "
+            f"{options}: {error}."
         ) from error
     if config.weights is not None:
         load_backbone(backbone, config.weights, config.name)

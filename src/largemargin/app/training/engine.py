@@ -435,6 +435,8 @@ def _explanation(error: Exception, processes: int, timeout: float) -> str | None
     text = " ".join(str(error).split())
     if type(error).__name__ == "SafetensorError":
         return f"a checkpoint could not be written: {text}"
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in text:
+        return f"the memory does not suffice ({text}). Use a smaller batch_size, network or size"
     if not isinstance(error, RuntimeError):
         return None
     if "deterministic implementation" in text or "CUBLAS_WORKSPACE_CONFIG" in text:

@@ -243,6 +243,13 @@ def pick_device(name: str) -> torch.device:
         raise LargeMarginError(
             f"device is {name}, but torch sees no CUDA device here. Use device: cpu or auto."
         )
+    try:
+        if device.type != "cuda":
+            torch.empty(0, device=device).cpu()
+    except (RuntimeError, NotImplementedError, AssertionError):
+        raise LargeMarginError(
+            f"device is {name}, but this torch cannot compute there. Use device: cpu or auto."
+        ) from None
     return device
 
 

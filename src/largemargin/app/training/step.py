@@ -289,6 +289,7 @@ def make_optimizer(
     """The optimizer; ``on_device`` keeps its learning rate in a tensor, as CUDA graphs need."""
     check_number("optimizer.lr", config.lr, above=0)
     check_number("optimizer.weight_decay", config.weight_decay, at_least=0)
+    check_number("optimizer.momentum", config.momentum, at_least=0, below=1)
     if config.clip_norm is not None:
         check_number("optimizer.clip_norm", config.clip_norm, above=0)
     chosen = [parameter for parameter in parameters if parameter.requires_grad]
@@ -325,6 +326,9 @@ class LearningRate:
                 "optimizer.schedule log_linear needs optimizer.final_lr above 0, but "
                 f"{config.final_lr} was given."
             )
+        check_number("optimizer.final_lr", config.final_lr, at_least=0)
+        check_number("optimizer.factor", config.factor, above=0)
+        check_number("optimizer.warmup_epochs", config.warmup_epochs, at_least=0)
         self.config = config
         self.steps_per_epoch = steps_per_epoch
         self.total = epochs * steps_per_epoch

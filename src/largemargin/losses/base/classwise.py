@@ -9,7 +9,6 @@ from largemargin.errors import (
     LargeMarginError,
     check_all_finite,
     check_inputs,
-    check_length,
     check_same_device,
 )
 from largemargin.heads.centroid_bank import (
@@ -122,7 +121,7 @@ class ClassWise(Loss):
         )
         num_classes = matrix.shape[0]
         if self.weight is not None:
-            check_length("weight", self.weight, num_classes, "one number per class")
+            self._check_class_weights(self.weight, num_classes)
         labels = labels.long()
         valid = valid_rows(labels, num_classes, self.ignore_index, self.validate)
         kept = torch.where(valid, labels, 0)

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, check_sizes
 
 CALLED: dict[str, tuple[str, ...]] = {
     "scale": ("s", "scaling"),
@@ -87,12 +87,43 @@ def arguments_of(kind: type[Any]) -> dict[str, inspect.Parameter]:
     return {name: each for name, each in found.items() if name not in refused}
 
 
+SAID: dict[str, type] = {"scale": float, "weight": Tensor}
+"""Arguments whose own checks say more."""
+
+
 def check_call(kind: type[Any], args: Sequence[Any], settings: Mapping[str, Any]) -> None:
-    """Refuse what Python itself would refuse, with what to do."""
+    """Refuse what Python itself would refuse, with what to do, and numbers that are none."""
+    signature = inspect.signature(kind.__init__)
     try:
-        inspect.signature(kind.__init__).bind(None, *args, **settings)
+        given = signature.bind(None, *args, **settings).arguments
     except TypeError as wrong:
         raise wrong_arguments(kind, settings, args, str(wrong)) from None
+    known = arguments_of(kind)
+    for name, value in given.items():
+        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            for each in value.keys() & known.keys():
+                _check_value(kind, each, value[each], known[each])
+        elif name in known:
+            _check_value(kind, name, value, known[name])
+
+
+def _check_value(kind: type[Any], name: str, value: Any, parameter: inspect.Parameter) -> None:
+    """A switch is a bool; a number has a size to compute with, and is one where one is meant."""
+    named = f"{name} of {kind.__name__}"
+    if isinstance(parameter.default, bool):
+        if type(value).__name__ not in ("bool", "bool_"):
+            raise LargeMarginError(f"{named} must be True or False, but {value!r} was given.")
+    elif value is None and isinstance(parameter.default, float):
+        raise LargeMarginError(f"{named} must be a number, but None was given.")
+    elif isinstance(value, SAID.get(name, ())) or name in getattr(kind, "fixed", ()):
+        return
+    elif isinstance(value, float | Tensor):
+        if isinstance(value, Tensor) and value.dim() and parameter.annotation is float:
+            raise LargeMarginError(
+                f"{named} is one number, but a tensor of shape {tuple(value.shape)} was given."
+            )
+        if isinstance(value, Tensor) or not math.isinf(value):  # which some losses take
+            check_sizes(named, value)
 
 
 def wrong_arguments(

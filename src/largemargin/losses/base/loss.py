@@ -34,6 +34,8 @@ from largemargin.errors import (
     check_number,
     check_same_device,
     check_sample_weight,
+    check_sizes,
+    check_weights,
     refuse_script,
     whole_number,
 )
@@ -263,7 +265,10 @@ class Loss(Summand, nn.Module):
         self._refuse("ignore_index", ignore_index not in (-100, None))
         self._refuse("reduction", reduction != "mean")
         self._refuse("chunked", impl in ("chunked", "triton"))
-        self.register_buffer("weight", None if weight is None else class_vector("weight", weight))
+        weights = None if weight is None else class_vector("weight", weight)
+        if weights is not None:
+            check_weights("weight", weights, validate)
+        self.register_buffer("weight", weights)
         self.ignore_index = ignore_index
         self.label_smoothing = label_smoothing
         self.reduction = reduction
@@ -333,6 +338,8 @@ class Loss(Summand, nn.Module):
             or labels.dtype is not torch.int64
             or labels.shape != first.shape[:1]
             or labels.device != first.device
+            or first.is_inference()
+            or labels.is_inference()
         ):
             self._check(inputs, labels, num_classes, sample_weight, bias)
         ignored = None
@@ -350,6 +357,7 @@ class Loss(Summand, nn.Module):
         return (
             self.reads_head_logits
             and made.logits.dtype in (torch.float32, torch.float64)
+            and made.similarity != "euclidean"  # those of a loss are relative
             and labels.dim() == 1
             and not self.label_smoothing
             and self.precision is None
@@ -369,8 +377,8 @@ class Loss(Summand, nn.Module):
 
         Features and prototypes were checked against each other where they came in.
         """
-        if isinstance(labels, Tensor) and labels.dim() == 2:
-            self._refuse("soft_targets", True)
+        soft = isinstance(labels, Tensor) and labels.dim() == 2
+        self._refuse("soft_targets", soft)
         named = self._named(inputs)
         check_same_device(
             **named, labels=labels, bias=bias, sample_weight=sample_weight, weight=self.weight
@@ -379,10 +387,11 @@ class Loss(Summand, nn.Module):
         if len(inputs) == 1:
             check_matrix(first, inputs[0], "(N, C)" if first == "logits" else "(N, D)")
         check_num_classes(num_classes)
-        check_labels(labels, inputs[0].shape[0], num_classes, of=first, validate=False)
+        validate = self.validate if soft else False
+        check_labels(labels, inputs[0].shape[0], num_classes, of=first, validate=validate)
         if sample_weight is not None:
             self._refuse("sample_weight", True)
-            check_sample_weight(sample_weight, inputs[0].shape[0])
+            check_sample_weight(sample_weight, inputs[0].shape[0], self.validate)
 
     def _named(self, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
         """The inputs under the names that messages call them by."""
@@ -446,10 +455,14 @@ class Loss(Summand, nn.Module):
         check_labels(labels, labels.shape[0], num_classes, validate=self.validate)
         return inputs, labels, ignored
 
+    def _check_class_weights(self, weight: Tensor, num_classes: int) -> None:
+        check_length("weight", weight, num_classes, "one number per class")
+        check_weights("weight", weight, self.validate)
+
     def _targets(self, labels: Tensor, num_classes: int, like: Tensor) -> Tensor:
         """Hard labels where they suffice, otherwise (N, C) smoothed, class-weighted targets."""
         if self.weight is not None:
-            check_length("weight", self.weight, num_classes, "one number per class")
+            self._check_class_weights(self.weight, num_classes)
         soft = labels.dim() == 2
         if not self.label_smoothing and not (soft and self.weight is not None):
             return labels
@@ -513,13 +526,17 @@ class Loss(Summand, nn.Module):
             count = total.new_tensor(float(values.shape[0]))
         if synced:
             count = all_reduce_sum(count.to(total.dtype))
-        return total / (count.clamp_min(1) if share is None else torch.where(count == 0, 1, count))
+        if share is None:
+            return total / count.clamp_min(1)
+        nothing = count == 0
+        return (total / torch.where(nothing, 1, count)).masked_fill(nothing, 0)
 
     def _keep(self, name: str, value: float | Tensor | Sequence[float] | None) -> None:
         """Store a hyper-parameter; a tensor becomes a buffer, so that it moves and is saved."""
         if not isinstance(value, Tensor | int | float | None):
             # A list or an array, one number per class.
             value = class_vector(name, value).to(torch.get_default_dtype())
+            check_sizes(name, value)
         if isinstance(value, Tensor):
             self.register_buffer(name, value.detach().clone())
         else:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_num_classes, check_number
+from largemargin.ops.similarity import check_scale
 from largemargin.tracing import values_are_checked
 
 Scale: TypeAlias = float | Literal["auto"]
@@ -92,7 +93,7 @@ def check_scale_setting(scale: float | Tensor | str) -> None:
                 f'scale must be a number > 0 or "auto", but {scale!r} was given.'
             )
     elif not isinstance(scale, Tensor):
-        check_number("scale", scale, above=0)
+        check_scale(scale)
 
 
 def psi0_of_cosine_margin(margin: float | Tensor) -> float | Tensor:

@@ -9,11 +9,14 @@ from torch import Tensor, nn
 from largemargin.errors import (
     LargeMarginError,
     check_choice,
+    check_floating,
     check_inputs,
+    check_layout,
     check_length,
     check_logits,
     check_matrix,
     check_number,
+    check_sizes,
 )
 from largemargin.losses.base.scale import auto_scale, check_scale_setting
 from largemargin.losses.base.setting_ranges import Limits
@@ -54,7 +57,8 @@ def stats_of(
     For losses that are made of differences of statistics: those of logits are relative.
     """
     if labels is not None:
-        return class_stats(features, prototypes, labels, want=want, **options), labels
+        stats = class_stats(features, prototypes, labels, want=want, relative=True, **options)
+        return stats, labels
     checked = options.get("checked", False)
     if not checked:
         check_form(options)
@@ -118,7 +122,7 @@ def _product(
     if similarity == "cosine" and bias is None and not isinstance(scale, Tensor):
         return cosine_logits(features, prototypes, float(scale), precision)
     form: Any = {"bias": bias, "similarity": similarity, "scale": scale, "precision": precision}
-    return similarity_logits(features, prototypes, checked=True, **form)
+    return similarity_logits(features, prototypes, checked=True, relative=True, **form)
 
 
 def _value_checks(options: LogitOptions) -> Any:
@@ -189,6 +193,8 @@ def check_setting(name: str, value: float | Tensor, **limits: Unpack[Limits]) ->
     """Limits on a number; a tensor holds one per class, or one that a schedule has checked."""
     if not isinstance(value, Tensor):
         check_number(name, value, **limits)
+    if not isinstance(value, Tensor) or value.dim():
+        check_sizes(name, value)
 
 
 def require(value: Tensor | None) -> Tensor:
@@ -232,6 +238,7 @@ def check_margin(name: str, margin: float | Tensor, limits: Limits) -> None:
 def matrix_of(prototypes: Tensor | nn.Module) -> Tensor:
     """A (C, D) tensor, or the one a module holds as ``weight``."""
     if isinstance(prototypes, Tensor):
+        check_layout("prototypes", prototypes)
         return prototypes
     matrix = getattr(prototypes, "weight", None)
     if not isinstance(matrix, Tensor):
@@ -259,6 +266,9 @@ def class_vector(name: str, values: Tensor | Sequence[float]) -> Tensor:
             f"{name} must be numbers, one per class, but {values!r} was given."
             + (" Make them: lm.functional.balanced_weights(counts)." if name == "weight" else "")
         ) from None
+    check_layout(name, vector)
+    if vector.is_floating_point() or vector.is_complex():
+        check_floating(name, vector)
     vector = vector.detach().clone() if vector.is_floating_point() else vector.float()
     if vector.dim() != 1:
         raise LargeMarginError(
