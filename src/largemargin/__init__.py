@@ -38,11 +38,14 @@ from largemargin.losses import DenseHinge as DenseHinge
 from largemargin.losses import Discriminative as Discriminative
 from largemargin.losses import Focal as Focal
 from largemargin.losses import GaussianMixture as GaussianMixture
+from largemargin.losses import GeneralizedCrossEntropy as GeneralizedCrossEntropy
 from largemargin.losses import GMSoftmax as GMSoftmax
 from largemargin.losses import Kobayashi as Kobayashi
 from largemargin.losses import LabelSmoothing as LabelSmoothing
 from largemargin.losses import LayerMargin as LayerMargin
 from largemargin.losses import LMSoftmax as LMSoftmax
+from largemargin.losses import LogitAdjustment as LogitAdjustment
+from largemargin.losses import LogitNorm as LogitNorm
 from largemargin.losses import Loss as Loss
 from largemargin.losses import LossValue as LossValue
 from largemargin.losses import LSoftmax as LSoftmax
@@ -60,7 +63,9 @@ from largemargin.losses import SphereFace as SphereFace
 from largemargin.losses import Stability as Stability
 from largemargin.losses import StableDiscriminative as StableDiscriminative
 from largemargin.losses import SuperSymmetry as SuperSymmetry
+from largemargin.losses import SymmetricCrossEntropy as SymmetricCrossEntropy
 from largemargin.losses import UnifiedMargin as UnifiedMargin
+from largemargin.losses import VSLoss as VSLoss
 from largemargin.losses import ZeroCentroid as ZeroCentroid
 from largemargin.ops.class_stats import ClassStats as ClassStats
 from largemargin.ops.class_stats import class_stats as class_stats
@@ -132,6 +137,10 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'largemargin' has no attribute {name!r}{_meant(name)}")
 
 
+_CALLED = {"BalancedSoftmax": "LogitAdjustment"}
+"""Methods that are a setting of a loss here."""
+
+
 def _meant(name: str) -> str:
     """``ArcFaceLoss`` of another library is ``ArcFace`` here."""
     from difflib import get_close_matches
@@ -140,7 +149,8 @@ def _meant(name: str) -> str:
 
     if name in functional.__all__:
         return f". It is lm.functional.{name}"
-    close = get_close_matches(name.removesuffix("Loss"), __all__, n=1, cutoff=0.75)
+    name = name.removesuffix("Loss")
+    close = get_close_matches(_CALLED.get(name, name), __all__, n=1, cutoff=0.75)
     return f". Did you mean {close[0]}?" if close and name[0] != "_" else ""
 
 

@@ -26,6 +26,7 @@ from largemargin.losses import cross_entropy as cross_entropy
 from largemargin.losses import dense_hinge as dense_hinge
 from largemargin.losses import focal as focal
 from largemargin.losses import gaussian_mixture as gaussian_mixture
+from largemargin.losses import generalized_cross_entropy as generalized_cross_entropy
 from largemargin.losses import gm_softmax as gm_softmax
 from largemargin.losses import kobayashi as kobayashi
 from largemargin.losses import label_smoothing as label_smoothing
@@ -33,6 +34,9 @@ from largemargin.losses import layer_margin as layer_margin
 from largemargin.losses import ldam_margins as ldam_margins
 from largemargin.losses import linearized_margins as linearized_margins
 from largemargin.losses import lm_softmax as lm_softmax
+from largemargin.losses import logit_adjusted as logit_adjusted
+from largemargin.losses import logit_adjustment as logit_adjustment
+from largemargin.losses import logit_norm as logit_norm
 from largemargin.losses import lsoftmax as lsoftmax
 from largemargin.losses import margin_distribution as margin_distribution
 from largemargin.losses import margin_hinge as margin_hinge
@@ -48,7 +52,9 @@ from largemargin.losses import sphereface_psi as sphereface_psi
 from largemargin.losses import stability as stability
 from largemargin.losses import super_symmetry as super_symmetry
 from largemargin.losses import super_symmetry_penalty as super_symmetry_penalty
+from largemargin.losses import symmetric_cross_entropy as symmetric_cross_entropy
 from largemargin.losses import unified_margin as unified_margin
+from largemargin.losses import vs_loss as vs_loss
 from largemargin.losses import zero_centroid as zero_centroid
 from largemargin.ops.boundary import signed_boundary_distance as signed_boundary_distance
 from largemargin.ops.class_stats import class_stats as class_stats

@@ -97,6 +97,16 @@ LOSSES = {
     "KOB-14": LossItem(lm.DenseHinge, LF.dense_hinge, {"rho": "margin"}, data=LOGITS),
     "ODN-SOFT": LossItem(lm.SoftHinge, LF.soft_hinge, data=LOGITS),
     "BAS-FOCAL": LossItem(lm.Focal, LF.focal, {"gamma": "gamma"}, {"alpha": "alpha"}, data=LOGITS),
+    "BAS-GCE": LossItem(
+        lm.GeneralizedCrossEntropy, LF.generalized_cross_entropy, {"q": "q"}, data=LOGITS
+    ),
+    "BAS-LOGITNORM": LossItem(lm.LogitNorm, LF.logit_norm, {"tau": "temperature"}, data=LOGITS),
+    "BAS-SCE": LossItem(
+        lm.SymmetricCrossEntropy,
+        LF.symmetric_cross_entropy,
+        {"alpha": "alpha", "beta": "beta", "A": "log_zero"},
+        data=LOGITS,
+    ),
     "BAS-LSOFTMAX": LossItem(lm.LSoftmax, LF.lsoftmax, {"m": "margin", "lam": "annealing"}),
 }
 HINGE = LossItem(lm.MaxHinge, LF.max_hinge, MAX_BASED, data=LOGITS)
@@ -203,6 +213,30 @@ def ldam(case: Case, way: str) -> Outputs:
     }
 
 
+def counted(module: type[lm.Loss], function: Callable[..., Tensor], case: Case) -> Outputs:
+    """A loss made with class counts, and the logits of the post-hoc form."""
+    logits, labels, counts = case.need("f"), case.need("y"), case.need("counts")
+    hyper = case.options({"gamma": "gamma", "tau": "tau"})
+    tau = case.options({"tau": "tau"})
+    return {
+        "value": lambda: module(counts, ignore_index=None, **hyper).to(case.dtype)(logits, labels),
+        "value_per_sample": lambda: function(logits, labels, class_counts=counts, **hyper),
+        "adjusted": lambda: LF.logit_adjusted(logits, counts, **tau),
+    }
+
+
+def prior(case: Case, way: str) -> Outputs:
+    batch = [case.need(name) for name in ("q", "W", "y")]
+    settings = {"prior": case.need("counts"), "ignore_index": None, "impl": way}
+    settings |= case.options(MARGIN_SCALE)
+    case.scale = settings["scale"]
+
+    def values(reduction: str) -> Tensor:
+        return lm.CosFace(reduction=reduction, **settings).to(case.dtype)(*batch)
+
+    return {"value": lambda: values("mean"), "value_per_sample": lambda: values("none")}
+
+
 def option_loss(case: Case) -> LossItem:
     name = case.param("loss")
     if name not in LOSSES:
@@ -252,6 +286,9 @@ ITEMS = {
     "KOB-15": Item(biased, BIASED.ways),
     "BAS-LGM": Item(mixture, dense_and_chunked),
     "BAS-LDAM": Item(ldam, dense_and_chunked),
+    "BAS-LOGITADJ": Item(lambda case, way: counted(lm.LogitAdjustment, LF.logit_adjustment, case)),
+    "BAS-PRIOR": Item(prior, dense_and_chunked),
+    "BAS-VS": Item(lambda case, way: counted(lm.VSLoss, LF.vs_loss, case)),
     "OPT": Item(with_options, option_ways),
     "OPS-STATS": Item(statistics, dense_and_chunked),
 }

@@ -65,6 +65,14 @@ def ldam(a, labels, **hyper):
     return cosine_family.ldam(a.features, a.prototypes, labels, class_counts=counts, **hyper)
 
 
+def counted(oracle):
+    def of_counts(a, labels, **hyper):
+        counts = class_counts(len(a.prototypes))
+        return oracle(a.features, a.prototypes, labels, bias=a.bias, class_counts=counts, **hyper)
+
+    return of_counts
+
+
 def stability(a, labels, strength=1.0, squared=False):
     return strength * centroid_family.stability(a.features, a.noisy, squared=squared)
 

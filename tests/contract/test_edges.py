@@ -87,7 +87,8 @@ def test_tied_logits_of_any_size_in_single_precision(name, form, size):
         inputs = (logits, targets)
         if form == "chunked":
             inputs = (logits, torch.eye(3, dtype=dtype), targets)
-        loss = LOSSES[name](reduction="none", impl="chunked" if form == "chunked" else "auto")
+        own = ZOO[name].arguments(Sizes(4, 3, 3))
+        loss = LOSSES[name](*own, reduction="none", impl="chunked" if form == "chunked" else "auto")
         value = loss(*inputs)
         (gradient,) = torch.autograd.grad(value.sum(), logits)
         results.append((value, gradient))

@@ -16,6 +16,7 @@ from largemargin.losses import LOSSES
 SIZES = Sizes(7, 5, 3)
 OPTIONS = {
     "weight": torch.linspace(0.5, 1.5, SIZES.classes).double(),
+    "prior": torch.linspace(1, 9, SIZES.classes).double(),
     "ignore_index": None,
     "label_smoothing": 0.25,
     "reduction": "sum",
@@ -25,7 +26,7 @@ OPTIONS = {
     "check_finite": True,
 }
 KEYS = {
-    *("weight", "sample_weight", "ignore_index", "soft_targets", "label_smoothing"),
+    *("weight", "prior", "sample_weight", "ignore_index", "soft_targets", "label_smoothing"),
     *("class_margin", "reduction", "chunked", "compile"),
 }
 
@@ -216,6 +217,7 @@ def use(name, option):
     problem = random_problem(SIZES, seed=79)
     asked = {
         "weight": {"weight": OPTIONS["weight"]},
+        "prior": {"prior": OPTIONS["prior"]},
         "label_smoothing": {"label_smoothing": 0.1},
         "ignore_index": {"ignore_index": 1},
         "reduction": {"reduction": "sum"},

@@ -81,7 +81,9 @@ def test_similarities_and_both_call_forms(name, similarity):
         logits = lm.functional.similarity_logits(
             problem.features, problem.prototypes, bias=problem.bias, **hyper
         )
-        assert_close(LOSSES[name](reduction="none")(logits, targets), want, TOLERANCE, "logits")
+        assert_close(
+            build(name, problem, {}, reduction="none")(logits, targets), want, TOLERANCE, "logits"
+        )
 
 
 def option_grid(name, soft):
@@ -275,6 +277,9 @@ def other_functions(problem):
     yield "zero_centroid", (W,), {}
     yield "ldam_margins", (counts,), {"max_margin": 0.4}
     yield "balanced_weights", (counts,), {"beta": 0.99}
+    yield "logit_adjusted", (q @ W.T, counts), {"tau": 1.3}
+    yield "logit_adjustment", (q, W, y), {"class_counts": counts, "similarity": "cosine"}
+    yield "vs_loss", (q, W, y), {"class_counts": counts, "bias": b, "tau": 0.6}
     yield "compactness", (q, m, y), {"radius": 0.3, "power": 1}
     yield "noise_alignment", (problem.noisy, m, y), {"radius": 0.3}
     yield "centroid_margin", (m, W, torch.arange(4)), {"bias": b, "margin": 1.0}

@@ -133,8 +133,9 @@ def test_a_common_shift_of_given_logits_costs_no_digits(name, soft):
     given = 3 * torch.randn(64, 10) + 1e4
     targets = torch.randn(64, 10).softmax(1) if soft else torch.arange(64) % 10
     near, far = given.clone().requires_grad_(), given.double().requires_grad_()
-    value = LOSSES[name](reduction="none")(near, targets)
-    want = LOSSES[name](reduction="none")(far, targets.double() if soft else targets)
+    own = ZOO[name].arguments(Sizes(*near.shape, 1))
+    value = LOSSES[name](*own, reduction="none")(near, targets)
+    want = LOSSES[name](*own, reduction="none")(far, targets.double() if soft else targets)
     torch.testing.assert_close(value, want.float(), rtol=1e-6, atol=4e-6)
     (got,), (slope,) = (
         torch.autograd.grad(values.sum(), leaf) for values, leaf in ((value, near), (want, far))

@@ -8,13 +8,14 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from oracles import cosine_family, others
+from oracles import cosine_family, others, softmax_family
 
 from contract.adapters import (
     by_class,
     center,
     class_counts,
     class_wise,
+    counted,
     gaussian_mixture,
     layer_margin,
     ldam,
@@ -191,6 +192,9 @@ ZOO = Zoo(
             arguments=classes_and_dim,
             settings=({}, {"learn_variances": True, "alpha": 1.0, "likelihood_weight": 0.5}),
         ),
+        "generalized_cross_entropy": Entry(
+            of_logits("generalized_cross_entropy"), settings=({}, {"q": 0.2}, {"q": 1.0})
+        ),
         "gm_softmax": Entry(
             of_features("gm_softmax"),
             settings=(
@@ -225,6 +229,14 @@ ZOO = Zoo(
             scale_free=True,
         ),
         "lm_softmax": Entry(of_features("lm_softmax"), settings=(GENTLE, {}), scale_free=True),
+        "logit_adjustment": Entry(
+            counted(softmax_family.logit_adjustment),
+            arguments=lambda sizes: (counts_of(sizes),),
+            settings=({}, {"tau": 1.7}),
+        ),
+        "logit_norm": Entry(
+            of_logits("logit_norm"), settings=({"temperature": 0.5}, {"temperature": 2.0}, {})
+        ),
         "lsoftmax": Entry(
             of_features("lsoftmax"),
             settings=({}, {"margin": 2}, {"margin": 3, "annealing": 5.0}, {"margin": 1}),
@@ -303,6 +315,10 @@ ZOO = Zoo(
             kind="prototypes",
             settings=({}, {"strength": 0.4}),
         ),
+        "symmetric_cross_entropy": Entry(
+            of_logits("symmetric_cross_entropy"),
+            settings=({}, {"alpha": 6.0, "beta": 0.1, "log_zero": -9.0}),
+        ),
         "unified_margin": Entry(
             by_class(of_features("unified_margin"), "m2", "m3"),
             settings=(
@@ -313,6 +329,11 @@ ZOO = Zoo(
                 GENTLE | {"m2": per_class(0.1, 0.9), "m3": per_class(0.5, 0.0)},
             ),
             scale_free=True,
+        ),
+        "vs_loss": Entry(
+            counted(softmax_family.vs_loss),
+            arguments=lambda sizes: (counts_of(sizes),),
+            settings=({}, {"gamma": 0.1, "tau": 1.7}),
         ),
         "zero_centroid": Entry(
             lambda a, labels, strength=1.0, normalize=True: (

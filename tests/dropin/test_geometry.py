@@ -14,6 +14,8 @@ from largemargin.ops.boundary import signed_boundary_distance
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "gaussian_mixture": (C, D),
     "ldam": ([10] * C,),
+    "logit_adjustment": ([10] * C,),
+    "vs_loss": ([10] * C,),
     "center": (C, D),
     "discriminative": (C, D),
     "robust_discriminative": (C, D),

@@ -34,6 +34,7 @@ LOSSES: dict[str, Callable[..., lm.Loss]] = {
     "cosface": lm.CosFace,
     "cross_entropy": lm.CrossEntropy,
     "focal": lm.Focal,
+    "generalized_cross_entropy": lm.GeneralizedCrossEntropy,
     "gm_softmax": lm.GMSoftmax,
     "kobayashi": lm.Kobayashi,
     "label_smoothing": lm.LabelSmoothing,
@@ -44,6 +45,7 @@ LOSSES: dict[str, Callable[..., lm.Loss]] = {
     "rival_divergence": lm.RivalDivergence,
     "sample_margin": lm.SampleMargin,
     "sphereface": lm.SphereFace,
+    "symmetric_cross_entropy": lm.SymmetricCrossEntropy,
     "unified_margin": lm.UnifiedMargin,
     "chunked": lambda **options: lm.Kobayashi(impl="chunked", **options),
     "dense": lambda **options: lm.CosFace(impl="dense", **options),
@@ -116,6 +118,12 @@ def check_losses() -> Iterator[str]:
     for num_classes in COUNTS:
         for name, build in LOSSES.items():
             yield from compare(f"{name}, C={num_classes}", build(sync=True), num_classes)
+        counts = torch.arange(1, num_classes + 1)
+        adjusted = lm.LogitAdjustment(counts, tau=1.5, sync=True).double()
+        bias = normal(2, num_classes)
+        yield from compare(f"adjusted, C={num_classes}", adjusted, num_classes, bias=bias)
+        beside_margin = lm.ArcFace(margin=0.3, scale=8.0, prior=counts, sync=True).double()
+        yield from compare(f"prior, C={num_classes}", beside_margin, num_classes)
 
 
 def check_similarities() -> Iterator[str]:

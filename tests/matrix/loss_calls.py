@@ -14,8 +14,10 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "discriminative": (CLASSES, DIM),
     "gaussian_mixture": (CLASSES, DIM),
     "ldam": ([50, 20, 10, 5, 2],),
+    "logit_adjustment": ([50, 20, 10, 5, 2],),
     "robust_discriminative": (CLASSES, DIM),
     "stable_discriminative": (CLASSES, DIM),
+    "vs_loss": ([50, 20, 10, 5, 2],),
 }
 # The defaults of SphereFace and L-Softmax are fine too; a small scale keeps float32 comparisons
 # away from saturated exponentials, where every implementation agrees for free.
@@ -24,6 +26,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     for name in ("arcface", "cosface", "gm_softmax", "ldam", "lm_softmax", "normface")
 } | {
     "gaussian_mixture": {"learn_variances": True},
+    "logit_norm": {"temperature": 0.5},
     "unified_margin": {"m1": 1.2, "m2": 0.2, "m3": 0.1, "scale": 8.0},
 }
 

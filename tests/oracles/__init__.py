@@ -29,6 +29,9 @@ LOGIT_ORACLES = {
     "biased_softmax": softmax_family.biased_softmax,
     "soft_hinge": softmax_family.soft_hinge,
     "focal": softmax_family.focal,
+    "generalized_cross_entropy": softmax_family.generalized_cross_entropy,
+    "logit_norm": softmax_family.logit_norm,
+    "symmetric_cross_entropy": softmax_family.symmetric_cross_entropy,
 }
 
 # Losses that need (features, prototypes, labels); prototypes are centers or means in two of them.
@@ -56,6 +59,9 @@ OTHER_ORACLES = {
     "class_stats_from_logits": stats.class_stats_from_logits,
     "normalize": stats.normalize,
     "safe_norm": stats.safe_norm,
+    "logit_adjustment": softmax_family.logit_adjustment,
+    "logit_adjusted": softmax_family.logit_adjusted,
+    "vs_loss": softmax_family.vs_loss,
     "implicit_bias": softmax_family.implicit_bias,
     "sphereface_psi": cosine_family.sphereface_psi,
     "zero_centroid": cosine_family.zero_centroid,

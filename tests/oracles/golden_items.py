@@ -273,6 +273,28 @@ def focal_item(x, p, at):
     return with_mean("value", losses)
 
 
+def counted_item(oracle, **names):
+    """A loss of the class counts; "adjusted" are the logits of the post-hoc form."""
+
+    def outputs(x, p, at):
+        settings = {"class_counts": x["counts"], **renamed(p, names)}
+        found = with_mean("value", oracle(x["f"], x["y"], **settings))
+        tau = {"tau": p["tau"]} if "tau" in p else {}
+        return found | {"adjusted": softmax_family.logit_adjusted(x["f"], x["counts"], **tau)}
+
+    return outputs
+
+
+def prior_item(x, p, at):
+    """A cosine margin beside a prior: the target's cosine is lowered, then the prior added."""
+    settings = {"similarity": "cosine", "scale": p["s"]}
+    logits = stats.similarity_logits(x["q"], x["W"], **settings)
+    for row, y in zip(logits, x["y"], strict=True):
+        row[y] -= p["s"] * p["m"]
+    losses = softmax_family.logit_adjustment(logits, x["y"], class_counts=x["counts"])
+    return with_mean("value", losses)
+
+
 def distribution_item(x, p, at):
     losses = others.margin_distribution(x["gamma"], **p)
     return {"value": mean(losses), "per_sample": losses}
@@ -363,7 +385,15 @@ ITEMS = {
     "BAS-CENTER": center_item,
     "BAS-ELSAYED": layer_margin_item,
     "BAS-FOCAL": focal_item,
+    "BAS-GCE": logit_item(softmax_family.generalized_cross_entropy, q="q"),
     "BAS-LDAM": ldam_item,
+    "BAS-LOGITADJ": counted_item(softmax_family.logit_adjustment, tau="tau"),
+    "BAS-LOGITNORM": logit_item(softmax_family.logit_norm, tau="temperature"),
+    "BAS-PRIOR": prior_item,
+    "BAS-SCE": logit_item(
+        softmax_family.symmetric_cross_entropy, alpha="alpha", beta="beta", A="log_zero"
+    ),
+    "BAS-VS": counted_item(softmax_family.vs_loss, gamma="gamma", tau="tau"),
     "BAS-LGM": mixture_item,
     "BAS-LSOFTMAX": cosine_item(others.lsoftmax, m="margin", lam="annealing"),
 }

@@ -1,4 +1,4 @@
-"""Losses on plain logits: softmax, Kobayashi's margin view, hinges, smoothing, focal.
+"""Losses on plain logits: softmax, Kobayashi's margin view, hinges, smoothing, focal, priors.
 
 Every function takes (logits, labels) or (features, prototypes, labels) and the keywords ``bias``,
 ``similarity``, ``scale``; hard labels (N,) or soft targets (N, C). It returns (N,) unreduced.
@@ -6,6 +6,8 @@ LMS is Kobayashi, "Large Margin In Softmax Cross-Entropy Loss", BMVC 2019.
 """
 
 import math
+
+import numpy as np
 
 from oracles.options import of_class, per_sample
 from oracles.stats import (
@@ -167,5 +169,78 @@ def focal(*inputs, gamma=2.0, alpha=None, **head):
         u = rest_logit(logits[n], y) - float(logits[n, y])
         factor = 1.0 if alpha is None else of_class(alpha, y)
         return factor * math.exp(-gamma * softplus(-u)) * softplus(u)
+
+    return per_sample(loss_of_class, labels)
+
+
+def class_shares(class_counts):
+    total = math.fsum(float(n) for n in class_counts)
+    return [float(n) / total for n in class_counts]
+
+
+def logit_adjustment(*inputs, class_counts, tau=1.0, **head):
+    """BAS-LOGITADJ, Menon et al. 2021 (10): LSE_j (f_j + tau log pi_j) - (f_y + tau log pi_y)."""
+    return vs_loss(*inputs, class_counts=class_counts, gamma=0.0, tau=tau, **head)
+
+
+def balanced_softmax(*inputs, class_counts, **head):
+    """Ren et al. 2020 (4): -log(n_y e^{f_y} / sum_j n_j e^{f_j})."""
+    logits, labels = logits_and_labels(inputs, **head)
+
+    def loss_of_class(n, y):
+        top = max(logits[n])
+        masses = [c * math.exp(f - top) for c, f in zip(class_counts, logits[n], strict=True)]
+        return -math.log(masses[y] / math.fsum(masses))
+
+    return per_sample(loss_of_class, labels)
+
+
+def logit_adjusted(logits, class_counts, *, tau=1.0):
+    """Menon et al. 2021 (9): f_j - tau log pi_j."""
+    shares = class_shares(class_counts)
+    return np.array(
+        [[f - tau * math.log(p) for f, p in zip(r, shares, strict=True)] for r in logits]
+    )
+
+
+def vs_loss(*inputs, class_counts, gamma=0.3, tau=1.0, **head):
+    """BAS-VS, Kini et al. 2021 (2): Delta_j = (n_j / n_max)^gamma, iota_j = tau log pi_j."""
+    logits, labels = logits_and_labels(inputs, **head)
+    largest = float(max(class_counts))
+    delta = [(float(n) / largest) ** gamma for n in class_counts]
+    iota = [tau * math.log(p) for p in class_shares(class_counts)]
+
+    def loss_of_class(n, y):
+        row = [d * f + i for d, f, i in zip(delta, logits[n], iota, strict=True)]
+        return softmax_loss(row, y)
+
+    return per_sample(loss_of_class, labels)
+
+
+def generalized_cross_entropy(*inputs, q=0.7, **head):
+    """BAS-GCE, Zhang & Sabuncu 2018 (6): (1 - p_y^q) / q."""
+    logits, labels = logits_and_labels(inputs, **head)
+    return per_sample(lambda n, y: -math.expm1(-q * softmax_loss(logits[n], y)) / q, labels)
+
+
+def symmetric_cross_entropy(*inputs, alpha=0.1, beta=1.0, log_zero=-4.0, **head):
+    """BAS-SCE, Wang et al. 2019 (7): alpha CE - beta sum_k p_k log t_k, where log 0 = A."""
+    logits, labels = logits_and_labels(inputs, **head)
+
+    def loss_of_class(n, y):
+        whole = log_sum_exp(logits[n])
+        others_mass = math.fsum(math.exp(float(f) - whole) for f in others(logits[n], y))
+        return alpha * softmax_loss(logits[n], y) - beta * log_zero * others_mass
+
+    return per_sample(loss_of_class, labels)
+
+
+def logit_norm(*inputs, temperature=0.04, **head):
+    """BAS-LOGITNORM, Wei et al. 2022 (5): cross entropy of f / (tau (|f| + 1e-7))."""
+    logits, labels = logits_and_labels(inputs, **head)
+
+    def loss_of_class(n, y):
+        length = math.sqrt(math.fsum(float(f) ** 2 for f in logits[n])) + 1e-7
+        return softmax_loss([float(f) / (temperature * length) for f in logits[n]], y)
 
     return per_sample(loss_of_class, labels)

@@ -20,6 +20,11 @@ LOGIT_LOSSES = {
     "max_softplus": lambda p: {"margin": 5 * p.margins},
     "dense_hinge": lambda p: {"margin": 5 * p.margins},
     "soft_hinge": lambda p: {},
+    "generalized_cross_entropy": lambda p: {"q": 0.4},
+    "symmetric_cross_entropy": lambda p: {"alpha": 0.5},
+    "logit_norm": lambda p: {"temperature": 0.5},
+    "logit_adjustment": lambda p: {"class_counts": 0.1 + p.margins, "tau": 0.8},
+    "vs_loss": lambda p: {"class_counts": 0.1 + p.margins, "gamma": 0.4},
 }
 COSINE_LOSSES = {
     "normface": lambda p, s: {"scale": s},

@@ -58,6 +58,20 @@ from largemargin.losses.label_smoothing import LabelSmoothing, label_smoothing
 from largemargin.losses.layer_margin import LayerMargin, layer_margin
 from largemargin.losses.ldam import LDAM
 from largemargin.losses.lm_softmax import LMSoftmax, lm_softmax
+from largemargin.losses.logit_adjustment import (
+    LogitAdjustment,
+    VSLoss,
+    logit_adjusted,
+    logit_adjustment,
+    vs_loss,
+)
+from largemargin.losses.logit_norm import LogitNorm, logit_norm
+from largemargin.losses.noisy_labels import (
+    GeneralizedCrossEntropy,
+    SymmetricCrossEntropy,
+    generalized_cross_entropy,
+    symmetric_cross_entropy,
+)
 from largemargin.losses.normface import NormFace, normface
 from largemargin.losses.prototype_penalties import (
     SuperSymmetry,

@@ -56,7 +56,7 @@ class CenterLoss(Loss):
     }
     needs: ClassVar[tuple[str, ...]] = ("features", "labels")
     refuses: ClassVar[dict[str, str]] = {
-        name: ClassWise.refuses[name] for name in ("soft_targets", "label_smoothing")
+        name: ClassWise.refuses[name] for name in ("prior", "soft_targets", "label_smoothing")
     } | {"class_margin": "it has no margin.", "chunked": "it needs no (N, C) logits."}
     defaults: ClassVar[dict[str, Any]] = {"reduction": "sum", "sync": True}
     centers: Tensor

@@ -7,27 +7,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_inputs, check_logits
 from largemargin.losses.base.loss import LogitLoss, LossOptions
 from largemargin.losses.base.setting_ranges import Dimension, Limits, Range
 from largemargin.losses.base.terms import (
     LogitOptions,
     at_target,
-    check_form,
     check_setting,
     class_count,
     over_targets,
     require,
     stats_of,
+    whole_logits,
+    with_prior,
 )
-from largemargin.ops.norms import promote
-from largemargin.ops.shards import refuse_sharded
-from largemargin.ops.similarity import similarity_logits
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 _DENSE = "it looks at every rival's logit by itself, so the (N, C) logits must exist."
-
-_FORM: dict[str, Any] = {"bias": None, "similarity": "dot", "scale": 1.0}
 
 
 class MaxHinge(LogitLoss):
@@ -214,24 +209,10 @@ def _logits(
     relative: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The (N, C) logits, ``relative`` where only differences count, and the labels."""
-    checked = options.get("checked", False)
-    if not checked:
-        check_form(options)
-    refuse_sharded(prototypes, name, _DENSE)
-    if (impl := options.get("impl")) in ("chunked", "triton"):
-        raise LargeMarginError(
-            f'{name} cannot be computed with impl="{impl}": {_DENSE} Pass impl="auto".'
-        )
-    checks = {key: options[key] for key in ("validate", "check_finite") if key in options}
-    if labels is None:
-        if not checked:
-            check_logits(features, prototypes, **checks)
-        return promote(features), prototypes
-    if not checked:
-        check_inputs(features, prototypes, labels, bias=options.get("bias"), **checks)
-    form = {key: options.get(key, default) for key, default in _FORM.items()}
-    form |= {"precision": options.get("precision"), "relative": relative}
-    return similarity_logits(features, prototypes, checked=True, **form), labels
+    logits, labels = whole_logits(
+        features, prototypes, labels, options, name, _DENSE, relative=relative
+    )
+    return with_prior(logits, options), labels
 
 
 def _at_target(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from largemargin.tracing import exporting
 
 _ONE_PASS = "each class as the target would take a backward pass of its own."
 REFUSES = {
+    "prior": "the margin is a distance to where the classifier that predicts changes its mind.",
     "soft_targets": _ONE_PASS,
     "label_smoothing": _ONE_PASS,
     "class_margin": "the margin is a distance in input space, one for all classes.",

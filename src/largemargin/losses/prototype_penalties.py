@@ -18,6 +18,7 @@ _ONE_VALUE = "the penalty is one number for the whole prototype matrix, without 
 _ALL = "it is about all class vectors together."
 _NOT_PER_SAMPLE = {
     "weight": _ONE_VALUE,
+    "prior": "it has no logits.",
     "sample_weight": _ONE_VALUE,
     "ignore_index": _ONE_VALUE,
     "soft_targets": _ONE_VALUE,

@@ -30,6 +30,7 @@ class SampleMargin(Loss):
 
     key: ClassVar[str] = "sample_margin"
     is_penalty: ClassVar[bool] = True
+    refuses: ClassVar[dict[str, str]] = {"prior": "its margins are cosines, not logits."}
     reads_head_logits: ClassVar[bool] = True
     widens_margins: ClassVar[bool] = True
 

@@ -42,6 +42,7 @@ class Stability(Loss):
     needs: ClassVar[tuple[str, ...]] = ("features", "noisy")
     refuses: ClassVar[dict[str, str]] = {
         "weight": _NO_LABELS,
+        "prior": "it has no logits.",
         "ignore_index": _NO_LABELS,
         "soft_targets": _NO_LABELS,
         "label_smoothing": _NO_LABELS,

@@ -5,7 +5,13 @@ from typing import Literal, NamedTuple, TypeAlias, TypedDict
 import torch
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_choice, check_inputs, check_logits
+from largemargin.errors import (
+    LargeMarginError,
+    check_choice,
+    check_inputs,
+    check_length,
+    check_logits,
+)
 from largemargin.ops.chunked import chunked_stats
 from largemargin.ops.dense import dense_limit
 from largemargin.ops.eager_gradients import (
@@ -17,7 +23,7 @@ from largemargin.ops.eager_gradients import (
 from largemargin.ops.matmul import Precision, resolve_precision, without_autocast
 from largemargin.ops.norms import promote
 from largemargin.ops.sharded import sharded_stats
-from largemargin.ops.shards import is_shared
+from largemargin.ops.shards import cut_like, is_shared
 from largemargin.ops.similarity import (
     SIMILARITIES,
     HeadLogits,
@@ -39,6 +45,7 @@ class ComputeOptions(TypedDict, total=False):
     """How a loss is computed, never what it means; every loss passes these on to the operator."""
 
     made: HeadLogits | None
+    log_prior: Tensor | None
     impl: Impl
     precision: Precision | None
     validate: bool | None
@@ -76,6 +83,7 @@ def class_stats(
     check_finite: bool = False,
     checked: bool = False,
     made: HeadLogits | None = None,
+    log_prior: Tensor | None = None,
     relative: bool = False,
 ) -> ClassStats:
     r"""Statistics of the logits :math:`l_j = s(\mathrm{sim}(q, W_j) + b_j)` around class y.
@@ -117,6 +125,8 @@ def class_stats(
         checked: the caller has checked all arguments, as the modules do; they are not checked
             again.
         made: logits that a head has made of these features and prototypes; taken where they fit.
+        log_prior: (C,) numbers a. The statistics are then those of :math:`l_j + a_j - a_y`: the
+            target stays :math:`l_y`, so that margins on its similarity keep their meaning.
         relative: leave out of distances what all statistics of a sample have in common, for losses
             made of differences: of features far from 0 it would round them away.
 
@@ -133,6 +143,29 @@ def class_stats(
         check_inputs(
             features, prototypes, labels, bias=bias, validate=validate, check_finite=check_finite
         )
+    if log_prior is not None:
+        check_length("log_prior", log_prior, prototypes.shape[0], "one number per class")
+        shift = cut_like(prototypes, log_prior / scale)
+        shifted = shift if bias is None else bias + shift
+        if made is not None:
+            fits = made.times(similarity, scale, bias) == 1
+            made = made._replace(logits=made.logits + log_prior, bias=shifted) if fits else None
+        stats = class_stats(
+            features,
+            prototypes,
+            labels,
+            bias=shifted,
+            similarity=similarity,
+            scale=scale,
+            want=want,
+            impl=impl,
+            precision=precision,
+            validate=validate,
+            checked=True,
+            made=made,
+            relative=relative,
+        )
+        return _less(stats, log_prior, labels)
     if is_shared(prototypes):
         found = sharded_stats(
             class_stats,
@@ -178,6 +211,16 @@ def class_stats(
             return ClassStats(*logit_stats(dense_logits(form), labels, want))
         kernel = tile_stats if impl == "triton" else chunked_stats
         return ClassStats(*kernel(form, labels, want))
+
+
+def _less(stats: ClassStats, log_prior: Tensor, labels: Tensor) -> ClassStats:
+    """Statistics relative to the own class's entry of the prior."""
+    own = log_prior
+    if labels.dim() == 1:
+        own = log_prior[labels.long().clamp(0, len(log_prior) - 1)]
+    index, stats = stats.rival_index, stats._replace(rival_index=None)
+    relative = ClassStats(*(None if each is None else each - own for each in stats))
+    return relative._replace(rival_index=index)
 
 
 def _two_stats(

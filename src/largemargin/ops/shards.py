@@ -104,6 +104,24 @@ def class_range(num_classes: int, processes: int, rank: int) -> tuple[int, int]:
     return min(each, num_classes - first), first
 
 
+def cut_like(prototypes: Any, values: Tensor) -> Tensor:
+    """One number per class that every process knows, cut as the class vectors are."""
+    if not is_sharded(prototypes):
+        return values
+    from torch.distributed.tensor import DTensor
+
+    mesh = prototypes.device_mesh
+    count, first = class_range(len(values), mesh.size(), mesh.get_local_rank())
+    return DTensor.from_local(
+        values[first : first + count],
+        mesh,
+        prototypes.placements,
+        run_check=False,
+        shape=values.shape,
+        stride=values.stride(),
+    )
+
+
 class Joined(NamedTuple):
     """The batches of all processes, in the order of their ranks."""
 

@@ -18,19 +18,19 @@ def refuse_mapping(class_counts: object) -> None:
         )
 
 
-def _counts(class_counts: Sequence[int] | Tensor) -> Tensor:
+def check_counts(class_counts: Sequence[float] | Tensor, name: str = "class_counts") -> Tensor:
+    """Counts as a float64 vector; without samples a class has no weight, margin or prior."""
     refuse_mapping(class_counts)
-    counts = torch.as_tensor(class_counts).double()
+    counts = torch.as_tensor(class_counts).detach().double()
     if counts.dim() != 1 or counts.numel() < 2:
         raise LargeMarginError(
-            f"class_counts must be a vector of at least 2 counts, but its shape is "
-            f"{tuple(counts.shape)}."
+            f"{name} must be a vector of at least 2 counts, but its shape is {tuple(counts.shape)}."
         )
     bad = ~((counts > 0) & torch.isfinite(counts))
     if bool(bad.any()):
         row = int(bad.int().argmax())
         raise LargeMarginError(
-            f"class_counts must be positive, but class {row} has {counts[row].item():g}. Give the "
+            f"{name} must be positive, but class {row} has {counts[row].item():g}. Give the "
             "number of training samples of every class; drop classes that have none."
         )
     return counts
@@ -59,7 +59,7 @@ def ldam_margins(
             "class from it. Leave class_counts out to set the margins yourself."
         )
     check_number("max_margin", max_margin, above=0)
-    counts = _counts(class_counts)
+    counts = check_counts(class_counts)
     return (max_margin * (counts.min() / counts) ** 0.25).to(dtype or torch.get_default_dtype())
 
 
@@ -68,14 +68,16 @@ def balanced_weights(
 ) -> Tensor:
     r"""Class-balanced weights :math:`w_j \propto (1-\beta)/(1-\beta^{n_j})`, summing to C.
 
-    The inverse of the effective number of samples; deferred re-weighting (LDAM-DRW) switches to
-    them late in training. ``beta`` 0.9999 as in the original; 0 gives equal weights.
+    The inverse of the effective number of samples (Cui et al. 2019), for any loss:
+    ``weight=balanced_weights(counts)``. Deferred re-weighting (LDAM-DRW) switches to them late in
+    training. ``beta`` 0.9999 as in the original; 0 gives equal weights, 1 - 1e-9 all but the
+    inverse counts.
 
     Example:
         >>> balanced_weights([1, 3], beta=0.5)
         tensor([1.2727, 0.7273])
     """
     check_number("beta", beta, at_least=0, below=1)
-    counts = _counts(class_counts)
+    counts = check_counts(class_counts)
     weights = (1 - beta) / (1 - beta**counts)
     return (weights * (counts.numel() / weights.sum())).to(dtype or torch.get_default_dtype())

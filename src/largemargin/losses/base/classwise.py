@@ -90,6 +90,7 @@ class ClassWise(Loss):
     is_penalty: ClassVar[bool] = True
 
     refuses: ClassVar[dict[str, str]] = {
+        "prior": "it has no logits.",
         "soft_targets": _NO_SOFT,
         "label_smoothing": _NO_SOFT,
         "sample_weight": "a class mean of weighted samples is another centroid than the paper's.",

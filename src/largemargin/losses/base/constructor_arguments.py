@@ -31,6 +31,8 @@ CALLED: dict[str, tuple[str, ...]] = {
     "label_smoothing": ("smoothing", "label_smooth", "smooth", "epsilon", "eps"),
     "reduction": ("reduce", "size_average", "reducer"),
     "ignore_index": ("ignore_label", "ignore", "ignored_index"),
+    "prior": ("priors", "class_prior", "cls_prior", "log_prior", "base_probs"),
+    "temperature": ("t", "temp", "tau"),
     "strength": ("lam", "lambda_", "lambd", "reg", "reg_lambda", "coef"),
     "num_classes": ("n_classes", "num_class", "class_num", "classnum", "out_features"),
     "dim": ("embedding_size", "embedding_dim", "feat_dim", "feature_dim", "in_features"),
@@ -58,9 +60,12 @@ ELSEWHERE: dict[str, str] = {
         ("weight_regularizer", "embedding_regularizer", "regularizer"),
         "Losses add up: {loss}(...) + 0.5 * lm.SampleMargin().",
     ),
-    **dict.fromkeys(("temperature", "tau"), "A temperature is 1 / scale."),
+    **dict.fromkeys(
+        ("temperature", "tau"), "A temperature is 1 / scale; that of a prior is counts**tau."
+    ),
     "easy_margin": 'Of ArcFace that is mode="easy".',
-    "class_counts": "Weights from counts: weight=lm.functional.balanced_weights(counts).",
+    "class_counts": "Of counts are made weight=lm.functional.balanced_weights(counts), a factor of "
+    "the loss, and prior=counts, a shift of the logits.",
 }
 """What is no argument of a loss, and where it goes."""
 
@@ -83,8 +88,7 @@ def arguments_of(kind: type[Any]) -> dict[str, inspect.Parameter]:
                 found.setdefault(each.name, each)
         if all(each.kind is not each.VAR_KEYWORD for each in own):
             break
-    refused: Mapping[str, str] = getattr(kind, "refuses", {})
-    return {name: each for name, each in found.items() if name not in refused}
+    return {name: each for name, each in found.items() if name not in _refused(kind)}
 
 
 SAID: dict[str, type] = {"scale": float, "weight": Tensor}
@@ -177,7 +181,7 @@ def _meant(name: str, known: Mapping[str, Any], kind: type[Any]) -> str:
     for each in meant:
         if each in known:
             return f"{name} is called {each} here."
-    refused: Mapping[str, str] = getattr(kind, "refuses", {})
+    refused = _refused(kind)
     for each in (name, *meant):
         if each in refused:
             return f"It does not support {each}: {refused[each]}"
@@ -222,7 +226,11 @@ def _parameters(module: nn.Module, base: type[nn.Module]) -> dict[str, inspect.P
         for name, parameter in inspect.signature(cls.__init__).parameters.items():
             if name != "self" and parameter.kind is not parameter.VAR_KEYWORD:
                 parameters.setdefault(name, parameter)
-    return parameters
+    return {name: each for name, each in parameters.items() if name not in _refused(type(module))}
+
+
+def _refused(kind: type[Any]) -> Mapping[str, str]:
+    return getattr(kind, "refuses", {})
 
 
 def _literal(value: object) -> str:

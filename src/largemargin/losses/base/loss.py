@@ -41,7 +41,7 @@ from largemargin.errors import (
 )
 from largemargin.heads.centroid_bank import exact_buffers
 from largemargin.heads.head_spec import HeadSpec
-from largemargin.losses.base.class_counts import ldam_margins
+from largemargin.losses.base.class_counts import check_counts, ldam_margins
 from largemargin.losses.base.constructor_arguments import (
     check_call,
     constructor_repr,
@@ -70,6 +70,7 @@ class LossOptions(TypedDict, total=False):
     """Keyword options of every loss; :class:`largemargin.Loss` says what they mean."""
 
     weight: Tensor | Sequence[float] | None
+    prior: Tensor | Sequence[float] | None
     ignore_index: int | None
     label_smoothing: float
     reduction: Reduction
@@ -143,6 +144,9 @@ class Loss(Summand, nn.Module):
         weight: (C,) class weights. Hard labels: the mean is
             :math:`\sum w_{y_n}\ell_n / \sum w_{y_n}`; soft targets: the weights multiply the
             targets and the mean divides by N. These are torch's rules.
+        prior: (C,) training samples of each class, or their shares :math:`\pi`: the loss is that of
+            :math:`l_j + \log\pi_j` (logit adjustment, also beside a margin; for another tau pass
+            ``counts**tau``). The head predicts without it. See :class:`LogitAdjustment`.
         ignore_index: rows with this label contribute nothing, to no value, gradient, count or
             denominator. Default -100, as in torch; None ignores nothing.
         label_smoothing: :math:`\epsilon \in [0, 1]`; targets become
@@ -223,6 +227,7 @@ class Loss(Summand, nn.Module):
     """The pure function, (N,) values of ``(*inputs, targets)``; every loss defines it."""
 
     weight: Tensor | None
+    prior: Tensor | None
     class_margins: Tensor | None
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -241,6 +246,7 @@ class Loss(Summand, nn.Module):
         self,
         *,
         weight: Tensor | Sequence[float] | None = None,
+        prior: Tensor | Sequence[float] | None = None,
         ignore_index: int | None = -100,
         label_smoothing: float = 0.0,
         reduction: Reduction = "mean",
@@ -261,6 +267,7 @@ class Loss(Summand, nn.Module):
         check_number("label_smoothing", label_smoothing, at_least=0, at_most=1)
         ignore_index = whole_number("ignore_index", ignore_index)
         self._refuse("weight", weight is not None)
+        self._refuse("prior", prior is not None)
         self._refuse("label_smoothing", label_smoothing > 0)
         self._refuse("ignore_index", ignore_index not in (-100, None))
         self._refuse("reduction", reduction != "mean")
@@ -269,6 +276,7 @@ class Loss(Summand, nn.Module):
         if weights is not None:
             check_weights("weight", weights, validate)
         self.register_buffer("weight", weights)
+        self._keep_prior(prior)
         self.ignore_index = ignore_index
         self.label_smoothing = label_smoothing
         self.reduction = reduction
@@ -347,6 +355,8 @@ class Loss(Summand, nn.Module):
             inputs, labels, ignored = self._drop_ignored(inputs, labels, num_classes, made)
         if self.check_finite:
             check_all_finite(**self._named(inputs), bias=bias)
+        if self.prior is not None:
+            check_length("prior", self.prior, num_classes, "one number per class")
         targets = labels
         if self.label_smoothing or self.weight is not None:
             targets = self._targets(labels, num_classes, inputs[0])
@@ -381,7 +391,12 @@ class Loss(Summand, nn.Module):
         self._refuse("soft_targets", soft)
         named = self._named(inputs)
         check_same_device(
-            **named, labels=labels, bias=bias, sample_weight=sample_weight, weight=self.weight
+            **named,
+            labels=labels,
+            bias=bias,
+            sample_weight=sample_weight,
+            weight=self.weight,
+            prior=self.prior,
         )
         first = next(iter(named))
         if len(inputs) == 1:
@@ -542,6 +557,11 @@ class Loss(Summand, nn.Module):
         else:
             setattr(self, name, value)
 
+    def _keep_prior(self, prior: Tensor | Sequence[float] | None) -> None:
+        dtype = torch.get_default_dtype()
+        counts = None if prior is None else check_counts(prior, "prior").to(dtype, copy=True)
+        self.register_buffer("prior", counts)
+
     def _count_margins(
         self, class_counts: Sequence[int] | Tensor | None, largest: float | Tensor
     ) -> None:
@@ -597,10 +617,17 @@ class Loss(Summand, nn.Module):
         """What the margin leaves of the cosine of a feature on its prototype: psi(0)."""
         return 1.0
 
+    def log_prior(self) -> Tensor:
+        """What a prior adds to the logits, (C,)."""
+        prior = require(self.prior)
+        return torch.log(prior / prior.sum())
+
     @property
     def how(self) -> ComputeOptions:
         """The options a pure function passes on to the operator; the module checks the inputs."""
+        prior: ComputeOptions = {} if self.prior is None else {"log_prior": self.log_prior()}
         return {
+            **prior,
             "impl": self.impl,
             "precision": self.precision,
             "validate": self.validate,

@@ -32,9 +32,12 @@ from largemargin.ops.dense import dense_limit
 from largemargin.ops.eager_gradients import cosine_logits
 from largemargin.ops.matmul import PRECISIONS, resolve_precision
 from largemargin.ops.norms import promote
-from largemargin.ops.shards import is_shared
+from largemargin.ops.shards import is_shared, refuse_sharded
 from largemargin.ops.similarity import SIMILARITIES, check_scale, similarity_logits
 from largemargin.tracing import plain_eager, values_are_checked
+
+HOW_MADE = ("bias", "similarity", "scale", "precision")
+"""Options of ``similarity_logits``."""
 
 
 class LogitOptions(ComputeOptions, total=False):
@@ -67,10 +70,11 @@ def stats_of(
             f'impl="{impl}" was asked for, but logits were given, so the (N, C) matrix exists '
             "already. Pass (features, prototypes, labels) to avoid it."
         )
+    log_prior, scale = options.get("log_prior"), options.get("scale", 1.0)
     stats = stats_from_logits(
-        features,
+        features if log_prior is None else _adjusted(promote(features), log_prior / scale),
         prototypes,
-        options.get("scale", 1.0),
+        scale,
         want,
         relative=True,
         validate=options.get("validate"),
@@ -78,6 +82,47 @@ def stats_of(
         checked=checked,
     )
     return stats, prototypes
+
+
+def with_prior(logits: Tensor, options: LogitOptions) -> Tensor:
+    """Logits of a loss that makes no statistics of them, adjusted by the prior if there is one."""
+    log_prior = options.get("log_prior")
+    return logits if log_prior is None else logits + log_prior
+
+
+def _adjusted(logits: Tensor, log_prior: Tensor) -> Tensor:
+    """Logits with a prior, less one number per sample: at 1e4 the prior would be rounded away."""
+    return logits - torch.nan_to_num(logits.detach().amax(1, keepdim=True)) + log_prior
+
+
+def whole_logits(
+    features: Tensor,
+    prototypes: Tensor,
+    labels: Tensor | None,
+    options: LogitOptions,
+    name: str,
+    reason: str,
+    *,
+    relative: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The (N, C) logits and the labels of either call form, for a loss that no statistics serve."""
+    checked = options.get("checked", False)
+    if not checked:
+        check_form(options)
+    refuse_sharded(prototypes, name, reason)
+    if (impl := options.get("impl")) in ("chunked", "triton"):
+        raise LargeMarginError(
+            f'{name} cannot be computed with impl="{impl}": {reason} Pass impl="auto".'
+        )
+    if labels is None:
+        if not checked:
+            check_logits(features, prototypes, **_value_checks(options))
+        return promote(features), prototypes
+    if not checked:
+        bias = options.get("bias")
+        check_inputs(features, prototypes, labels, bias=bias, **_value_checks(options))
+    named: Any = {key: value for key, value in options.items() if key in HOW_MADE}
+    return similarity_logits(features, prototypes, checked=True, relative=relative, **named), labels
 
 
 def eager_logits(
@@ -101,6 +146,8 @@ def eager_logits(
             check_logits(features, hard, **_value_checks(options))
         plain = isinstance(scale, (float, int)) and scale == 1
         logits = promote(features) if plain else promote(features) * scale
+    if (log_prior := options.get("log_prior")) is not None:
+        logits = _adjusted(logits, log_prior)
     return logits, hard.long(), hard.is_cpu if validate is None else validate
 
 
