@@ -10,6 +10,7 @@ from largemargin.app.cli.open_run import (
     ChosenImages,
     OpenRun,
     add_data,
+    add_flips,
     add_ood,
     add_run,
     add_temperature,
@@ -46,6 +47,7 @@ Examples:
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.usage = "largemargin evaluate RUN [options]"
     add_run(parser)
+    add_flips(parser)
     add_ood(parser)
     parser.add_argument(
         "-o", "--out", type=str, help="JSON file; default evaluation.json in the run, or beside it"

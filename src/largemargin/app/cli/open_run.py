@@ -22,6 +22,7 @@ from largemargin.app.config import DataConfig
 from largemargin.app.data.load import Data, load_data
 from largemargin.app.data.samples import Samples
 from largemargin.app.data.sources import SOURCES
+from largemargin.app.models.build import with_flips
 from largemargin.app.training.processes import pick_device
 from largemargin.app.training.runs import Run, load_record
 from largemargin.errors import LargeMarginError
@@ -49,6 +50,7 @@ class OpenRun:
     channels: int
     size: tuple[int, int]
     stretch: bool
+    flips: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,15 @@ def add_run(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument("run", type=str, metavar="RUN", help="folder that largemargin train made")
     parser.add_argument("--which", default="best", type=str, help="model to take: best or last")
     parser.add_argument("--device", default="auto", type=str, help="auto, cpu, cuda or cuda:1")
+
+
+def add_flips(parser: jsonargparse.ArgumentParser) -> None:
+    """Test-time augmentation."""
+    parser.add_argument(
+        "--flips",
+        action="store_true",
+        help="average the features of every image and its mirror image, which takes twice as long",
+    )
 
 
 def add_data(parser: jsonargparse.ArgumentParser) -> None:
@@ -135,14 +146,17 @@ def open_run(options: Any) -> OpenRun:
     run = Run.open(options.run)
     device = pick_device(options.device)
     facts = run.facts
+    flips = bool(options.get("flips"))
+    model = run.model(options.which).to(device)
     return OpenRun(
         run=run,
-        model=run.model(options.which).to(device),
+        model=with_flips(model) if flips else model,
         device=device,
         classes=tuple(facts["classes"]),
         channels=facts["channels"],
         size=(facts["size"][0], facts["size"][1]),
         stretch=facts["name"] in STRETCHED,
+        flips=flips,
     )
 
 
@@ -175,12 +189,10 @@ def _own(options: Any, opened: OpenRun) -> ChosenImages:
     # Re-identification is tested by its queries: what the classes are tested on is secondary.
     order = ("test", "validation", *(() if data.query is None else ("train",)))
     samples, split = _split(data, options.split, order)
-    usual = options.which == "best" and (
-        options.split == "auto" or split == _split(data, "auto", order)[1]
-    )
-    return ChosenImages(
-        data, samples, Origin(split, data.name, config.path, True, options.which, usual)
-    )
+    asked = options.split == "auto" or split == _split(data, "auto", order)[1]
+    usual = asked and options.which == "best" and not opened.flips
+    origin = Origin(split, data.name, config.path, True, options.which, usual, opened.flips)
+    return ChosenImages(data, samples, origin)
 
 
 def _other(options: Any, opened: OpenRun) -> ChosenImages:
@@ -190,9 +202,8 @@ def _other(options: Any, opened: OpenRun) -> ChosenImages:
     data = load_data(config)
     samples, split = _split(data, options.split, ("test", "validation", "train"))
     samples = _relabelled(for_model(samples, opened), data.classes, opened.classes)
-    return ChosenImages(
-        data, samples, Origin(split, data.name, config.path, False, options.which, False)
-    )
+    origin = Origin(split, data.name, config.path, False, options.which, False, opened.flips)
+    return ChosenImages(data, samples, origin)
 
 
 def _at_size(config: DataConfig, opened: OpenRun) -> DataConfig:
@@ -328,7 +339,8 @@ class CalibrationCache:
         return load_record(kind, path) if path.is_file() else None
 
     def _path(self, name: str, detail: str) -> Path:
-        return self.opened.run.folder / f"{name}{detail}-{self._weights}.json"
+        flips = "-flips" if self.opened.flips else ""
+        return self.opened.run.folder / f"{name}{detail}{flips}-{self._weights}.json"
 
     @cached_property
     def _weights(self) -> str:

@@ -9,6 +9,7 @@ import jsonargparse
 
 from largemargin.app.cli.open_run import (
     CalibrationCache,
+    add_flips,
     add_run,
     add_temperature,
     number_or,
@@ -44,6 +45,7 @@ Examples:
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.usage = "largemargin predict RUN IMAGE [IMAGE ...] [options]"
     add_run(parser)
+    add_flips(parser)
     parser.add_argument(
         "images", nargs="+", type=str, metavar="IMAGE", help="image files, or folders of them"
     )
