@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import jsonargparse
 
-from largemargin.errors import LargeMarginError
+from largemargin.exceptions import LargeMarginError
 
 TRUST = "--trust_config"
 CONFIG_FILES = (".yaml", ".yml", ".json")
@@ -77,6 +77,9 @@ class CommandParser(jsonargparse.ArgumentParser):
         self, args: Sequence[str] | None = None, *rest: Any, **options: Any
     ) -> jsonargparse.Namespace:
         given = sys.argv[1:] if args is None else args
+        if {"-h", "--help"} & {*given}:  # before anything that takes seconds to import
+            self.print_help()
+            self.exit()
         # An option as it is called: --batch-size is --batch_size.
         dashes = re.compile(r"(?<=^--)[^=]+")
         words = [dashes.sub(lambda name: name[0].replace("-", "_"), word) for word in given]

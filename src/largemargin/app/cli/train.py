@@ -11,7 +11,7 @@ from typing import Any
 import jsonargparse
 
 from largemargin.app.cli.run_options import Resume, add_run_options, run_config, show_progress
-from largemargin.errors import LargeMarginError
+from largemargin.exceptions import LargeMarginError
 
 HELP = "train a classifier on a data set or an image folder"
 
