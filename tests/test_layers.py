@@ -39,13 +39,13 @@ LEVELS = (
     ("heads",),
     ("ops",),
     ("shapes", "errors", "version"),
-    ("tracing",),
+    ("exceptions", "tracing"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # The public face re-exports every room; nothing below it may look back at it.
 FACES = ("__init__", "functional", "app")
 USES_FUNCTIONAL = ("app.cli",)
-TORCH_ONLY = ("geometry", "dropin", "losses", "heads", "ops", *LEVELS[-2], "tracing")
+TORCH_ONLY = ("geometry", "dropin", "losses", "heads", "ops", *LEVELS[-2], *LEVELS[-1])
 # Triton comes with torch where there is a GPU. Only these import it, and nothing imports them
 # before a kernel is launched.
 KERNELS = (

@@ -12,64 +12,6 @@ Modules live here, pure functions in :mod:`largemargin.functional`, measures in
 from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING
 
-from largemargin.dropin.attach import attach as attach
-from largemargin.dropin.criterion import Criterion as Criterion
-from largemargin.errors import LargeMarginError as LargeMarginError
-from largemargin.heads.centroid_bank import CentroidBank as CentroidBank
-from largemargin.heads.class_head import ClassHead as ClassHead
-from largemargin.heads.memory_estimate import MemoryEstimate as MemoryEstimate
-from largemargin.heads.memory_estimate import estimate_memory as estimate_memory
-from largemargin.heads.packing import Packing as Packing
-from largemargin.heads.packing import best_packing as best_packing
-from largemargin.heads.sharded_class_head import ShardedClassHead as ShardedClassHead
-from largemargin.heads.simplex import SimplexHead as SimplexHead
-from largemargin.heads.simplex import simplex as simplex
-from largemargin.losses import LDAM as LDAM
-from largemargin.losses import LOSSES as LOSSES
-from largemargin.losses import ArcFace as ArcFace
-from largemargin.losses import BiasedSoftmax as BiasedSoftmax
-from largemargin.losses import CenterLoss as CenterLoss
-from largemargin.losses import CentroidMargin as CentroidMargin
-from largemargin.losses import CentroidNorm as CentroidNorm
-from largemargin.losses import Compactness as Compactness
-from largemargin.losses import CosFace as CosFace
-from largemargin.losses import CrossEntropy as CrossEntropy
-from largemargin.losses import DenseHinge as DenseHinge
-from largemargin.losses import Discriminative as Discriminative
-from largemargin.losses import Focal as Focal
-from largemargin.losses import GaussianMixture as GaussianMixture
-from largemargin.losses import GeneralizedCrossEntropy as GeneralizedCrossEntropy
-from largemargin.losses import GMSoftmax as GMSoftmax
-from largemargin.losses import Kobayashi as Kobayashi
-from largemargin.losses import LabelSmoothing as LabelSmoothing
-from largemargin.losses import LayerMargin as LayerMargin
-from largemargin.losses import LMSoftmax as LMSoftmax
-from largemargin.losses import LogitAdjustment as LogitAdjustment
-from largemargin.losses import LogitNorm as LogitNorm
-from largemargin.losses import Loss as Loss
-from largemargin.losses import LossValue as LossValue
-from largemargin.losses import LSoftmax as LSoftmax
-from largemargin.losses import MarginDistribution as MarginDistribution
-from largemargin.losses import MarginHinge as MarginHinge
-from largemargin.losses import MaxHinge as MaxHinge
-from largemargin.losses import MaxSoftplus as MaxSoftplus
-from largemargin.losses import NormFace as NormFace
-from largemargin.losses import Objective as Objective
-from largemargin.losses import RivalDivergence as RivalDivergence
-from largemargin.losses import RobustDiscriminative as RobustDiscriminative
-from largemargin.losses import SampleMargin as SampleMargin
-from largemargin.losses import SoftHinge as SoftHinge
-from largemargin.losses import SphereFace as SphereFace
-from largemargin.losses import Stability as Stability
-from largemargin.losses import StableDiscriminative as StableDiscriminative
-from largemargin.losses import SuperSymmetry as SuperSymmetry
-from largemargin.losses import SymmetricCrossEntropy as SymmetricCrossEntropy
-from largemargin.losses import UnifiedMargin as UnifiedMargin
-from largemargin.losses import VSLoss as VSLoss
-from largemargin.losses import ZeroCentroid as ZeroCentroid
-from largemargin.ops.class_stats import ClassStats as ClassStats
-from largemargin.ops.class_stats import class_stats as class_stats
-from largemargin.ops.class_stats import class_stats_from_logits as class_stats_from_logits
 from largemargin.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -84,7 +26,62 @@ if TYPE_CHECKING:
     from largemargin.app.training.presets import Preset as Preset
     from largemargin.app.training.presets import preset as preset
     from largemargin.app.training.runs import Run as Run
+    from largemargin.dropin.attach import attach as attach
+    from largemargin.dropin.criterion import Criterion as Criterion
+    from largemargin.exceptions import LargeMarginError as LargeMarginError
+    from largemargin.heads.centroid_bank import CentroidBank as CentroidBank
+    from largemargin.heads.class_head import ClassHead as ClassHead
+    from largemargin.heads.memory_estimate import MemoryEstimate as MemoryEstimate
+    from largemargin.heads.memory_estimate import estimate_memory as estimate_memory
+    from largemargin.heads.packing import Packing as Packing
+    from largemargin.heads.packing import best_packing as best_packing
+    from largemargin.heads.sharded_class_head import ShardedClassHead as ShardedClassHead
+    from largemargin.heads.simplex import SimplexHead as SimplexHead
+    from largemargin.heads.simplex import simplex as simplex
     from largemargin.integrations.scikit_learn import LargeMarginClassifier as LargeMarginClassifier
+    from largemargin.losses import LDAM as LDAM
+    from largemargin.losses import LOSSES as LOSSES
+    from largemargin.losses import ArcFace as ArcFace
+    from largemargin.losses import BiasedSoftmax as BiasedSoftmax
+    from largemargin.losses import CenterLoss as CenterLoss
+    from largemargin.losses import CentroidMargin as CentroidMargin
+    from largemargin.losses import CentroidNorm as CentroidNorm
+    from largemargin.losses import Compactness as Compactness
+    from largemargin.losses import CosFace as CosFace
+    from largemargin.losses import CrossEntropy as CrossEntropy
+    from largemargin.losses import DenseHinge as DenseHinge
+    from largemargin.losses import Discriminative as Discriminative
+    from largemargin.losses import Focal as Focal
+    from largemargin.losses import GaussianMixture as GaussianMixture
+    from largemargin.losses import GeneralizedCrossEntropy as GeneralizedCrossEntropy
+    from largemargin.losses import GMSoftmax as GMSoftmax
+    from largemargin.losses import Kobayashi as Kobayashi
+    from largemargin.losses import LabelSmoothing as LabelSmoothing
+    from largemargin.losses import LayerMargin as LayerMargin
+    from largemargin.losses import LMSoftmax as LMSoftmax
+    from largemargin.losses import LogitAdjustment as LogitAdjustment
+    from largemargin.losses import LogitNorm as LogitNorm
+    from largemargin.losses import Loss as Loss
+    from largemargin.losses import LossValue as LossValue
+    from largemargin.losses import LSoftmax as LSoftmax
+    from largemargin.losses import MarginDistribution as MarginDistribution
+    from largemargin.losses import MarginHinge as MarginHinge
+    from largemargin.losses import MaxHinge as MaxHinge
+    from largemargin.losses import MaxSoftplus as MaxSoftplus
+    from largemargin.losses import NormFace as NormFace
+    from largemargin.losses import Objective as Objective
+    from largemargin.losses import RivalDivergence as RivalDivergence
+    from largemargin.losses import RobustDiscriminative as RobustDiscriminative
+    from largemargin.losses import SampleMargin as SampleMargin
+    from largemargin.losses import SoftHinge as SoftHinge
+    from largemargin.losses import SphereFace as SphereFace
+    from largemargin.losses import Stability as Stability
+    from largemargin.losses import StableDiscriminative as StableDiscriminative
+    from largemargin.losses import SuperSymmetry as SuperSymmetry
+    from largemargin.losses import SymmetricCrossEntropy as SymmetricCrossEntropy
+    from largemargin.losses import UnifiedMargin as UnifiedMargin
+    from largemargin.losses import VSLoss as VSLoss
+    from largemargin.losses import ZeroCentroid as ZeroCentroid
     from largemargin.losses.base import schedules as schedules
     from largemargin.measuring import robust as robust
     from largemargin.measuring.embed import embed as embed
@@ -94,6 +91,9 @@ if TYPE_CHECKING:
     from largemargin.measuring.geometry_result import compare_geometry as compare_geometry
     from largemargin.measuring.measure import measure as measure
     from largemargin.measuring.measure import measure_arrays as measure_arrays
+    from largemargin.ops.class_stats import ClassStats as ClassStats
+    from largemargin.ops.class_stats import class_stats as class_stats
+    from largemargin.ops.class_stats import class_stats_from_logits as class_stats_from_logits
 _MODULES = {
     "export": "export",
     "functional": "functional",
@@ -103,38 +103,79 @@ _MODULES = {
     "schedules": "losses.base.schedules",
 }
 _HOMES = {
+    "attach": "dropin.attach",
+    "best_packing": "heads.packing",
+    "CentroidBank": "heads.centroid_bank",
+    "class_stats": "ops.class_stats",
+    "class_stats_from_logits": "ops.class_stats",
+    "ClassHead": "heads.class_head",
+    "ClassStats": "ops.class_stats",
+    "compare_geometry": "measuring.geometry_result",
+    "Criterion": "dropin.criterion",
+    "embed": "measuring.embed",
+    "estimate_memory": "heads.memory_estimate",
+    "evaluate": "measuring.evaluate",
     "Evaluation": "measuring.evaluate",
     "Geometry": "measuring.geometry_result",
     "LargeMarginClassifier": "integrations.scikit_learn",
-    "Preset": "app.training.presets",
-    "Run": "app.training.runs",
-    "RunConfig": "app.config",
-    "compare_geometry": "measuring.geometry_result",
-    "embed": "measuring.embed",
-    "evaluate": "measuring.evaluate",
+    "LargeMarginError": "exceptions",
+    "Loss": "losses",
+    "LOSSES": "losses",
+    "LossValue": "losses",
     "measure": "measuring.measure",
     "measure_arrays": "measuring.measure",
+    "MemoryEstimate": "heads.memory_estimate",
+    "Objective": "losses",
+    "Packing": "heads.packing",
     "predict": "app.predict",
+    "Preset": "app.training.presets",
     "preset": "app.training.presets",
     "report": "app.report.write",
+    "Run": "app.training.runs",
+    "RunConfig": "app.config",
+    "ShardedClassHead": "heads.sharded_class_head",
+    "simplex": "heads.simplex",
+    "SimplexHead": "heads.simplex",
     "train": "app.training.engine",
 }
-"""Where names live that training a model does not need: imported when they are first asked for."""
+"""Where names live beside those of the losses: imported when they are first asked for, torch with
+them, so that ``largemargin --help`` need not wait for it."""
+
+_ROOMS = ("dropin", "errors", "heads", "losses", "ops")
+"""Where the core lies, as ``lm.heads.optim``."""
 
 
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
-    if name in _MODULES:
-        return import_module(f"largemargin.{_MODULES[name]}")
+    if name in _MODULES or name in _ROOMS:
+        return import_module(f"largemargin.{_MODULES.get(name, name)}")
     if name in _HOMES:
         value = getattr(import_module(f"largemargin.{_HOMES[name]}"), name)
-        globals()[name] = value
-        return value
-    for loss in LOSSES.values():
-        if loss.__name__ == name:
-            return loss
-    raise AttributeError(f"module 'largemargin' has no attribute {name!r}{_meant(name)}")
+    elif name == "__all__":
+        value = _public()
+    elif _is_plain(name) or (value := _losses().get(name)) is None:
+        raise AttributeError(f"module 'largemargin' has no attribute {name!r}{_meant(name)}")
+    globals()[name] = value
+    return value
+
+
+def _is_plain(name: str) -> bool:
+    """Surely no loss: tools ask for dunder names, jsonargparse for every class of settings."""
+    return name[0] == "_" or name.endswith("Config")
+
+
+def _losses() -> dict[str, object]:
+    from largemargin.losses import LOSSES
+
+    return {loss.__name__: loss for loss in LOSSES.values()}
+
+
+def _public() -> list[str]:
+    names = {*_MODULES, *_HOMES, *_losses(), "__version__"}
+    if _find_spec("sklearn") is None:  # help(lm) and `import *` ask for every name
+        names.remove("LargeMarginClassifier")
+    return sorted(names)
 
 
 _CALLED = {"BalancedSoftmax": "LogitAdjustment"}
@@ -145,24 +186,17 @@ def _meant(name: str) -> str:
     """``ArcFaceLoss`` of another library is ``ArcFace`` here."""
     from difflib import get_close_matches
 
+    if _is_plain(name):
+        return ""
     from largemargin import functional
 
     if name in functional.__all__:
         return f". It is lm.functional.{name}"
-    name = name.removesuffix("Loss")
-    close = get_close_matches(_CALLED.get(name, name), __all__, n=1, cutoff=0.75)
-    return f". Did you mean {close[0]}?" if close and name[0] != "_" else ""
+    called = _CALLED.get(name, name.removesuffix("Loss"))
+    close = get_close_matches(called, _public(), n=1, cutoff=0.75)
+    return f". Did you mean {close[0]}?" if close else ""
 
 
 def __dir__() -> list[str]:
     """Public names only, so that an interpreter completes ``lm.mea`` and shows no machinery."""
-    return sorted(__all__)
-
-
-__all__ = ["LOSSES", "__version__"]
-__all__ += [
-    name for name, each in vars().items() if name[0] != "_" and hasattr(each, "__qualname__")
-]
-__all__ += sorted({*_MODULES, *_HOMES, *(loss.__name__ for loss in LOSSES.values())} - {*__all__})
-if _find_spec("sklearn") is None:  # help(lm) and `import *` ask for every name
-    __all__.remove("LargeMarginClassifier")
+    return _public()

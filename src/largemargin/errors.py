@@ -1,60 +1,33 @@
-"""One exception type, the checks that raise it, and one kind of warning.
+"""Checks of tensors, and the names of ``exceptions.py`` beside them.
 
-Every message names the argument, what was given, what is allowed and what to do. Shapes, dtypes
-and Python numbers are checked always: they cost nothing. Values inside tensors are checked in
-eager mode on the CPU; elsewhere only with ``validate=True``, because reading a value back from an
-accelerator stalls it and a traced graph cannot branch on it.
+Shapes, dtypes and Python numbers are checked always: they cost nothing. Values inside tensors are
+checked in eager mode on the CPU; elsewhere only with ``validate=True``, because reading a value
+back from an accelerator stalls it and a traced graph cannot branch on it.
 """
 
-import importlib
 import math
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from largemargin.exceptions import LargeMarginError as LargeMarginError
+from largemargin.exceptions import MarginWarning as MarginWarning
+from largemargin.exceptions import MissingPackage as MissingPackage
+from largemargin.exceptions import check_choice as check_choice
+from largemargin.exceptions import check_number as check_number
+from largemargin.exceptions import optional_module as optional_module
 from largemargin.tracing import value_range, values_are_checked
-
-
-class LargeMarginError(ValueError):
-    """Raised for every invalid argument; a ``ValueError``, so existing handlers keep working."""
-
-
-class MissingPackage(LargeMarginError, ImportError):
-    """A package is not installed that only some of the library needs; the message says which."""
-
-
-def optional_module(name: str, needed: str, *, extra: str = "train") -> Any:
-    """A module of a package that only some of the library needs.
-
-    Args:
-        name: with its package, as ``PIL.Image``.
-        needed: what needs it, as "reading image files needs Pillow".
-        extra: of this library, with which the package is installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        install = f"Install it: pip install 'largemargin[{extra}]'"
-        raise MissingPackage(f"{needed}. {install}") from None
-
 
 LARGEST = 1e15
 """Numbers that a loss is set to end here, and begin at its inverse: float32 holds their squares."""
 
-
-FLOAT32_END = 3.4e38
-
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-class MarginWarning(UserWarning):
-    """Training as it is set up cannot reach what the loss asks for."""
 
 
 def refuse_script(module: object) -> NoReturn:
@@ -63,49 +36,6 @@ def refuse_script(module: object) -> NoReturn:
         f"torch.jit.script cannot compile {type(module).__name__}: it reads a part of Python that "
         "has no keyword arguments with defaults. Compile training with torch.compile; hand a model "
         "on with torch.export, torch.jit.trace, or to_exported_program and to_onnx of lm.export."
-    )
-
-
-def check_choice(name: str, value: object, allowed: Iterable[object]) -> None:
-    options = tuple(allowed)
-    try:
-        known = value in options
-    except (RuntimeError, ValueError):  # a tensor or an array is equal to nothing
-        known = False
-    if not known:
-        listed = ", ".join(repr(option) for option in options)
-        raise LargeMarginError(f"{name} must be one of {listed}, but {value!r} was given.")
-
-
-def check_number(
-    name: str,
-    value: float,
-    *,
-    above: float | None = None,
-    at_least: float | None = None,
-    below: float | None = None,
-    at_most: float | None = None,
-    hint: str = "",
-) -> None:
-    """Check a Python number against open (above, below) or closed (at_least, at_most) limits."""
-    good = (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and -FLOAT32_END < value < FLOAT32_END  # no isfinite: the compiler cannot follow it
-        and (above is None or value > above)
-        and (at_least is None or value >= at_least)
-        and (below is None or value < below)
-        and (at_most is None or value <= at_most)
-    )
-    if good:
-        return
-    limits = {">": above, ">=": at_least, "<": below, "<=": at_most}
-    bounds = [f"{sign} {limit}" for sign, limit in limits.items() if limit is not None]
-    wanted = "a finite number" + (f" {' and '.join(bounds)}" if bounds else "")
-    if isinstance(value, int | float) and FLOAT32_END <= abs(value) < math.inf:
-        wanted += f", below {FLOAT32_END:g} as all of float32"
-    raise LargeMarginError(
-        f"{name} must be {wanted}, but {value!r} was given.{' ' + hint if hint else ''}"
     )
 
 

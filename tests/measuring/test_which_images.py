@@ -35,6 +35,7 @@ def of_digits(on_digits: Run, tmp_path: Path) -> Run:
     [
         (["--split", "train"], "evaluation-train.json"),
         (["--which", "last"], "evaluation-test-last.json"),
+        (["--flips"], "evaluation-test-flips.json"),
         (["--data", "digits", "--split", "train"], "evaluation-digits-train.json"),
     ],
 )

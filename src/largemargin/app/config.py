@@ -6,6 +6,9 @@ YAML files, the options of the command line and ``--help`` are derived from thes
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+LATER = {"later": True}
+"""Of settings that are written only where they are set: files of older releases stay equal."""
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -43,6 +46,10 @@ class DataConfig:
             resized_crop (mirror too), perspective_flip or road (colour, rotation, perspective,
             mirror); auto takes crop_flip for CIFAR, SVHN and people, flip for Fashion-MNIST,
             perspective_flip for RSCD, resized_crop for image files above 64 pixels, else none.
+        mixup: blend every training image and its label with another's; the strength, alpha of a
+            Beta distribution, as 0.2; 0 for none.
+        cutmix: paste a rectangle of another training image, with its share of the label; alpha, as
+            1; 0 for none. With both, each step takes one of them by chance.
         normalize: mean and standard deviation: auto (those of the data set; ImageNet's for image
             files; computed for arrays), imagenet, computed or none.
         corrupt: what to do about unreadable images: error or skip (named and counted).
@@ -79,7 +86,9 @@ class DataConfig:
     workers: int = 0
     resident: Literal["auto", "yes", "no"] = "auto"
     validation_from: Literal["train", "test"] = "train"
-    test: float = field(default=0.0, metadata={"later": True})
+    test: float = field(default=0.0, metadata=LATER)
+    mixup: float = field(default=0.0, metadata=LATER)
+    cutmix: float = field(default=0.0, metadata=LATER)
 
 
 @dataclass(frozen=True)
@@ -101,6 +110,10 @@ class ModelConfig:
             weight set, or a local .safetensors file of the backbone.
         options: further arguments of the torchvision or timm constructor; for networks of this
             library width and dim of small_cnn, hidden of mlp, depth and width of wrn28_10.
+        freeze: parts that are not trained, nor their batch statistics: backbone, or names of
+            modules in it, as backbone.layer1.
+        freeze_batch_norm: keep the mean and variance that batch normalisation has, as pretrained,
+            in all of the network.
     """
 
     name: str = "small_cnn"
@@ -111,6 +124,8 @@ class ModelConfig:
     head: Literal["linear", "simplex"] = "linear"
     weights: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    freeze: tuple[str, ...] = field(default=(), metadata=LATER)
+    freeze_batch_norm: bool = field(default=False, metadata=LATER)
 
 
 @dataclass(frozen=True)
@@ -124,12 +139,18 @@ class ObjectiveConfig:
             ``{cosface: {margin: 0.2}}``.
         schedule: preset (the usual warm-ups of these losses) or none.
         layers: names of modules whose outputs go to a loss on hidden layers.
+        class_weights: weights of the classes: balanced (1 / number of images), effective (1 /
+            effective number of images, beta 0.9999) or a YAML file of names and weights; default
+            all equal.
+        label_smoothing: share of every label that is spread over all classes.
     """
 
     name: str = "cross_entropy"
     settings: dict[str, Any] = field(default_factory=dict)
     schedule: Literal["none", "preset"] = "none"
     layers: tuple[str, ...] = ()
+    class_weights: str | None = field(default=None, metadata=LATER)
+    label_smoothing: float = field(default=0.0, metadata=LATER)
 
 
 @dataclass(frozen=True)
@@ -179,6 +200,8 @@ class OptimizerConfig:
         final_lr: rate at the end of cosine and log_linear.
         warmup_epochs: epochs over which the rate rises linearly from 0.
         by: change the rate every step or every epoch (the papers do).
+        head_lr: rate of what stands above the backbone (head, feature layer) and of parameters of
+            the loss; it follows the same schedule; default lr.
     """
 
     name: Literal["sgd", "adamw", "adam"] = "sgd"
@@ -193,6 +216,7 @@ class OptimizerConfig:
     final_lr: float = 0.0
     warmup_epochs: float = 0.0
     by: Literal["step", "epoch"] = "step"
+    head_lr: float | None = field(default=None, metadata=LATER)
 
 
 @dataclass(frozen=True)

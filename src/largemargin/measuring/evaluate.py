@@ -124,11 +124,14 @@ class Origin(Record):
     """Model of the run: best or last."""
     usual: bool
     """What is taken where nothing is asked for: only then it is the result of the run."""
+    flips: bool = False
+    """Features are means over every image and its mirror image."""
 
     def __str__(self) -> str:
         place = "" if self.path is None else f" {self.path}"
         whose = "of the run" if self.own else f"of {self.data}{place}"
-        return f"{self.split} images {whose}, {self.which} model"
+        flips = " with test-time flips" if self.flips else ""
+        return f"{self.split} images {whose}, {self.which} model{flips}"
 
     @property
     def file_name(self) -> str:
@@ -143,7 +146,8 @@ class Origin(Record):
         name = Path(self.path).stem if self.data in OF_PEOPLE and self.path else ""
         parts = [] if self.own else [re.sub(r"[^\w-]+", "_", name or self.data)]
         last = [] if self.which == "best" else [self.which]
-        return "-".join(["evaluation", *parts, self.split, *last]) + ".json"
+        flips = ["flips"] if self.flips else []
+        return "-".join(["evaluation", *parts, self.split, *last, *flips]) + ".json"
 
 
 FORMAT = 1

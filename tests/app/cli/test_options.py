@@ -13,6 +13,7 @@ from largemargin.app.cli.parser import CommandParser, expand
 from largemargin.app.cli.run_options import add_run_options, run_config
 from largemargin.app.config import ObjectiveConfig, OptimizerConfig, RunConfig
 from largemargin.app.data import DataConfig
+from largemargin.app.models import ModelConfig
 from largemargin.app.training.config_file import read_config, write_config
 
 
@@ -37,6 +38,26 @@ def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert written.out == ""
     assert "Traceback" not in written.err
     return written.err
+
+
+def test_a_name_without_its_group_is_enough_where_one_setting_has_it() -> None:
+    words = ("--lr", "0.1", "--head_lr=0.5", "--mixup", "0.2", "--label_smoothing", "0.1")
+    given = config_of(*words, "--freeze", "backbone", "--epochs", "2", "--seed", "3")
+    assert given == RunConfig(
+        epochs=2,
+        seed=3,  # not data.seed: the whole name of another setting
+        data=DataConfig(mixup=0.2),
+        model=ModelConfig(freeze=("backbone",)),
+        objective=ObjectiveConfig(label_smoothing=0.1),
+        optimizer=OptimizerConfig(lr=0.1, head_lr=0.5),
+    )
+
+
+def test_several_words_are_a_list() -> None:
+    words = ("--trackers", "wandb", "tensorboard", "mlflow", "--milestones", "3", "5", "--lr", "1")
+    given = config_of(*words)
+    assert given.trackers == ("wandb", "tensorboard", "mlflow")
+    assert given.optimizer == OptimizerConfig(lr=1.0, milestones=(3, 5))
 
 
 def test_without_options_everything_has_its_default() -> None:
@@ -160,7 +181,8 @@ def test_a_name_of_a_data_set_that_is_a_folder_too(
     [
         (["--epocs", "3"], "Did you mean --epochs?"),
         (["--batchsize", "3"], "Did you mean --batch_size or"),
-        (["--lr", "0.1"], "Did you mean --optimizer.lr?"),
+        (["--learn", "0.1", "--lrs", "0.1"], "unrecognized"),
+        (["--schedule", "none"], "Did you mean --objective.schedule or --optimizer.schedule?"),
         (["--data.nmae", "x"], "--data.name"),
         (["--epochs", "many"], "epochs: a whole number is expected, not many."),
         (["--epochs", "2.5"], "epochs: a whole number is expected, not 2.5."),

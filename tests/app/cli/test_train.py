@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -23,8 +24,6 @@ from app.data.pictures import class_folders, picture
 import largemargin as lm
 from largemargin.app.cli import command as cli
 from largemargin.app.cli.train import summary
-from largemargin.app.data import DataConfig
-from largemargin.app.models import ModelConfig
 from largemargin.app.training import Run, RunConfig
 
 
@@ -50,36 +49,46 @@ def test_everything_about_the_run_is_in_its_folder(trained: tuple[Path, str]) ->
     }
 
 
-def test_the_summary_says_what_came_out_and_what_is_next(trained: tuple[Path, str]) -> None:
+def test_the_end_is_five_lines_with_what_came_out_and_what_is_next(
+    trained: tuple[Path, str],
+) -> None:
     folder, out = trained
     result = json.loads((folder / "result.json").read_text())
-    assert "epoch 1 of 1: loss" in out
-    assert f"accuracy {100 * result['test']['accuracy']:.2f} %" in out
-    assert "class margin" in out
-    assert f"largemargin evaluate runs/{folder.name}" in out
-    assert f"largemargin report runs/{folder.name}" in out
+    start, epoch, *end = out.splitlines()
+    assert start.startswith("training small_cnn on ")
+    assert epoch.startswith("epoch 1 of 1: loss")
+    validation, test, margins, run, after = end
+    assert f"accuracy {100 * result['validation']['accuracy']:.2f} %" in validation
+    assert f"accuracy {100 * result['test']['accuracy']:.2f} %" in test
+    assert f"{result['geometry']['class_margin_degrees']:.1f}° between" in margins
+    assert run.endswith(f"runs/{folder.name}, 1 epoch, the best was 1")
+    assert f"largemargin report runs/{folder.name} " in after
 
 
 def test_what_is_next_can_be_typed_whatever_the_name(trained: tuple[Path, str]) -> None:
     copy = shutil.copytree(trained[0], trained[0].parent / "a name; of words")
-    said = summary(Run.open(copy))
-    for verb in ("evaluate", "report", "predict"):
-        assert f"  largemargin {verb} {shlex.quote(str(copy))} " in said
+    assert f"largemargin report {shlex.quote(str(copy))} " in summary(Run.open(copy))
 
 
-def test_what_is_next_compares_on_the_images_of_the_run(
+def test_a_summary_without_margins_and_with_notes(
     trained: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "  largemargin compare --methods NAME,NAME " in trained[1]  # on digits, as this run was
-    run, options = Run.open(trained[0]), ["--data.name", "folder", "--data.path", "my photos/"]
-    other = replace(
-        run.config,
-        data=DataConfig("folder", "my photos/"),
-        model=ModelConfig("resnet18"),
-    )
-    monkeypatch.setattr(Run, "config", property(lambda _: other))
-    said = summary(run)
-    assert f"  largemargin compare {shlex.join([*options, '--model.name', 'resnet18'])} --m" in said
+    run = Run.open(trained[0])
+    result = {**run.result, "geometry": None, "notes": ["frozen"], "test": None, "best_epoch": None}
+    monkeypatch.setattr(Run, "result", property(lambda _: result))
+    kinds = [line.split()[0] for line in summary(run).splitlines()]
+    assert kinds == ["validation", "note", "run", "next"]
+
+
+def test_a_range_test_prints_a_curve_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert in_process("--model", "mlp", "--lr_range_test") == 0
+    said = capsys.readouterr().out
+    assert said.split()[:2] == ["rate", "loss"]
+    assert re.search(r"^suggestion  --lr 0\.\d+,", said, flags=re.MULTILINE)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_finished_run_is_not_trained_again(
@@ -230,7 +239,7 @@ def test_trackers_that_are_not_installed_are_refused(
     tracking = pytest.importorskip("accelerate.tracking", reason="trackers need accelerate")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tracking, "get_available_trackers", lambda: ["tensorboard"])
-    assert in_process("--trackers", "wandb") == 2
+    assert in_process("--trackers", "wandb", "mlflow", "tensorboard") == 2
     assert "the tracker wandb needs its own package. Install it: pip install wandb" in (
         capsys.readouterr().err
     )

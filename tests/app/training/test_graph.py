@@ -10,6 +10,7 @@ from torch import nn
 import largemargin as lm
 from largemargin.app.config import NoiseConfig
 from largemargin.app.data.augment import Augment
+from largemargin.app.data.mix import Mix
 from largemargin.app.data.samples import Batches, Samples
 from largemargin.app.training.journal import EpochTotals
 from largemargin.app.training.step import GraphStep, Step, _no_garbage_collection
@@ -50,12 +51,13 @@ def test_a_collector_that_was_off_stays_off() -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize("mix", [None, Mix(2, mixup=0.5, cutmix=1.0)])
 @pytest.mark.parametrize("twice", [False, True])
-def test_a_graph_reads_the_images_of_the_batches(twice: bool) -> None:
+def test_a_graph_reads_the_images_of_the_batches(twice: bool, mix: Mix | None) -> None:
     """Those that a graph gathers by a counter are those of the plain path, in every epoch."""
     pixels = torch.randint(0, 256, (20, 3, 8, 8), dtype=torch.uint8)
     samples = Samples(torch.arange(20) % 2, [str(i) for i in range(20)], pixels)
-    batches = Batches(samples, 8, seed=3, augment=Augment("crop_flip"), twice=twice)
+    batches = Batches(samples, 8, seed=3, augment=Augment("crop_flip"), twice=twice, mix=mix)
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     criterion = lm.attach(model, lm.CrossEntropy())

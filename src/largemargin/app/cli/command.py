@@ -84,7 +84,7 @@ def _without_source(message: Warning | str, *place: object, **line: object) -> s
 
 def _explanation(error: ValueError | OSError) -> str | None:
     """What to say instead of a traceback; None where the program may be at fault."""
-    from largemargin.errors import LargeMarginError
+    from largemargin.exceptions import LargeMarginError
 
     if isinstance(error, LargeMarginError):
         return str(error)

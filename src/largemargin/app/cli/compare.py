@@ -18,7 +18,7 @@ from largemargin.app.cli.run_options import (
     stored_plan,
     study_folder,
 )
-from largemargin.errors import LargeMarginError
+from largemargin.exceptions import LargeMarginError
 
 HELP = "compare losses with softmax under equal conditions, with a significance test"
 

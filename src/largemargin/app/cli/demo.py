@@ -19,7 +19,7 @@ from typing import Any
 import jsonargparse
 
 from largemargin.app.cli.run_options import show_progress, study_folder
-from largemargin.errors import LargeMarginError
+from largemargin.exceptions import LargeMarginError
 
 HELP = "train a small CNN on digits with four losses and show one table (< 2 minutes)"
 

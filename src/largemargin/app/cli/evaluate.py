@@ -9,19 +9,22 @@ from largemargin.app.cli.open_run import (
     CalibrationCache,
     ChosenImages,
     OpenRun,
+    cached_temperature,
+    chosen_images,
+    ood_samples,
+    open_run,
+)
+from largemargin.app.cli.run_arguments import (
     add_data,
+    add_flips,
     add_ood,
     add_run,
     add_temperature,
-    cached_temperature,
-    chosen_images,
     number_or,
-    ood_samples,
-    open_run,
     output_file,
 )
 from largemargin.app.cli.run_options import show_progress
-from largemargin.errors import LargeMarginError
+from largemargin.exceptions import LargeMarginError
 from largemargin.measuring.calibrate import Temperature
 from largemargin.measuring.evaluate import EvaluationConfig
 
@@ -46,6 +49,7 @@ Examples:
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.usage = "largemargin evaluate RUN [options]"
     add_run(parser)
+    add_flips(parser)
     add_ood(parser)
     parser.add_argument(
         "-o", "--out", type=str, help="JSON file; default evaluation.json in the run, or beside it"

@@ -5,15 +5,8 @@ from typing import Any, Literal
 
 import jsonargparse
 
-from largemargin.app.cli.open_run import (
-    CalibrationCache,
-    add_run,
-    add_temperature,
-    open_run,
-    output_file,
-    temperature_for,
-)
-from largemargin.errors import LargeMarginError
+from largemargin.app.cli.run_arguments import add_run, add_temperature, output_file
+from largemargin.exceptions import LargeMarginError
 
 HELP = "write a trained model as ONNX or torch.export program, which need no largemargin"
 
@@ -57,6 +50,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
 def run(options: Any) -> int:
     import torch
 
+    from largemargin.app.cli.open_run import CalibrationCache, open_run, temperature_for
     from largemargin.export.onnx_file import to_onnx
     from largemargin.export.program import to_exported_program
     from largemargin.measuring.calibrate import number_of

@@ -13,13 +13,14 @@ import sys
 import textwrap
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
-from largemargin.errors import LargeMarginError
-from largemargin.losses import LOSSES
-from largemargin.losses.base.loss import Loss
+from largemargin.exceptions import LargeMarginError
+
+if TYPE_CHECKING:
+    from largemargin.losses.base.loss import Loss
 
 _SYMBOLS = """
 alpha α  beta β  gamma γ  delta δ  theta θ  lambda λ  mu μ  pi π  phi φ  psi ψ  rho ρ  sigma σ
@@ -146,6 +147,9 @@ class LossEntry:
 
 def describe(name: str) -> LossEntry:
     """A loss from its signature (settings and defaults) and docstring (everything else)."""
+    from largemargin.losses import LOSSES
+    from largemargin.losses.base.loss import Loss
+
     kind = LOSSES[name]
     text = inspect.getdoc(kind) or ""
     first, settings = text.split("\n\n")[0], _settings(kind)
@@ -168,7 +172,7 @@ def describe(name: str) -> LossEntry:
     )
 
 
-def _kind(kind: type[Loss]) -> str:
+def _kind(kind: "type[Loss]") -> str:
     if kind.is_penalty:
         return "a penalty, comes with cross_entropy"
     if kind.head_similarity == "cosine":
@@ -176,7 +180,9 @@ def _kind(kind: type[Loss]) -> str:
     return "on " + " and ".join(need for need in kind.needs if need != "labels")
 
 
-def _settings(kind: type[Loss]) -> dict[str, Any]:
+def _settings(kind: "type[Loss]") -> dict[str, Any]:
+    from largemargin.losses.base.loss import Loss
+
     common = inspect.signature(Loss).parameters
     return {
         name: None if parameter.default is parameter.empty else parameter.default
@@ -256,6 +262,8 @@ def run(options: Any) -> int:
 
 def _losses(names: list[str], *, in_full: bool, as_json: bool) -> str:
     """The losses of these names in full, or all of them."""
+    from largemargin.losses import LOSSES
+
     for name in names:
         if name not in LOSSES:
             close = get_close_matches(name, LOSSES, n=3, cutoff=0.4)

@@ -5,21 +5,12 @@ from typing import Any
 
 import jsonargparse
 
-from largemargin.app.cli.open_run import (
-    ChosenImages,
-    OpenRun,
-    add_data,
-    add_ood,
-    add_run,
-    chosen_images,
-    ood_samples,
-    open_run,
-    output_file,
-)
+from largemargin.app.cli.open_run import ChosenImages, OpenRun, chosen_images, ood_samples, open_run
+from largemargin.app.cli.run_arguments import add_data, add_ood, add_run, output_file
 from largemargin.app.cli.run_options import show_progress
 from largemargin.app.data.load import samples_text
 from largemargin.app.training.runs import GEOMETRY
-from largemargin.errors import LargeMarginError
+from largemargin.exceptions import LargeMarginError
 from largemargin.measuring.batches import digest
 from largemargin.measuring.input_curvature import CurvatureSettings
 from largemargin.measuring.layers import BLOCKS

@@ -4,7 +4,6 @@ Numbers that are fitted to its validation images are kept in its folder.
 """
 
 import hashlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,26 +11,25 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jsonargparse
 import torch
 from torch import Tensor, nn
 
-from largemargin.app.cli.parser import CommandParser
+from largemargin.app.cli.run_arguments import SPLITS, number_or
 from largemargin.app.cli.run_options import show_progress
 from largemargin.app.config import DataConfig
 from largemargin.app.data.load import Data, load_data
 from largemargin.app.data.samples import Samples
 from largemargin.app.data.sources import SOURCES
+from largemargin.app.models.build import with_flips
 from largemargin.app.training.processes import pick_device
 from largemargin.app.training.runs import Run, load_record
-from largemargin.errors import LargeMarginError
+from largemargin.exceptions import LargeMarginError
 from largemargin.measuring.calibrate import Temperature, calibrate_temperature
 from largemargin.measuring.evaluate import Origin
 from largemargin.measuring.records import Record
 
 Kept = TypeVar("Kept", bound=Record)
 
-SPLITS = ("auto", "test", "validation", "train")
 STRETCHED = ("market1501", "dukemtmc")
 """Data whose images are brought to their size by changing their proportions."""
 READING = ("workers", "resident", "corrupt", "download")
@@ -49,6 +47,7 @@ class OpenRun:
     channels: int
     size: tuple[int, int]
     stretch: bool
+    flips: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,68 +65,6 @@ class ChosenImages:
         return f"{self.origin.split}{where}"
 
 
-def add_run(parser: jsonargparse.ArgumentParser) -> None:
-    """The run, which of its models, and where to compute."""
-    parser.add_argument("run", type=str, metavar="RUN", help="folder that largemargin train made")
-    parser.add_argument("--which", default="best", type=str, help="model to take: best or last")
-    parser.add_argument("--device", default="auto", type=str, help="auto, cpu, cuda or cuda:1")
-
-
-def add_data(parser: jsonargparse.ArgumentParser) -> None:
-    """Other data than that of the run."""
-    parser.add_argument(
-        "--split",
-        default="auto",
-        type=str,
-        help="images to take: test, validation, train or auto (test where there is one)",
-    )
-    parser.add_class_arguments(DataConfig, "data")
-    parser.set_defaults({"data.name": ""})  # whoever names digits means digits
-    for action in parser._actions:
-        if action.dest == "data.name":
-            action.help = "other data: folder, csv, arrays, cifar10, ...; default that of the run"
-    for group in parser._action_groups:
-        if any(action.dest.startswith("data.") for action in group._group_actions):
-            group.title = "Other data with the same classes: --data FOLDER, FILE or NAME"
-    if isinstance(parser, CommandParser):
-        parser.shorthand = ("data",)
-
-
-def add_ood(parser: jsonargparse.ArgumentParser) -> None:
-    """Images of other things, which :func:`ood_samples` reads."""
-    parser.add_argument(
-        "--ood",
-        type=str,
-        metavar="FOLDER",
-        help="images of other things, or NAME:PATH of a data set: can the model tell?",
-    )
-
-
-def add_temperature(parser: jsonargparse.ArgumentParser, purpose: str, *, fitted: str) -> None:
-    """``--temperature``: ``purpose`` is what for, ``fitted`` is what "auto" fits it to."""
-    parser.add_argument(
-        "--temperature",
-        type=str,
-        default="auto",
-        help=f"{purpose}: a number, none, or auto (fitted to the validation images{fitted})",
-    )
-
-
-def output_file(given: str | Path) -> Path:
-    """A file that can be written, found out before the work and not after it."""
-    path = Path(given).expanduser()
-    if path.is_dir():
-        raise LargeMarginError(f"--out must be a file, but {path} is a folder.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        writable = os.access(path.parent, os.W_OK)
-    except OSError:
-        writable = False
-    if not writable:
-        raise LargeMarginError(f"{path} cannot be written: no writable folder {path.parent}.")
-    return path
-
-
 def open_run(options: Any) -> OpenRun:
     """Open the run of the options."""
     if options.which not in ("best", "last"):
@@ -135,14 +72,17 @@ def open_run(options: Any) -> OpenRun:
     run = Run.open(options.run)
     device = pick_device(options.device)
     facts = run.facts
+    flips = bool(options.get("flips"))
+    model = run.model(options.which).to(device)
     return OpenRun(
         run=run,
-        model=run.model(options.which).to(device),
+        model=with_flips(model) if flips else model,
         device=device,
         classes=tuple(facts["classes"]),
         channels=facts["channels"],
         size=(facts["size"][0], facts["size"][1]),
         stretch=facts["name"] in STRETCHED,
+        flips=flips,
     )
 
 
@@ -175,12 +115,10 @@ def _own(options: Any, opened: OpenRun) -> ChosenImages:
     # Re-identification is tested by its queries: what the classes are tested on is secondary.
     order = ("test", "validation", *(() if data.query is None else ("train",)))
     samples, split = _split(data, options.split, order)
-    usual = options.which == "best" and (
-        options.split == "auto" or split == _split(data, "auto", order)[1]
-    )
-    return ChosenImages(
-        data, samples, Origin(split, data.name, config.path, True, options.which, usual)
-    )
+    asked = options.split == "auto" or split == _split(data, "auto", order)[1]
+    usual = asked and options.which == "best" and not opened.flips
+    origin = Origin(split, data.name, config.path, True, options.which, usual, opened.flips)
+    return ChosenImages(data, samples, origin)
 
 
 def _other(options: Any, opened: OpenRun) -> ChosenImages:
@@ -190,9 +128,8 @@ def _other(options: Any, opened: OpenRun) -> ChosenImages:
     data = load_data(config)
     samples, split = _split(data, options.split, ("test", "validation", "train"))
     samples = _relabelled(for_model(samples, opened), data.classes, opened.classes)
-    return ChosenImages(
-        data, samples, Origin(split, data.name, config.path, False, options.which, False)
-    )
+    origin = Origin(split, data.name, config.path, False, options.which, False, opened.flips)
+    return ChosenImages(data, samples, origin)
 
 
 def _at_size(config: DataConfig, opened: OpenRun) -> DataConfig:
@@ -328,7 +265,8 @@ class CalibrationCache:
         return load_record(kind, path) if path.is_file() else None
 
     def _path(self, name: str, detail: str) -> Path:
-        return self.opened.run.folder / f"{name}{detail}-{self._weights}.json"
+        flips = "-flips" if self.opened.flips else ""
+        return self.opened.run.folder / f"{name}{detail}{flips}-{self._weights}.json"
 
     @cached_property
     def _weights(self) -> str:
@@ -357,18 +295,6 @@ class CalibrationCache:
                 "the model knows them too well."
             )
         return found
-
-
-def number_or(option: str, given: str) -> float | str:
-    """An option that is a number, or "none" or "auto"."""
-    if given in ("none", "auto"):
-        return given
-    try:
-        return float(given)
-    except ValueError:
-        raise LargeMarginError(
-            f"--{option} must be a number, none or auto, but {given!r} was given."
-        ) from None
 
 
 def cached_temperature(cache: CalibrationCache) -> Temperature:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import jsonargparse
 
-from largemargin.errors import LargeMarginError
+from largemargin.exceptions import LargeMarginError
 
 TRUST = "--trust_config"
 CONFIG_FILES = (".yaml", ".yml", ".json")
@@ -77,13 +77,16 @@ class CommandParser(jsonargparse.ArgumentParser):
         self, args: Sequence[str] | None = None, *rest: Any, **options: Any
     ) -> jsonargparse.Namespace:
         given = sys.argv[1:] if args is None else args
+        if {"-h", "--help"} & {*given}:  # before anything that takes seconds to import
+            self.print_help()
+            self.exit()
         # An option as it is called: --batch-size is --batch_size.
         dashes = re.compile(r"(?<=^--)[^=]+")
         words = [dashes.sub(lambda name: name[0].replace("-", "_"), word) for word in given]
         words = limit_imports(words)
         check_versions(words)
         try:
-            words = self._lists(expand(words, self.shorthand))
+            words = self._lists(self._whole(expand(words, self.shorthand)))
             return super().parse_args(words, *rest, **options)
         except LargeMarginError:
             raise
@@ -94,22 +97,45 @@ class CommandParser(jsonargparse.ArgumentParser):
                 raise
             self.error(str(error))
 
+    def _whole(self, words: Sequence[str]) -> list[str]:
+        """Names without their group, where one setting alone is called so: ``--lr 0.1``."""
+        known = [name for action in self._actions for name in action.option_strings]
+        ends = [name.rpartition(".")[2] for name in known]
+        whole = {
+            f"--{end}": name
+            for end, name in zip(ends, known, strict=True)
+            if ends.count(end) == 1 and f"--{end}" not in known and "." in name
+        }
+        parts = (word.partition("=") for word in words)
+        return ["".join((whole.get(name, name), *rest)) for name, *rest in parts]
+
     def _lists(self, words: Sequence[str]) -> list[str]:
-        """Write out lists typed plainly: ``--trackers wandb`` is ``--trackers=[wandb]``."""
+        """Write out lists typed plainly: ``--trackers wandb mlflow`` is ``[wandb,mlflow]``."""
         lists = {
             name
             for action in self._actions
             for name in action.option_strings
             if "tuple[" in str(getattr(action, "_typehint", ""))
         }
+        # Where a command has words of its own, one word of a list follows its option.
+        alone = all(action.option_strings for action in self._actions)
         long: list[str] = []
-        for word in words:
-            option, equals, value = word.partition("=")
-            if not equals and long and long[-1] in lists and not word.startswith("--"):
-                option, equals, value = long.pop(), "=", word
-            plain = equals and value and value[0] not in "[{&*'\"" and value != "null"
-            taken = option in lists and plain
-            long.append(f"{option}=[{value}]" if taken else f"{option}{equals}{value}")
+        rest = list(words)
+        while rest:
+            option, equals, value = rest.pop(0).partition("=")
+            given = [value] if equals else []
+            while option in lists and rest and not rest[0].startswith("--"):
+                if given and (equals or not alone):
+                    break
+                given.append(rest.pop(0))
+            value = ",".join(given)
+            plain = value and value[0] not in "[{&*'\"" and value != "null"
+            if option in lists and plain:
+                long.append(f"{option}=[{value}]")
+            elif given:
+                long.append(f"{option}={value}")
+            else:
+                long.append(option + equals)
         return long
 
     def format_help(self, formatter: argparse.HelpFormatter | None = None) -> str:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import jsonargparse
 
-from largemargin.errors import LargeMarginError
+from largemargin.exceptions import LargeMarginError
 
 HELP = "memory of a head with many classes, and on how many GPUs it fits"
 

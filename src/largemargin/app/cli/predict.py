@@ -3,21 +3,22 @@
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jsonargparse
 
-from largemargin.app.cli.open_run import (
-    CalibrationCache,
+from largemargin.app.cli.run_arguments import (
+    add_flips,
     add_run,
     add_temperature,
     number_or,
-    open_run,
     output_file,
-    temperature_for,
 )
 from largemargin.app.cli.run_options import show_progress
-from largemargin.errors import LargeMarginError, check_number
+from largemargin.exceptions import LargeMarginError, check_number
+
+if TYPE_CHECKING:
+    from largemargin.app.cli.open_run import CalibrationCache
 
 HELP = "predict the classes of image files, and flag those too close to call"
 
@@ -44,6 +45,7 @@ Examples:
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.usage = "largemargin predict RUN IMAGE [IMAGE ...] [options]"
     add_run(parser)
+    add_flips(parser)
     parser.add_argument(
         "images", nargs="+", type=str, metavar="IMAGE", help="image files, or folders of them"
     )
@@ -72,6 +74,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
 
 
 def run(options: Any) -> int:
+    from largemargin.app.cli.open_run import CalibrationCache, open_run, temperature_for
     from largemargin.app.predict import predict
 
     if options.out is not None and Path(options.out).suffix.lower() not in (".csv", ".json"):
@@ -130,7 +133,7 @@ def _given_threshold(options: Any) -> Any:
     return None if given == "none" else given
 
 
-def _calibrated(options: Any, cache: CalibrationCache) -> Any:
+def _calibrated(options: Any, cache: "CalibrationCache") -> Any:
     from largemargin.measuring.calibrate import Threshold, calibrate_threshold
 
     rule = options.rule or "keep"

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import jsonargparse
 
 from largemargin.app.cli.run_options import show_progress
-from largemargin.errors import LargeMarginError
+from largemargin.exceptions import LargeMarginError
 
 HELP = "write one HTML file about runs: verdict, margins, features, robustness, provenance"
 

@@ -17,7 +17,7 @@ import jsonargparse
 
 from largemargin.app.cli.parser import CommandParser
 from largemargin.app.config import RunConfig
-from largemargin.errors import LargeMarginError
+from largemargin.exceptions import LargeMarginError
 
 TITLES = {
     "data": "Data: --data NAME, FOLDER or FILE, or in detail",

@@ -11,7 +11,7 @@ from typing import Any
 import jsonargparse
 
 from largemargin.app.cli.run_options import Resume, add_run_options, run_config, show_progress
-from largemargin.errors import LargeMarginError
+from largemargin.exceptions import LargeMarginError
 
 HELP = "train a classifier on a data set or an image folder"
 
@@ -27,6 +27,10 @@ Examples:
   largemargin train --objective cosface --objective.settings.margin 0.2 --epochs 30
   largemargin train --objective 'cross_entropy + 0.5*sample_margin' --optimizer.lr 0.1
   largemargin train --preset long_tail --data photos/
+  largemargin train --data photos/ --model timm/resnet50 --weights default --freeze backbone
+      the head alone is trained; to fine-tune: --lr 0.001 --head_lr 0.05 --freeze_batch_norm true
+  largemargin train --data photos/ --mixup 0.2 --cutmix 1 --label_smoothing 0.1
+  largemargin train --data photos/ --class_weights balanced --lr_range_test
   largemargin train --data cifar10 --data.path ~/cifar --model resnet18 --precision bf16
   largemargin train --print_config > run.yaml      write all settings, change them, then:
   largemargin train --config run.yaml --seed 1
@@ -60,6 +64,13 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="take the learning rate, weight decay and clipping that the preset was tuned with, "
         "for another network and batch size than yours; default those of this run",
     )
+    parser.add_argument(
+        "--lr_range_test",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="try rising learning rates in a few steps, show the loss and suggest one; trains "
+        "nothing and writes nothing",
+    )
     add_run_options(parser, title="Training")
 
 
@@ -75,6 +86,11 @@ def run(options: Any) -> int:
         config = _with_preset(run_config(options), *given)
     else:
         config = Run.open(folder).config
+    if options.get("lr_range_test"):
+        from largemargin.app.training.rate_range import rate_range
+
+        print(rate_range(config, progress=show_progress()))
+        return 0
     try:
         done = train(
             config,
@@ -82,7 +98,7 @@ def run(options: Any) -> int:
             resume=folder is not None,
             progress=show_progress(),
             on_begin=partial(print, flush=True) if _is_first() else None,
-            on_epoch=None if show_progress() or not _is_first() else partial(_tell, config),
+            on_epoch=partial(_tell, config) if _is_first() else None,
         )
     except Interrupted as stop:
         if _is_first():
@@ -140,57 +156,42 @@ def _is_first() -> bool:
 
 
 def _tell(config: Any, row: dict[str, Any]) -> None:
-    """A line per epoch, where a log file takes the place of the progress bar."""
+    """A line per epoch, above the progress bar where there is one."""
     validation = row["validation"]
     said = [f"epoch {row['epoch'] + 1} of {config.epochs}: loss {row['loss']:.4g}"]
     if validation is not None:
         said.append(f"validation accuracy {100 * validation['accuracy']:.2f} %")
-    print(", ".join([*said, f"{row['images_per_s']:,.0f} images/s"]), flush=True)
+    line = ", ".join([*said, f"{row['images_per_s']:,.0f} images/s"])
+    if show_progress():
+        from tqdm import tqdm
+
+        tqdm.write(line)
+    else:
+        print(line, flush=True)
 
 
 def summary(done: Any) -> str:
-    """What came out, where it lies and what to do with it."""
-    result = done.result
-    facts = done.facts
+    """What came out, where it lies and what to do with it: five lines, and notes if there are."""
+    result, geometry = done.result, done.result.get("geometry")
     lines = [
-        f"{done.folder}",
-        f"{'data':<11} {facts['name']}, {len(facts['classes'])} classes",
-        f"{'licence':<11} {facts['licence']}",
+        f"{split:<11} {_accuracies(result[split])}"
+        for split in ("validation", "test")
+        if result.get(split)
     ]
-    for split in ("validation", "test"):
-        numbers = result.get(split)
-        if numbers:
-            lines.append(f"{split:<11} {_accuracies(numbers)}")
+    if geometry is not None:
+        between, mean = geometry["class_margin_degrees"], geometry["mean_cosine_margin"]
+        said = [f"{between:.1f}° between the closest classes"] if between is not None else []
+        lines.append(
+            f"{'margins':<11} {', '.join([*said, f'{mean:.2f} of samples (cosine, mean)'])}"
+        )
     lines += [f"{'note':<11} {note}" for note in result.get("notes", ())]
     folder = shlex.quote(str(done.folder))
-    report = f"  largemargin report {folder}    all of it on one page"
-    if done.failure is not None:
-        return "\n".join([*lines, "", "Next:", report])
-    geometry = done.geometry()
-    if geometry is not None:
-        lines += ["", str(geometry)]
-    lines += [
-        "",
-        "Next:",
-        f"  largemargin evaluate {folder}    noise, attacks, calibration",
-        report,
-        f"  largemargin predict {folder} IMAGES",
-        f"  largemargin compare{_same(done.config)} --methods NAME,NAME    better than softmax, or "
-        "by chance?",
-    ]
+    best = "" if result.get("best_epoch") is None else f", the best was {result['best_epoch'] + 1}"
+    epochs = f"{result['epochs']} epoch{'' if result['epochs'] == 1 else 's'}"
+    lines.append(f"{'run':<11} {folder}, {epochs}{best}")
+    others = "" if done.failure is not None else "    or evaluate, measure, predict, export"
+    lines.append(f"{'next':<11} largemargin report {folder}{others}")
     return "\n".join(lines)
-
-
-def _same(config: Any) -> str:
-    """Options that name the images and the network of a run, where they are not the usual ones."""
-    from largemargin.app.config import RunConfig
-
-    usual, words = RunConfig(), []
-    for group, key in (("data", "name"), ("data", "path"), ("model", "name")):
-        value, default = (getattr(getattr(each, group), key) for each in (config, usual))
-        if value != default:
-            words += [f"--{group}.{key}", str(value)]
-    return "".join(f" {shlex.quote(word)}" for word in words)
 
 
 def _accuracies(numbers: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from largemargin.app.cli.run_options import (
     stored_plan,
     study_folder,
 )
-from largemargin.errors import LargeMarginError
+from largemargin.exceptions import LargeMarginError
 
 HELP = "search for learning rate, weight decay, clipping and the loss's own settings"
 

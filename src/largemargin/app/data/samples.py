@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from largemargin.app.data.augment import Augment, Draws, transforms
 from largemargin.app.data.image_files import ImageFiles
+from largemargin.app.data.mix import Mix
 from largemargin.errors import LargeMarginError, check_number
 from largemargin.measuring.batches import ImageBatch
 from largemargin.measuring.sample_draws import generator_for
@@ -136,6 +137,7 @@ class Batches:
             of ``world``.
         twice: change every image twice, independently: a batch of b labels has 2 b images, the
             second ones after the first. Only of images in memory.
+        mix: mixes the images of every batch, whose labels are soft targets then.
 
     Example:
         >>> pixels = torch.zeros(5, 1, 4, 4)
@@ -159,6 +161,7 @@ class Batches:
         workers: int = 0,
         drop_last: bool = False,
         twice: bool = False,
+        mix: Mix | None = None,
     ) -> None:
         check_number("batch_size", batch_size, at_least=1)
         check_number("world", world, at_least=1)
@@ -184,6 +187,7 @@ class Batches:
         """All labels on the device."""
         if samples.pixels is not None and self.augment.batched:
             self.pixels = samples.pixels.to(self.device)
+        self.mix = mix
         self.twice = twice
         if twice and self.pixels is None:
             raise LargeMarginError(
@@ -232,8 +236,25 @@ class Batches:
         """The batches of an epoch from step ``start`` on."""
         check_number("start", start, at_least=0, at_most=len(self))
         if self.pixels is None:
-            return self._read(epoch, start)
-        return self._take(self.pixels, epoch, start)
+            batches = self._read(epoch, start)
+        else:
+            batches = self._take(self.pixels, epoch, start)
+        return batches if self.mix is None else self._mixed(self.mix, batches, epoch, start)
+
+    def mixtures(self, epoch: int) -> Tensor:
+        """(steps, 5) what is drawn for each step, on the device; (0, 5) where nothing is mixed."""
+        if self.mix is None:
+            return torch.zeros(0, 5, device=self.device)
+        size = (self.samples.raw(0).shape[-2], self.samples.raw(0).shape[-1])
+        places = ((self.seed, epoch, step) for step in range(len(self)))
+        return torch.tensor([self.mix.draw(size, place) for place in places]).to(self.device)
+
+    def _mixed(
+        self, mix: Mix, batches: Iterator[ImageBatch], epoch: int, start: int
+    ) -> Iterator[ImageBatch]:
+        for batch, mixture in zip(batches, self.mixtures(epoch)[start:], strict=True):
+            images, labels = mix.apply(batch.images, batch.labels, mixture)
+            yield batch._replace(images=images, labels=labels)
 
     def _take(self, pixels: Tensor, epoch: int, start: int) -> Iterator[ImageBatch]:
         plan, order = self.plan(epoch), self.order(epoch)

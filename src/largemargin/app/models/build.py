@@ -2,10 +2,11 @@
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from largemargin.app.config import ModelConfig
 from largemargin.app.models.library_networks import (
@@ -64,8 +65,11 @@ class Classifier(nn.Module):
     """``head(feature_layer(backbone(normalize(images))))``: images in [0, 1] to logits (N, C).
 
     ``features(images)`` gives what the head sees, (N, D). ``notes`` says in sentences what was
-    changed to make a network fit, such as a first convolution for grey images.
+    changed to make a network fit, such as a first convolution for grey images. Modules that
+    ``fixed`` names stay in evaluation mode during training.
     """
+
+    fixed: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -91,6 +95,50 @@ class Classifier(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.head(self.features(images))
         return logits
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for name in self.fixed:
+            self.get_submodule(name).eval()
+        return self
+
+    def freeze(self, names: Sequence[str], *, batch_norm: bool) -> None:
+        """Train these modules no more, and, if asked to, no statistics of batch normalisation."""
+        modules = dict(self.named_modules())
+        for name in names:
+            if name.partition(".")[0] != "backbone" or name not in modules:
+                inside = [each for each in modules if each.count(".") == 1 and each[0] == "b"]
+                raise LargeMarginError(
+                    "model.freeze must name the backbone or modules in it, but "
+                    f"{name!r} was given. There are backbone, {', '.join(inside)}."
+                )
+            modules[name].requires_grad_(False)
+        kept = [name for name, each in modules.items() if isinstance(each, _BatchNorm)]
+        self.fixed = (*names, *(kept if batch_norm else ()))
+        if batch_norm and not kept:
+            raise LargeMarginError(
+                "model.freeze_batch_norm is true, but this network has no batch normalisation. "
+                "Leave it out."
+            )
+
+
+class MeanOfFlips(nn.Module):
+    """Features of images and of their mirror images, averaged: test-time augmentation."""
+
+    def __init__(self, features: nn.Module) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, images: Tensor) -> Tensor:
+        mean: Tensor = (self.features(images) + self.features(images.flip(-1))) / 2
+        return mean
+
+
+def with_flips(model: nn.Module) -> nn.Module:
+    """The trained model, in evaluation mode, that looks at every image and its mirror image."""
+    assert isinstance(model, Classifier)
+    features = nn.Sequential(model.backbone, model.feature_layer)
+    return Classifier(model.normalize, MeanOfFlips(features), model.head).eval()
 
 
 def list_models() -> dict[str, str]:
@@ -143,7 +191,13 @@ def build_model(
         dim = config.feature_dim
     check_choice("head", config.head, ("linear", "simplex"))
     head = (nn.Linear if config.head == "linear" else SimplexHead)(dim, num_classes)
-    return Classifier(normalize, backbone, head, feature_layer=feature_layer, notes=notes)
+    model = Classifier(normalize, backbone, head, feature_layer=feature_layer, notes=notes)
+    if config.freeze or config.freeze_batch_norm:
+        model.freeze(config.freeze, batch_norm=config.freeze_batch_norm)
+        by_path = "." in config.name and "/" not in config.name
+        if config.weights is None and not by_path:
+            model.notes += ("what is frozen has random weights: model.weights names no others.",)
+    return model
 
 
 def _build_own(config: ModelConfig, channels: int, size: Size) -> tuple[nn.Module, int]:

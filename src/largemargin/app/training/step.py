@@ -150,6 +150,7 @@ class GraphStep:
         self.order = torch.zeros(count, dtype=torch.long, device=self.device)
         self.draws = [batches.augment.draw(count).to(self.device) for _ in range(1 + batches.twice)]
         self.start = torch.zeros((), dtype=torch.long, device=self.device)
+        self.mixtures = batches.mixtures(0)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.plain_steps: dict[int, int] = {}
         self._within: dict[int, Tensor] = {}
@@ -163,6 +164,7 @@ class GraphStep:
         for mine, new in zip(self.draws, plan[1:], strict=False):  # there may be no others
             for each, drawn in zip(mine, new or (), strict=True):
                 each.copy_(drawn)
+        self.mixtures.copy_(self.batches.mixtures(epoch))
 
     def _gather(self, within: Tensor) -> tuple[Tensor, Tensor]:
         """Images and labels of the step that begins at ``start``, augmented."""
@@ -171,8 +173,13 @@ class GraphStep:
         rows = self.start + within
         index = self.order[rows]
         draws = [Draws(*(each[rows] for each in one)) for one in self.draws]
-        images = self.batches.take(pixels, index, draws)
-        return images.contiguous(memory_format=torch.channels_last), self.batches.labels[index]
+        images, labels = self.batches.take(pixels, index, draws), self.batches.labels[index]
+        if self.batches.mix is not None:
+            # Looked up by a tensor: a number would be read back from the device.
+            number = (self.start // self.batches.batch_size).view(1)
+            mixture = self.mixtures.index_select(0, number)[0]
+            images, labels = self.batches.mix.apply(images, labels, mixture)
+        return images.contiguous(memory_format=torch.channels_last), labels
 
     def _batch(self, size: int) -> tuple[Tensor, Tensor]:
         if size not in self._within:
@@ -284,32 +291,53 @@ ONE_CYCLE_RISE = 0.2
 
 
 def make_optimizer(
-    config: OptimizerConfig, parameters: Iterable[nn.Parameter], *, on_device: bool = False
+    config: OptimizerConfig,
+    parameters: Iterable[nn.Parameter],
+    *,
+    head: Iterable[nn.Parameter] = (),
+    on_device: bool = False,
 ) -> torch.optim.Optimizer:
-    """The optimizer; ``on_device`` keeps its learning rate in a tensor, as CUDA graphs need."""
+    """The optimizer; ``on_device`` keeps its learning rate in a tensor, as CUDA graphs need.
+
+    Args:
+        config: its settings.
+        parameters: all that may be trained.
+        head: those of them with the rate ``head_lr``.
+        on_device: for CUDA graphs.
+    """
     check_number("optimizer.lr", config.lr, above=0)
     check_number("optimizer.weight_decay", config.weight_decay, at_least=0)
     check_number("optimizer.momentum", config.momentum, at_least=0, below=1)
     if config.clip_norm is not None:
         check_number("optimizer.clip_norm", config.clip_norm, above=0)
     chosen = [parameter for parameter in parameters if parameter.requires_grad]
-    rate: Any = config.lr
-    if on_device:
-        rate = torch.tensor(config.lr, dtype=torch.float32, device=chosen[0].device)
+    if not chosen:
+        raise LargeMarginError(
+            "there is nothing to train: model.freeze leaves no parameter. Freeze less."
+        )
     fused = chosen[0].device.type == "cuda"
+    groups: list[dict[str, Any]] = [{"params": chosen, "lr": config.lr}]
+    if config.head_lr is not None:
+        check_number("optimizer.head_lr", config.head_lr, above=0)
+        above = {id(parameter) for parameter in head}
+        below = [each for each in chosen if id(each) not in above]
+        chosen = [each for each in chosen if id(each) in above]
+        groups = [{"params": below, "lr": config.lr}, {"params": chosen, "lr": config.head_lr}]
+        groups = [group for group in groups if group["params"]]
+    for group in groups:
+        group["factor"] = group["lr"] / config.lr
+        if on_device:  # a tensor for each group, or they would share one
+            group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=chosen[0].device)
     if config.name == "sgd":
         return torch.optim.SGD(
-            chosen,
-            lr=rate,
+            groups,
             momentum=config.momentum,
             nesterov=config.nesterov and config.momentum > 0,
             weight_decay=config.weight_decay,
             fused=fused,
         )
     kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
-    return kind(
-        chosen, lr=rate, weight_decay=config.weight_decay, fused=fused, capturable=on_device
-    )
+    return kind(groups, weight_decay=config.weight_decay, fused=fused, capturable=on_device)
 
 
 class LearningRate:
@@ -366,12 +394,18 @@ class LearningRate:
     def set(self, optimizer: torch.optim.Optimizer, step: int) -> float:
         """Give the optimizer the rate of this step."""
         rate = self.at(step)
-        for group in optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+        set_rate(optimizer, rate)
         return rate
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Give every group its rate where the first has this one."""
+    for group in optimizer.param_groups:
+        own = rate * group.get("factor", 1.0)
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(own)
+        else:
+            group["lr"] = own
 
 
 def _wave(start: float, end: float, part: float) -> float:

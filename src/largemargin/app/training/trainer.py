@@ -19,13 +19,14 @@ from torch import Tensor, nn
 
 from largemargin.app.config import RunConfig
 from largemargin.app.data.load import Data
+from largemargin.app.data.mix import Mix
 from largemargin.app.data.samples import Batches
 from largemargin.app.models.build import build_model
 from largemargin.app.training.checkpoints import Checkpoints, marked
 from largemargin.app.training.config_file import to_dict
 from largemargin.app.training.files import damage_named
 from largemargin.app.training.journal import EpochTotals, Journal, Progress
-from largemargin.app.training.objective import needs_of, objective_of
+from largemargin.app.training.objective import needs_of, objective_of, refuse_soft_targets
 from largemargin.app.training.processes import Processes, autocast
 from largemargin.app.training.run_scores import Diverged, Scores
 from largemargin.app.training.step import (
@@ -96,7 +97,7 @@ class Trainer:
         counts = torch.bincount(data.train.labels, minlength=len(data.classes)).tolist()
         self.criterion = attach(
             self.bare,
-            objective_of(config.objective, counts),
+            objective_of(config.objective, counts, data.classes),
             layers=config.objective.layers,
             schedule="preset" if config.objective.schedule == "preset" else None,
             total_steps=total if config.objective.schedule == "preset" else None,
@@ -104,9 +105,16 @@ class Trainer:
             accumulate=config.noise.losses_per_step,
         )
         self._check_noise()
+        for name in ("mixup", "cutmix"):
+            if getattr(config.data, name):
+                refuse_soft_targets(self.criterion.objective, f"data.{name}")
         self.graphs = self._uses_graph()
         parameters = [*self.bare.parameters(), *self.criterion.parameters()]
-        self.optimizer = make_optimizer(config.optimizer, parameters, on_device=self.graphs)
+        below = {id(parameter) for parameter in self.bare.backbone.parameters()}
+        head = [parameter for parameter in parameters if id(parameter) not in below]
+        self.optimizer = make_optimizer(
+            config.optimizer, parameters, head=head, on_device=self.graphs
+        )
         self.rate = LearningRate(
             config.optimizer, epochs=config.epochs, steps_per_epoch=len(self.batches)
         )
@@ -474,6 +482,8 @@ def training_batches(config: RunConfig, data: Data, processes: Processes) -> Bat
             f"batch_size is that of all processes together and must leave each of them two images, "
             f"but {config.batch_size} was given for {world} processes. Give {least} or more."
         )
+    mixed = config.data.mixup != 0 or config.data.cutmix != 0
+    mix = Mix(len(data.classes), mixup=config.data.mixup, cutmix=config.data.cutmix)
     return Batches(
         data.train,
         config.batch_size,
@@ -485,6 +495,7 @@ def training_batches(config: RunConfig, data: Data, processes: Processes) -> Bat
         workers=config.data.workers,
         drop_last=0 < images % config.batch_size < least,
         twice=config.noise.crop == "own",
+        mix=mix if mixed else None,
     )
 
 
