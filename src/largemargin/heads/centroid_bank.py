@@ -112,10 +112,9 @@ def recomputing() -> bool:
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
-@torch.no_grad()
 def _mark(batch: Tensor) -> Tensor:
-    """What batches are told apart by: a number per column, as little as a copy is much."""
-    mark: Tensor = torch.linalg.vector_norm(batch, dim=0)
+    """What batches are told apart by: a number per column."""
+    mark: Tensor = torch.linalg.vector_norm(batch.detach(), dim=0)
     return mark
 
 
