@@ -116,6 +116,36 @@ def test_a_dead_network_survives_an_eps_of_its_former_slope():
     assert values[0] < 100
     (gradient,) = torch.autograd.grad(values[0], model.head.bias)
     assert bool(torch.isfinite(gradient).all())
+    loss.reduction, right = "none", model(x).argmax(1)
+    assert bool((loss(model(x), right, x) < loss(model(x), (right + 1) % 3, x)).all())
+
+
+def test_the_band_as_measured_lies_between_one_and_nineteen_fifths_of_the_reach():
+    loss = lm.MarginDistribution(r="auto", measured_steps=1)
+    loss(*batch(0))
+    _, reach, slope = loss.measured.tolist()
+    x = torch.tensor([[1.0, 0.0]])
+    _, norms = numbers(x @ W.T, torch.tensor([0]))
+    per_unit = 2 / (norms[0] + 1e-6 + 0.1 * slope)  # of gap along the first axis, W[0] - W[2]
+    for factor, branch in ((0.98, "below"), (1.02, "inside"), (3.75, "inside"), (3.85, "above")):
+        scaled = (x * (factor * reach / per_unit)).requires_grad_()
+        loss(scaled @ W.T, torch.tensor([0]), scaled)
+        assert loss.observed[branch] == 1, factor
+
+
+def test_without_batch_norm_per_sample_gradients_are_the_others():
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    x, labels = torch.randn(5, 2, dtype=torch.float64, requires_grad=True), torch.arange(5) % 3
+    for kind in (lm.MarginHinge, lm.MarginDistribution):
+        for second in (False, True):
+            values = [
+                kind(differentiable_norm=second, per_sample_gradients=alone)(model(x), labels, x)
+                for alone in (False, True)
+            ]
+            torch.testing.assert_close(*values)
+            slopes = [torch.autograd.grad(value, model[0].weight)[0] for value in values]
+            torch.testing.assert_close(*slopes)
 
 
 def net():
