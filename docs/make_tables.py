@@ -18,6 +18,7 @@ from site_pages.sources import FAMILIES, PAPERS
 PAGE = Path(__file__).parent / "losses.md"
 OPTIONS = {
     "weight": "class weights",
+    "prior": "prior",
     "sample_weight": "sample weights",
     "ignore_index": "ignore_index",
     "soft_targets": "soft targets",
@@ -105,7 +106,8 @@ def page() -> str:
         "empty or ragged batches; it has `sync` for distributed means, `state_dict`, pickling, and",
         "a `repr` that rebuilds it.",
         "Class weights are an argument, `CosFace(weight=[1.0, 2.0, ...])`, and so are",
-        '`ignore_index=`, `label_smoothing=`, `reduction=` and `impl="chunked"`. For margins per',
+        "`prior=[...]` (class counts: logit adjustment), `ignore_index=`, `label_smoothing=`,",
+        '`reduction=` and `impl="chunked"`. For margins per',
         "class pass a tensor of C numbers as `margin=`, or `class_counts=[...]`. Sample weights",
         "come with the batch, `sample_weight=`; soft targets are (N, C) labels.",
         "A number in brackets is the reason below the table.",

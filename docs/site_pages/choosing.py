@@ -66,16 +66,18 @@ def rows() -> list[Advice]:
         ),
         Advice(
             "Long tail",
-            ("ldam", "lm_softmax", "zero_centroid"),
-            "rare classes get wider margins; combine LM-Softmax with `zero_centroid`",
+            ("ldam", "logit_adjustment", "vs_loss", "lm_softmax", "zero_centroid"),
+            "rare classes get wider margins, or logits shifted by how frequent a class is, also "
+            "beside a margin: `prior=`; combine LM-Softmax with `zero_centroid`",
             ("ltlm/table2",),
             "long_tail",
         ),
         Advice(
             "Wrong labels",
-            ("kobayashi",),
+            ("kobayashi", "generalized_cross_entropy", "symmetric_cross_entropy"),
             "logits with a small scale probably cannot fit single wrong labels; Kobayashi's loss "
-            "gained here with up to 30 % wrong labels, less than reported, and lost with more",
+            "gained here with up to 30 % wrong labels, less than reported, and lost with more; the "
+            "two cross entropies bound what one label can cost and are the usual baselines",
             ("kobayashi/table3",),
             "label_noise",
         ),
@@ -86,6 +88,20 @@ def rows() -> list[Advice]:
             "here; the other two losses also compare clean and noisy features",
             ("robust/table1", "robust/table2", "robust/table4"),
             "corruption",
+        ),
+        Advice(
+            "Unknown inputs, overconfidence",
+            ("logit_norm",),
+            "logits of one length leave the softmax no way to be sure of everything; the paper "
+            "reports better OOD detection at equal accuracy",
+            (),
+            "",
+            (
+                (
+                    "reported by its paper alone; `lm.measure(..., ood=...)` tells it on your data",
+                    "how-to/measure.md",
+                ),
+            ),
         ),
         Advice(
             "Retrieval, faces, persons",

@@ -77,12 +77,19 @@ ORIGINALS = {
     "focal": "Lin, Goyal, Girshick, He, Dollár: *Focal Loss for Dense Object Detection*, ICCV 2017",
     "gaussian_mixture": "Wan, Zhong, Li, Chen: *Rethinking Feature Distribution for Loss Functions "
     "in Image Classification*, CVPR 2018",
+    "generalized_cross_entropy": "Zhang, Sabuncu: *Generalized Cross Entropy Loss for Training "
+    "Deep Neural Networks with Noisy Labels*, NeurIPS 2018",
     "label_smoothing": "Szegedy, Vanhoucke, Ioffe, Shlens, Wojna: *Rethinking the Inception "
     "Architecture for Computer Vision*, CVPR 2016",
     "layer_margin": "Elsayed, Krishnan, Mobahi, Regan, Bengio: *Large Margin Deep Networks for "
     "Classification*, NeurIPS 2018",
     "ldam": "Cao, Wei, Gaidon, Arechiga, Ma: *Learning Imbalanced Datasets with "
     "Label-Distribution-Aware Margin Loss*, NeurIPS 2019",
+    "logit_adjustment": "Menon, Jayasumana, Rawat, Jain, Veit, Kumar: *Long-tail Learning via "
+    "Logit Adjustment*, ICLR 2021; Ren et al.: *Balanced Meta-Softmax for Long-Tailed Visual "
+    "Recognition*, NeurIPS 2020",
+    "logit_norm": "Wei, Xie, Cheng, Feng, An, Li: *Mitigating Neural Network Overconfidence with "
+    "Logit Normalization*, ICML 2022",
     "lsoftmax": "Liu, Wen, Yu, Yang: *Large-Margin Softmax Loss for Convolutional Neural "
     "Networks*, ICML 2016",
     "max_hinge": "Crammer, Singer: *On the Algorithmic Implementation of Multiclass Kernel-based "
@@ -93,5 +100,9 @@ ORIGINALS = {
     "Recognition*, CVPR 2017",
     "stability": "Zheng, Song, Leung, Goodfellow: *Improving the Robustness of Deep Neural "
     "Networks via Stability Training*, CVPR 2016",
+    "symmetric_cross_entropy": "Wang, Ma, Chen, Luo, Yi, Bailey: *Symmetric Cross Entropy for "
+    "Robust Learning with Noisy Labels*, ICCV 2019",
+    "vs_loss": "Kini, Paraskevas, Oymak, Thrampoulidis: *Label-Imbalanced and Group-Sensitive "
+    "Classification under Overparameterization*, NeurIPS 2021",
 }
 """Who proposed a loss that one of the five papers uses or compares with."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import softmax_family
+from torch import nn
 
 import largemargin as lm
 import largemargin.functional as LF
@@ -122,7 +123,14 @@ def test_a_model_predicts_without_it():
         head = criterion.head
         want = LF.similarity_logits(x, plain.weight, similarity=head.similarity, scale=head.scale)
         assert_close(outputs, want, 1e-6)
-        criterion(outputs, y).backward()
+        value = criterion(outputs, y)
+        value.backward()
+        if not isinstance(objective, lm.VSLoss):
+            lowered = 0.0 if isinstance(objective, lm.LogitAdjustment) else 8 * 0.35
+            shifted = outputs.detach() + torch.log(torch.tensor(COUNTS))
+            shifted[torch.arange(5), y] -= lowered
+            term = next(iter(criterion.terms.values()))
+            assert_close(term, nn.functional.cross_entropy(shifted, y), 1e-6)
         assert bool(torch.isfinite(criterion.layer.weight.grad).all())
 
 

@@ -305,3 +305,25 @@ def check_ddp_with_accumulation() -> Iterator[str]:
 
 def check_ddp_with_checkpointing() -> Iterator[str]:
     yield from train(again=True, micro=1)
+
+
+def check_measured_band() -> Iterator[str]:
+    """The band of a margin distribution comes from the margins of all ranks, in training alone."""
+    rank, differences = dist.get_rank(), Differences()
+    shared = lm.MarginDistribution(r="auto", measured_steps=4, sync=True)
+    single = copy.deepcopy(shared)
+    weight = normal(0, 5, D)
+    for step, sizes in enumerate([(4, 4), (3, 5), (0, 8), (6, 2), (4, 4)]):
+        x, labels = normal(1 + step, 8, D), torch.tensor([0, 1, -100, 3, 4, 0, 1, 2])
+        single.sync = False
+        with mock.patch("largemargin.losses.input_margin.world_size", return_value=1):
+            everyone = x.clone().requires_grad_()
+            want = single(everyone @ weight.T, labels, everyone)
+        own = shard(x, sizes, rank).requires_grad_()
+        got = shared(own @ weight.T, shard(labels, sizes, rank), own)
+        differences.compare(f"step {step}: value", got.detach(), want.detach())
+        differences.compare(f"step {step}: measured", shared.measured, single.measured)
+        if rank == 0:  # the other rank does not call it
+            shared.eval()(own @ weight.T, shard(labels, sizes, rank), own)
+            shared.train()
+    yield from differences.found

@@ -13,6 +13,7 @@ GROUPS = {
         "ddp",
         "ddp_with_accumulation",
         "ddp_with_checkpointing",
+        "measured_band",
     ],
 }
 

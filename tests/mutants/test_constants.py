@@ -14,7 +14,7 @@ from largemargin.ops.norms import _Normalize, _SafeNorm
 
 CONSTANTS = {
     "losses.base.angles": {"NEAR": 0.99, "NOISE": {"bf16": 2.0**-8, "tf32": 2.0**-10}},
-    "losses.hinges": {"_FORM": {"bias": None, "similarity": "dot", "scale": 1.0}},
+    "losses.input_margin": {"BRANCHES": ("below", "inside", "above"), "SHARE_OF_R": 7 / 12},
     "losses.layer_margin": {"NORMS": (1, 2, math.inf)},
     "losses.base.scale": {"PROBABILITY": 0.9},
     "ops.chunked": {"BLOCK_ELEMENTS": 2**20, "GPU_BLOCK_ELEMENTS": 2**25, "MIN_BLOCK": 256},
@@ -70,7 +70,7 @@ def test_what_losses_take(loss, uses_bias, takes_logits):
 def test_what_losses_change_and_refuse():
     assert ClassWise.defaults == {"sync": True}
     assert lm.CenterLoss.defaults == {"reduction": "sum", "sync": True}
-    refused = ["soft_targets", "label_smoothing", "class_margin", "chunked"]
+    refused = ["prior", "soft_targets", "label_smoothing", "class_margin", "chunked"]
     assert list(lm.CenterLoss.refuses) == refused
     assert lm.Discriminative.has_norm
     assert not lm.StableDiscriminative.has_norm

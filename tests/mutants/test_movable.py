@@ -18,11 +18,14 @@ LIMITS = {
     "arcface": {"margin": RADIANS},
     "center": {"rate": SHARE},
     "cosface": {"margin": {"at_least": 0, "below": 3 / 2}},
+    "generalized_cross_entropy": {"q": {"above": 0, "at_most": 1}},
     "gm_softmax": {key: {} for key in ("alpha1", "beta1", "alpha2", "beta2")},
     "label_smoothing": {"smoothing": SHARE},
     "ldam": {"max_margin": {"at_least": 0, "below": 3 / 2}},
+    "logit_norm": {"temperature": {"above": 0}},
     "margin_distribution": {"mu": {"above": 0, "at_most": 1}},
     "margin_hinge": {"threshold": {}},
+    "symmetric_cross_entropy": {"log_zero": {"below": 0}},
     "unified_margin": {"m1": {"above": 0}, "m2": RADIANS},
 }
 """What hyper-parameters may become, with three classes; others are >= 0."""

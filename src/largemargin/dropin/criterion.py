@@ -402,6 +402,8 @@ class Criterion(nn.Module):
         weights = self.objective.term_weights
         gradients: dict[str, tuple[Tensor, Tensor]] = {}
         for name, term in terms.items():
+            if name not in weights:  # only observed
+                continue
             own = arguments.get("own", {})
             features = own.get(name.split(".")[0], arguments)["features"]
             gradient = None
@@ -411,7 +413,7 @@ class Criterion(nn.Module):
                 )
             if gradient is None:
                 gradient = torch.zeros_like(features)
-            gradients[name] = features, weights.get(name, 1.0) * gradient.detach()
+            gradients[name] = features, weights[name] * gradient.detach()
         self.gradient_norms = {name: each.norm() for name, (_, each) in gradients.items()}
         self.gradient_conflicts = {
             (one, other): F.cosine_similarity(first.flatten(), second.flatten(), dim=0)

@@ -58,6 +58,7 @@ class Watch:
         self._looks_at_banks = True
         self._looks_at_labels = True
         self._highest: Tensor | None = None
+        self._branches: dict[str, Tensor] = {}
 
     def __call__(self, criterion: Any, features: Tensor, labels: Tensor, head: HeadView) -> None:
         if not (torch.is_grad_enabled() and plain_eager()):
@@ -72,6 +73,8 @@ class Watch:
             self._look_at_angles(criterion.objective, features, labels, head, patience, due)
         if self._looks_at_banks and due:
             self._look_at_banks(criterion)
+        if soon and _soon_due(self.calls, patience):
+            self._look_at_branches(criterion.objective, due)
         if self._looks_at_labels and labels.dim() == 1:
             patience = self.labels_after * criterion.accumulate
             if -self.calls % patience < WINDOW:
@@ -128,6 +131,32 @@ class Watch:
                 'hold. Start without the margin (schedule="preset" and total_steps=..., or '
                 'lm.schedules.Ramp("margin", 0.0, steps=...)), lower margin or learning rate, or '
                 'take scale="auto".'
+            )
+
+    def _look_at_branches(self, objective: Objective, due: bool) -> None:
+        """Where the margins of a margin distribution lie: of a few calls, once for each term."""
+        for name, loss in objective.terms.items():
+            shares = getattr(loss, "observed", None)
+            if not shares or (name in self._branches and self._branches[name].numel() == 0):
+                continue
+            found = torch.stack(list(shares.values()))
+            self._branches[name] = found.maximum(self._branches.get(name, found))
+            if not due:
+                continue
+            held = [
+                branch
+                for branch, most in zip(shares, self._branches.pop(name).tolist(), strict=True)
+                if most > 0
+            ]
+            if "inside" in held and len(held) > 1:
+                continue
+            self._branches[name] = found.new_empty(0)  # said once
+            warn_user(
+                f"after {self.calls} training calls every margin that {type(loss).__name__} (term "
+                f"{name!r}) has seen lately lies {' or '.join(held)} its band from r - theta to "
+                'r + theta. Below it the loss is linear and inside it is 0. Take r="auto", or '
+                "r - theta of one to two times the median training margin of a network trained by "
+                "cross entropy."
             )
 
     def _look_at_labels(self, labels: Tensor, head: HeadView, patience: int) -> None:

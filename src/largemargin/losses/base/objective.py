@@ -33,7 +33,8 @@ class Objective(Summand, nn.Module):
     Every loss takes what it needs from the call: features, prototypes and labels always; ``noisy``
     features, ``inputs`` or ``layers`` when a term asks for them. ``logits`` are made from features
     and prototypes when they are not given. The result is a ``LossValue``: ``total``, and ``terms``
-    with the unweighted value of each term (a composite term's parts as ``name.part``).
+    with the unweighted value of each term (a composite term's parts as ``name.part``, and so what
+    a term has only observed, its ``observed``).
     """
 
     __call__: Callable[..., LossValue]
@@ -106,6 +107,8 @@ class Objective(Summand, nn.Module):
             else:
                 term = loss(*arguments, **options)
                 values[name] = term
+            for what, share in getattr(loss, "observed", {}).items():
+                values[f"{name}.{what}"] = share
             moved = followed(self, name) if torch.compiler.is_compiling() else None
             weight: float | Tensor = self.weights[name] if moved is None else moved
             weighted = term if isinstance(weight, float) and weight == 1 else weight * term
