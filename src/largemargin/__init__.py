@@ -24,6 +24,7 @@ from largemargin.heads.packing import best_packing as best_packing
 from largemargin.heads.sharded_class_head import ShardedClassHead as ShardedClassHead
 from largemargin.heads.simplex import SimplexHead as SimplexHead
 from largemargin.heads.simplex import simplex as simplex
+from largemargin.heads.sub_center_head import SubCenterHead as SubCenterHead
 from largemargin.losses import LDAM as LDAM
 from largemargin.losses import LOSSES as LOSSES
 from largemargin.losses import ArcFace as ArcFace

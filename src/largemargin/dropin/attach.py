@@ -188,7 +188,7 @@ def _head(model: nn.Module, layer: str | None) -> tuple[str, nn.Module, tuple[in
         raise LargeMarginError(
             f"layer {path!r} is lazy and has no weight yet. Run one batch through the model first."
         )
-    return path, head, (int(weight.shape[0]), int(weight.shape[1]))
+    return path, head, (int(weight.shape[0]), int(weight.shape[-1]))
 
 
 def _named_features(

@@ -7,27 +7,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_inputs, check_logits
 from largemargin.losses.base.loss import LogitLoss, LossOptions
 from largemargin.losses.base.setting_ranges import Dimension, Limits, Range
 from largemargin.losses.base.terms import (
     LogitOptions,
     at_target,
-    check_form,
     check_setting,
     class_count,
+    every_logit,
     over_targets,
     require,
     stats_of,
+    target_of,
 )
-from largemargin.ops.norms import promote
-from largemargin.ops.shards import refuse_sharded
-from largemargin.ops.similarity import similarity_logits
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 _DENSE = "it looks at every rival's logit by itself, so the (N, C) logits must exist."
-
-_FORM: dict[str, Any] = {"bias": None, "similarity": "dot", "scale": 1.0}
 
 
 class MaxHinge(LogitLoss):
@@ -138,7 +133,7 @@ def dense_hinge(
 ) -> PerSample:
     """Dense hinge per sample; :class:`DenseHinge` has equation, arguments and an example."""
     check_setting("margin", margin)
-    logits, labels = _logits(features, prototypes, labels, options, "dense_hinge")
+    logits, labels = every_logit(features, prototypes, labels, options, "dense_hinge", _DENSE)
     rivals = logits.shape[1] - 1
     required = at_target(margin, labels, rivals + 1, "margin")
     if isinstance(required, Tensor) and required.dim() > 0:
@@ -147,7 +142,7 @@ def dense_hinge(
         gaps = F.relu(logits[:, None, :] - logits[:, :, None] + required)
         own = torch.diagonal(gaps, dim1=1, dim2=2)
         return over_targets((gaps.sum(2) - own) / rivals, labels)
-    index, target = _at_target(logits, labels)
+    index, target = target_of(logits, labels)
     return F.relu(logits - target + required).scatter(1, index, 0.0).sum(1) / rivals
 
 
@@ -181,11 +176,11 @@ def soft_hinge(
     **options: Unpack[LogitOptions],
 ) -> PerSample:
     """One-against-rest loss per sample; :class:`SoftHinge` has equation, arguments and example."""
-    logits, labels = _logits(features, prototypes, labels, options, "soft_hinge")
+    logits, labels = every_logit(features, prototypes, labels, options, "soft_hinge", _DENSE)
     if labels.dim() == 2:
         every = F.softplus(logits).sum(1, keepdim=True)
         return over_targets((every - logits) / logits.shape[1], labels)
-    index, target = _at_target(logits, labels)
+    index, target = target_of(logits, labels)
     return F.softplus(logits.scatter(1, index, -target)).mean(1)
 
 
@@ -202,37 +197,3 @@ def _gap(
     stats, labels = stats_of(features, prototypes, labels, ("target", "rival"), options)
     required = at_target(margin, labels, num_classes, "margin")
     return require(stats.rival) - require(stats.target) + required, labels
-
-
-def _logits(
-    features: Tensor, prototypes: Tensor, labels: Tensor | None, options: Any, name: str
-) -> tuple[Tensor, Tensor]:
-    """The (N, C) logits and the labels of either call form."""
-    checked = options.get("checked", False)
-    if not checked:
-        check_form(options)
-    refuse_sharded(prototypes, name, _DENSE)
-    if (impl := options.get("impl")) in ("chunked", "triton"):
-        raise LargeMarginError(
-            f'{name} cannot be computed with impl="{impl}": {_DENSE} Pass impl="auto".'
-        )
-    checks = {key: options[key] for key in ("validate", "check_finite") if key in options}
-    if labels is None:
-        if not checked:
-            check_logits(features, prototypes, **checks)
-        return promote(features), prototypes
-    if not checked:
-        check_inputs(features, prototypes, labels, bias=options.get("bias"), **checks)
-    form = {key: options.get(key, default) for key, default in _FORM.items()}
-    logits = similarity_logits(
-        features, prototypes, precision=options.get("precision"), checked=True, **form
-    )
-    return logits, labels
-
-
-def _at_target(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Clamped target column index, and the target's logit (NaN for a label out of range)."""
-    labels = labels.long()
-    index = labels.clamp(0, logits.shape[1] - 1)[:, None]
-    outside = ((labels < 0) | (labels >= logits.shape[1]))[:, None]
-    return index, logits.gather(1, index).masked_fill(outside, torch.nan)

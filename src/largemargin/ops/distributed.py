@@ -47,7 +47,7 @@ def gather_numbers(x: Tensor) -> Tensor:
     return all_reduce_sum(F.pad(x[None], (before, world_size() - before - 1)))
 
 
-def gather_ragged(x: Tensor, fill: int) -> Tensor:
+def gather_ragged(x: Tensor, fill: float) -> Tensor:
     """Vectors of all processes in rank order, padded with ``fill`` to the longest: (R * N_max,)."""
     size = torch.tensor([x.shape[0]], device=x.device)
     sizes = [torch.empty_like(size) for _ in range(world_size())]

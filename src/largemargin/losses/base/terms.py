@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from largemargin.errors import (
     LargeMarginError,
     check_choice,
+    check_classifier,
     check_inputs,
     check_length,
     check_logits,
-    check_matrix,
     check_number,
 )
 from largemargin.losses.base.scale import auto_scale, check_scale_setting
@@ -29,9 +29,12 @@ from largemargin.ops.dense import dense_limit
 from largemargin.ops.eager_gradients import may_look
 from largemargin.ops.matmul import PRECISIONS, resolve_precision
 from largemargin.ops.norms import promote
-from largemargin.ops.shards import is_shared
+from largemargin.ops.shards import is_shared, refuse_sharded
 from largemargin.ops.similarity import SIMILARITIES, check_scale, similarity_logits
 from largemargin.tracing import plain_eager, values_are_checked
+
+FORM: dict[str, Any] = {"bias": None, "similarity": "dot", "scale": 1.0}
+"""How logits are made from features, unless told otherwise."""
 
 
 class LogitOptions(ComputeOptions, total=False):
@@ -110,11 +113,12 @@ def _product(
         return made.logits
     precision = resolve_precision(options.get("precision"), features, prototypes)
     most = dense_limit(features.device.type, precision)
-    if is_shared(prototypes) or len(features) * len(prototypes) > most:
+    if is_shared(prototypes) or len(features) * prototypes.shape[:-1].numel() > most:
         return None
     if not options.get("checked", False):
         check_form(options)
-        check_inputs(features, prototypes, labels, bias=bias, **_value_checks(options))
+        checks = {"sub_centers": True, **_value_checks(options)}
+        check_inputs(features, prototypes, labels, bias=bias, **checks)
     form: Any = {"bias": bias, "similarity": similarity, "scale": scale, "precision": precision}
     return similarity_logits(features, prototypes, checked=True, **form)
 
@@ -149,10 +153,7 @@ def scaled_cosines(
 
     ``aligned(*margins)`` is psi(0) of :func:`auto_scale`; None where no margin changes it.
     """
-    if isinstance(scale, str):
-        check_scale_setting(scale)
-        check_matrix("prototypes", prototypes, "(C, D)")
-        scale = auto_scale(prototypes.shape[0], aligned(*margins) if aligned else 1.0)
+    scale = resolved_scale(scale, features, prototypes, aligned, *margins)
     want: tuple[Statistic, ...] = ("target", "rest")
     stats = class_stats(
         features, prototypes, labels, similarity="cosine", scale=scale, want=want, **how
@@ -160,6 +161,61 @@ def scaled_cosines(
     assert stats.target is not None
     assert stats.rest is not None
     return scale, stats.target, stats.rest
+
+
+def resolved_scale(
+    scale: float | Tensor | str,
+    features: Tensor,
+    prototypes: Tensor,
+    aligned: Callable[..., float | Tensor] | None = None,
+    *margins: float | Tensor,
+) -> float | Tensor:
+    """The scale as a number."""
+    if not isinstance(scale, str):
+        return scale
+    check_scale_setting(scale)
+    check_classifier(features, prototypes, None, sub_centers=True)
+    return auto_scale(prototypes.shape[0], aligned(*margins) if aligned else 1.0)
+
+
+def every_logit(
+    features: Tensor,
+    prototypes: Tensor,
+    labels: Tensor | None,
+    options: Any,
+    name: str,
+    reason: str,
+) -> tuple[Tensor, Tensor]:
+    """The (N, C) logits and the labels of either call form, for losses no statistics serve."""
+    checked = options.get("checked", False)
+    if not checked:
+        check_form(options)
+    refuse_sharded(prototypes, name, reason)
+    if (impl := options.get("impl")) in ("chunked", "triton"):
+        raise LargeMarginError(
+            f'{name} cannot be computed with impl="{impl}": {reason} Pass impl="auto".'
+        )
+    checks = {key: options[key] for key in ("validate", "check_finite") if key in options}
+    if labels is None:
+        if not checked:
+            check_logits(features, prototypes, **checks)
+        return promote(features), prototypes
+    if not checked:
+        checks["sub_centers"] = True
+        check_inputs(features, prototypes, labels, bias=options.get("bias"), **checks)
+    form = {key: options.get(key, default) for key, default in FORM.items()}
+    logits = similarity_logits(
+        features, prototypes, precision=options.get("precision"), checked=True, **form
+    )
+    return logits, labels
+
+
+def target_of(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Clamped target column index, and the target's logit (NaN for a label out of range)."""
+    labels = labels.long()
+    index = labels.clamp(0, logits.shape[1] - 1)[:, None]
+    outside = ((labels < 0) | (labels >= logits.shape[1]))[:, None]
+    return index, logits.gather(1, index).masked_fill(outside, torch.nan)
 
 
 def check_form(options: LogitOptions) -> None:
@@ -190,6 +246,12 @@ def require(value: Tensor | None) -> Tensor:
 def over_targets(values: Tensor, labels: Tensor) -> Tensor:
     """Values of the labels' classes: themselves, or their mean under soft targets (OPT a)."""
     return values if labels.dim() == 1 else (labels.to(values.dtype) * values).sum(1)
+
+
+def mean_over_targets(values: Tensor, labels: Tensor) -> Tensor:
+    """Values of the labels' classes; of soft targets their mean, whatever those sum to."""
+    total = over_targets(values, labels)
+    return total if labels.dim() == 1 else total / labels.sum(1)
 
 
 def at_target(per_class: float | Tensor, labels: Tensor, num_classes: int, name: str) -> Any:
