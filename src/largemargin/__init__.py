@@ -27,6 +27,8 @@ from largemargin.heads.simplex import simplex as simplex
 from largemargin.heads.sub_center_head import SubCenterHead as SubCenterHead
 from largemargin.losses import LDAM as LDAM
 from largemargin.losses import LOSSES as LOSSES
+from largemargin.losses import AdaCos as AdaCos
+from largemargin.losses import AdaFace as AdaFace
 from largemargin.losses import ArcFace as ArcFace
 from largemargin.losses import BiasedSoftmax as BiasedSoftmax
 from largemargin.losses import CenterLoss as CenterLoss
@@ -35,8 +37,10 @@ from largemargin.losses import CentroidNorm as CentroidNorm
 from largemargin.losses import Compactness as Compactness
 from largemargin.losses import CosFace as CosFace
 from largemargin.losses import CrossEntropy as CrossEntropy
+from largemargin.losses import CurricularFace as CurricularFace
 from largemargin.losses import DenseHinge as DenseHinge
 from largemargin.losses import Discriminative as Discriminative
+from largemargin.losses import ElasticFace as ElasticFace
 from largemargin.losses import Focal as Focal
 from largemargin.losses import GaussianMixture as GaussianMixture
 from largemargin.losses import GMSoftmax as GMSoftmax
@@ -47,6 +51,7 @@ from largemargin.losses import LMSoftmax as LMSoftmax
 from largemargin.losses import Loss as Loss
 from largemargin.losses import LossValue as LossValue
 from largemargin.losses import LSoftmax as LSoftmax
+from largemargin.losses import MagFace as MagFace
 from largemargin.losses import MarginDistribution as MarginDistribution
 from largemargin.losses import MarginHinge as MarginHinge
 from largemargin.losses import MaxHinge as MaxHinge
