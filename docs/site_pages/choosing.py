@@ -75,9 +75,11 @@ def rows() -> list[Advice]:
             "Wrong labels",
             ("kobayashi",),
             "logits with a small scale probably cannot fit single wrong labels; Kobayashi's loss "
-            "gained here with up to 30 % wrong labels, less than reported, and lost with more",
+            "gained here with up to 30 % wrong labels, less than reported, and lost with more; to "
+            "find and drop wrong labels train with sub-centers",
             ("kobayashi/table3",),
             "label_noise",
+            guide=("how-to/wrong_labels.md", "how to"),
         ),
         Advice(
             "Corrupted inputs",

@@ -2,6 +2,8 @@
 
 import copy
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -156,3 +158,14 @@ def test_nearest_of_the_oracle_breaks_ties_as_the_head_does():
         assert slope[:, 0].any(1).all()
         assert not slope[:, 1].any()
     assert nearest_centers(features.detach().numpy(), rows.numpy()).tolist() == [[0, 0], [0, 0]]
+
+
+def test_the_page_runs():
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "wrong_labels.md"
+    names = {}
+    torch.manual_seed(0)
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        exec(compile(block, str(page), "exec"), names)
+    doubted = torch.zeros(600, dtype=torch.bool).index_fill(0, names["found"].rows, True)
+    assert (doubted == names["wrong"]).float().mean() > 0.95
+    assert type(names["model"][1]) is lm.ClassHead

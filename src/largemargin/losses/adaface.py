@@ -28,13 +28,13 @@ STD_FLOOR = 1e-3
 class AdaFace(Loss):
     r"""AdaFace (BAS-ADAFACE): features of small norm get an angular margin, large ones an additive.
 
-    .. math:: z_y' = s\bigl(\cos\mathrm{clip}(\theta_y - m\hat q,\,0,\,\pi) - m(1 + \hat q)\bigr),
-              \qquad \hat q = \mathrm{clip}\Bigl(h\,\frac{\|q\|-\mu}{\sigma + 0.001}, -1, 1\Bigr)
+    .. math:: z_y' = s\bigl(\cos(\mathrm{clip}(\theta_y - m\kappa, 0, \pi)) - m(1 + \kappa)\bigr),
+              \qquad \kappa = \mathrm{clip}\Bigl(h\,\frac{\|q\|-\mu}{\sigma + 0.001}, -1, 1\Bigr)
 
-    with mu and sigma the running mean and standard deviation of the feature norms: an image that
-    cannot be recognised has a feature of small norm, and is then pulled less where it is far off.
-    At quality -1 it is ArcFace, at 0 CosFace. The norm is a constant for the gradient, as in
-    the paper: training does not move it. Needs features that are not normalised.
+    with kappa the quality, and mu and sigma the running mean and standard deviation of the feature
+    norms: an image that cannot be recognised has a feature of small norm, and is then pulled less
+    where it is far off. At quality -1 it is ArcFace, at 0 CosFace. The norm is a constant for the
+    gradient, as in the paper: training does not move it. Needs features that are not normalised.
 
     Args:
         margin: m in [0, pi), a number or one per class (C,); default 0.4 (paper).
