@@ -15,12 +15,15 @@ LIMITS = {
         key: {"margin": {}}
         for key in ("biased_softmax", "dense_hinge", "max_hinge", "max_softplus")
     },
-    "arcface": {"margin": RADIANS},
+    "adaface": {"margin": RADIANS, "concentration": {"above": 0}},
+    **{key: {"margin": RADIANS} for key in ("arcface", "curricularface", "elasticface")},
     "center": {"rate": SHARE},
     "cosface": {"margin": {"at_least": 0, "below": 3 / 2}},
     "gm_softmax": {key: {} for key in ("alpha1", "beta1", "alpha2", "beta2")},
     "label_smoothing": {"smoothing": SHARE},
     "ldam": {"max_margin": {"at_least": 0, "below": 3 / 2}},
+    "magface": {key: {"above": 0} for key in ("min_norm", "max_norm")}
+    | dict.fromkeys(("min_margin", "max_margin"), RADIANS),
     "margin_distribution": {"mu": {"above": 0, "at_most": 1}},
     "margin_hinge": {"threshold": {}},
     "unified_margin": {"m1": {"above": 0}, "m2": RADIANS},

@@ -14,7 +14,7 @@ from largemargin.losses.base.loss import Loss, LossOptions, MarginCeiling
 from largemargin.losses.base.running_statistics import RunningStatistics, mean_of_kept
 from largemargin.losses.base.scale import Scale, check_scale_setting
 from largemargin.losses.base.schedules import Schedule, margin_warm_up
-from largemargin.losses.base.setting_ranges import RADIANS, SHARE, Dimension, Limits, Range
+from largemargin.losses.base.setting_ranges import RADIANS, Dimension, Limits, Range
 from largemargin.losses.base.terms import at_target, check_margin, over_targets, scaled_cosines
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.ops.norms import promote, row_norms
@@ -60,11 +60,7 @@ class AdaFace(Loss):
 
     key: ClassVar[str] = "adaface"
     widens_margins: ClassVar[bool] = True
-    limits: ClassVar[Mapping[str, Limits]] = {
-        "margin": RADIANS,
-        "concentration": {"above": 0},
-        "rate": SHARE,
-    }
+    limits: ClassVar[Mapping[str, Limits]] = {"margin": RADIANS, "concentration": {"above": 0}}
     search_space: ClassVar[Mapping[str, Dimension]] = {
         "margin": Range(0.05, 0.8, log=False),
         "concentration": Range(0.1, 1.0),

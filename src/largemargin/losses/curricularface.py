@@ -14,7 +14,7 @@ from largemargin.losses.base.loss import Loss, LossOptions, MarginCeiling
 from largemargin.losses.base.running_statistics import RunningStatistics, mean_of_kept
 from largemargin.losses.base.scale import Scale, check_scale_setting, psi0_of_angular_margin
 from largemargin.losses.base.schedules import Schedule, margin_warm_up
-from largemargin.losses.base.setting_ranges import RADIANS, SHARE, Dimension, Limits, Range
+from largemargin.losses.base.setting_ranges import RADIANS, Dimension, Limits, Range
 from largemargin.losses.base.terms import (
     at_target,
     check_margin,
@@ -68,7 +68,7 @@ class CurricularFace(Loss):
     key: ClassVar[str] = "curricularface"
     widens_margins: ClassVar[bool] = True
     refuses: ClassVar[dict[str, str]] = {"chunked": _DENSE}
-    limits: ClassVar[Mapping[str, Limits]] = {"margin": RADIANS, "rate": SHARE}
+    limits: ClassVar[Mapping[str, Limits]] = {"margin": RADIANS}
     search_space: ClassVar[Mapping[str, Dimension]] = {"margin": Range(0.05, 0.8, log=False)}
     fixed: ClassVar[frozenset[str]] = frozenset({"rate"})
     defaults: ClassVar[dict[str, Any]] = {"sync": True}

@@ -24,6 +24,7 @@ from largemargin.ops.similarity import (
     HeadLogits,
     affine_form,
     check_scale,
+    count_vectors,
     dense_logits,
 )
 from largemargin.ops.triton.op import missing, tile_stats
@@ -212,7 +213,7 @@ def _by_hand(labels: Tensor, bias: Tensor | None, scale: object, want: tuple[str
 
 def _choose(features: Tensor, prototypes: Tensor, soft: bool, precision: str | None) -> Impl:
     limit = dense_limit(features.device.type, precision)
-    if soft or features.shape[0] * prototypes.shape[:-1].numel() <= limit or _transformed():
+    if soft or features.shape[0] * count_vectors(prototypes) <= limit or _transformed():
         return "dense"
     fast = features.is_cuda and precision == "bf16" and missing(features, prototypes) is None
     return "triton" if fast else "chunked"

@@ -48,6 +48,12 @@ class HeadLogits(NamedTuple):
         return scale / self.scale
 
 
+def count_vectors(prototypes: Tensor) -> int:
+    """How many a sample is compared with: C, or C K of sub-centers."""
+    shape = prototypes.shape
+    return shape[0] * shape[1] if len(shape) == 3 else shape[0]
+
+
 def in_one_dtype(features: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor]:
     """Both in the wider of their dtypes, float32 at least."""
     if features.dtype == prototypes.dtype and features.dtype in (torch.float32, torch.float64):

@@ -30,7 +30,12 @@ from largemargin.ops.eager_gradients import may_look
 from largemargin.ops.matmul import PRECISIONS, resolve_precision
 from largemargin.ops.norms import promote
 from largemargin.ops.shards import is_shared, refuse_sharded
-from largemargin.ops.similarity import SIMILARITIES, check_scale, similarity_logits
+from largemargin.ops.similarity import (
+    SIMILARITIES,
+    check_scale,
+    count_vectors,
+    similarity_logits,
+)
 from largemargin.tracing import plain_eager, values_are_checked
 
 FORM: dict[str, Any] = {"bias": None, "similarity": "dot", "scale": 1.0}
@@ -113,7 +118,7 @@ def _product(
         return made.logits
     precision = resolve_precision(options.get("precision"), features, prototypes)
     most = dense_limit(features.device.type, precision)
-    if is_shared(prototypes) or len(features) * prototypes.shape[:-1].numel() > most:
+    if is_shared(prototypes) or len(features) * count_vectors(prototypes) > most:
         return None
     if not options.get("checked", False):
         check_form(options)
