@@ -77,9 +77,11 @@ def rows() -> list[Advice]:
             ("kobayashi", "generalized_cross_entropy", "symmetric_cross_entropy"),
             "logits with a small scale probably cannot fit single wrong labels; Kobayashi's loss "
             "gained here with up to 30 % wrong labels, less than reported, and lost with more; the "
-            "two cross entropies bound what one label can cost and are the usual baselines",
+            "two cross entropies bound what one label can cost and are the usual baselines; to "
+            "find and drop wrong labels train with sub-centers",
             ("kobayashi/table3",),
             "label_noise",
+            guide=("how-to/wrong_labels.md", "how to"),
         ),
         Advice(
             "Corrupted inputs",

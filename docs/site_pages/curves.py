@@ -14,8 +14,9 @@ COUNTS = [5000] * 5 + [50] * 5
 EXAMPLES = {
     "unified_margin": {"m1": 1.0, "m2": 0.3, "m3": 0.2},
     "gm_softmax": {"beta1": -0.2, "beta2": -0.1},
+    "adacos": {"num_classes": CLASSES},
 }
-"""Settings for losses whose defaults have no margin."""
+"""Settings for losses whose defaults have no margin, or that need some."""
 
 
 class Curve(NamedTuple):
@@ -92,7 +93,7 @@ def over_angle(loss: lm.Loss, length: float = 1.0, label: int = 0) -> Values:
     def values(x: Tensor) -> Tensor:
         sine = (x / along.norm())[:, None]
         unit = sine * along / along.norm() + (1 - sine**2).sqrt() * across / across.norm()
-        return loss(length * unit, prototypes, torch.full((len(x),), label))
+        return loss.eval()(length * unit, prototypes, torch.full((len(x),), label))
 
     return values
 

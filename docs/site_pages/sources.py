@@ -65,6 +65,9 @@ FAMILIES = {
 """Groups of the navigation and the mark of their losses."""
 
 ORIGINALS = {
+    "adacos": "Zhang, Zhao, Qiao, Wang, Li: *AdaCos: Adaptively Scaling Cosine Logits for "
+    "Effectively Learning Deep Face Representations*, CVPR 2019",
+    "adaface": "Kim, Jain, Liu: *AdaFace: Quality Adaptive Margin for Face Recognition*, CVPR 2022",
     "arcface": "Deng, Guo, Xue, Zafeiriou: *ArcFace: Additive Angular Margin Loss for Deep Face "
     "Recognition*, CVPR 2019",
     "center": "Wen, Zhang, Li, Qiao: *A Discriminative Feature Learning Approach for Deep Face "
@@ -72,8 +75,12 @@ ORIGINALS = {
     "cosface": "Wang et al.: *CosFace: Large Margin Cosine Loss for Deep Face Recognition*, CVPR "
     "2018; Wang, Cheng, Liu, Liu: *Additive Margin Softmax for Face Verification*, IEEE Signal "
     "Processing Letters 2018",
+    "curricularface": "Huang et al.: *CurricularFace: Adaptive Curriculum Learning Loss for Deep "
+    "Face Recognition*, CVPR 2020",
     "dense_hinge": "Weston, Watkins: *Support Vector Machines for Multi-Class Pattern "
     "Recognition*, ESANN 1999",
+    "elasticface": "Boutros, Damer, Kirchbuchner, Kuijper: *ElasticFace: Elastic Margin Loss for "
+    "Deep Face Recognition*, CVPR Workshops 2022",
     "focal": "Lin, Goyal, Girshick, He, Dollár: *Focal Loss for Dense Object Detection*, ICCV 2017",
     "gaussian_mixture": "Wan, Zhong, Li, Chen: *Rethinking Feature Distribution for Loss Functions "
     "in Image Classification*, CVPR 2018",
@@ -92,6 +99,8 @@ ORIGINALS = {
     "Logit Normalization*, ICML 2022",
     "lsoftmax": "Liu, Wen, Yu, Yang: *Large-Margin Softmax Loss for Convolutional Neural "
     "Networks*, ICML 2016",
+    "magface": "Meng, Zhao, Huang, Zhou: *MagFace: A Universal Representation for Face Recognition "
+    "and Quality Assessment*, CVPR 2021",
     "max_hinge": "Crammer, Singer: *On the Algorithmic Implementation of Multiclass Kernel-based "
     "Vector Machines*, JMLR 2001",
     "normface": "Wang, Xiang, Cheng, Yuille: *NormFace: L2 Hypersphere Embedding for Face "

@@ -38,9 +38,12 @@ if TYPE_CHECKING:
     from largemargin.heads.sharded_class_head import ShardedClassHead as ShardedClassHead
     from largemargin.heads.simplex import SimplexHead as SimplexHead
     from largemargin.heads.simplex import simplex as simplex
+    from largemargin.heads.sub_center_head import SubCenterHead as SubCenterHead
     from largemargin.integrations.scikit_learn import LargeMarginClassifier as LargeMarginClassifier
     from largemargin.losses import LDAM as LDAM
     from largemargin.losses import LOSSES as LOSSES
+    from largemargin.losses import AdaCos as AdaCos
+    from largemargin.losses import AdaFace as AdaFace
     from largemargin.losses import ArcFace as ArcFace
     from largemargin.losses import BiasedSoftmax as BiasedSoftmax
     from largemargin.losses import CenterLoss as CenterLoss
@@ -49,8 +52,10 @@ if TYPE_CHECKING:
     from largemargin.losses import Compactness as Compactness
     from largemargin.losses import CosFace as CosFace
     from largemargin.losses import CrossEntropy as CrossEntropy
+    from largemargin.losses import CurricularFace as CurricularFace
     from largemargin.losses import DenseHinge as DenseHinge
     from largemargin.losses import Discriminative as Discriminative
+    from largemargin.losses import ElasticFace as ElasticFace
     from largemargin.losses import Focal as Focal
     from largemargin.losses import GaussianMixture as GaussianMixture
     from largemargin.losses import GeneralizedCrossEntropy as GeneralizedCrossEntropy
@@ -64,6 +69,7 @@ if TYPE_CHECKING:
     from largemargin.losses import Loss as Loss
     from largemargin.losses import LossValue as LossValue
     from largemargin.losses import LSoftmax as LSoftmax
+    from largemargin.losses import MagFace as MagFace
     from largemargin.losses import MarginDistribution as MarginDistribution
     from largemargin.losses import MarginHinge as MarginHinge
     from largemargin.losses import MaxHinge as MaxHinge
@@ -136,6 +142,7 @@ _HOMES = {
     "ShardedClassHead": "heads.sharded_class_head",
     "simplex": "heads.simplex",
     "SimplexHead": "heads.simplex",
+    "SubCenterHead": "heads.sub_center_head",
     "train": "app.training.engine",
 }
 """Where names live beside those of the losses: imported when they are first asked for, torch with

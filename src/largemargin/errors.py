@@ -121,6 +121,11 @@ def check_floating(name: str, tensor: Tensor) -> None:
 
 
 def _to_matrix(name: str, tensor: Tensor) -> str:
+    if tensor.dim() == 3 and name in ("prototypes", "weight"):
+        return (
+            "Sub-centers (C, K, D) go to losses on class statistics; for anything else keep one "
+            "vector of each class, as SubCenterHead.dominant does."
+        )
     if tensor.dim() > 2:
         return (
             "Flatten every extra dimension into the first one; of feature maps (N, D, H, W), with "
@@ -250,11 +255,14 @@ def check_inputs(
     bias: Tensor | None = None,
     soft: bool = True,
     reason: str = "",
+    sub_centers: bool = False,
     validate: bool | None = None,
     check_finite: bool = False,
 ) -> None:
     """Check the arguments of a ``(features, prototypes, labels)`` function against each other."""
-    check_classifier(features, prototypes, bias)
+    check_classifier(
+        features, prototypes, bias, sub_centers=sub_centers and has_sub_centers(prototypes)
+    )
     check_num_classes(prototypes.shape[0])
     check_same_device(features=features, prototypes=prototypes, labels=labels, bias=bias)
     check_labels(
@@ -264,13 +272,27 @@ def check_inputs(
         check_all_finite(features=features, prototypes=prototypes, bias=bias)
 
 
+def has_sub_centers(prototypes: object) -> bool:
+    """Whether prototypes are (C, K, D), and no matrix with a dimension too many."""
+    return isinstance(prototypes, Tensor) and prototypes.dim() == 3 and len(prototypes) > 1
+
+
 def check_classifier(
-    features: Tensor, prototypes: Tensor, bias: Tensor | None, *, name: str = "features"
+    features: Tensor,
+    prototypes: Tensor,
+    bias: Tensor | None,
+    *,
+    name: str = "features",
+    sub_centers: bool = False,
 ) -> None:
-    """Check points, prototypes and bias against each other; ``name`` is that of the points."""
+    """Check points, prototypes and bias against each other; ``name`` is that of the points.
+
+    ``sub_centers`` says whether prototypes may be (C, K, D).
+    """
     check_matrix(name, features, "(N, D)")
-    check_matrix("prototypes", prototypes, "(C, D)")
-    if features.shape[1] != prototypes.shape[1]:
+    several = sub_centers and isinstance(prototypes, Tensor) and prototypes.dim() == 3
+    check_matrix("prototypes", prototypes[:, 0] if several else prototypes, "(C, D)")
+    if features.shape[1] != prototypes.shape[-1]:
         raise LargeMarginError(
             f"{name} and prototypes must share their second dimension D, but {name} have "
             f"shape {tuple(features.shape)} and prototypes {tuple(prototypes.shape)}. Prototypes "

@@ -13,6 +13,8 @@ from largemargin.heads.packing import best_packing as best_packing
 from largemargin.heads.packing import packing_bound as packing_bound
 from largemargin.heads.simplex import simplex as simplex
 from largemargin.losses import LOSSES
+from largemargin.losses import adacos_scale as adacos_scale
+from largemargin.losses import adaface as adaface
 from largemargin.losses import arcface as arcface
 from largemargin.losses import balanced_weights as balanced_weights
 from largemargin.losses import biased_softmax as biased_softmax
@@ -23,7 +25,10 @@ from largemargin.losses import centroid_norm as centroid_norm
 from largemargin.losses import compactness as compactness
 from largemargin.losses import cosface as cosface
 from largemargin.losses import cross_entropy as cross_entropy
+from largemargin.losses import curricularface as curricularface
 from largemargin.losses import dense_hinge as dense_hinge
+from largemargin.losses import dynamic_margins as dynamic_margins
+from largemargin.losses import elasticface as elasticface
 from largemargin.losses import focal as focal
 from largemargin.losses import gaussian_mixture as gaussian_mixture
 from largemargin.losses import generalized_cross_entropy as generalized_cross_entropy
@@ -38,6 +43,7 @@ from largemargin.losses import logit_adjusted as logit_adjusted
 from largemargin.losses import logit_adjustment as logit_adjustment
 from largemargin.losses import logit_norm as logit_norm
 from largemargin.losses import lsoftmax as lsoftmax
+from largemargin.losses import magface as magface
 from largemargin.losses import margin_distribution as margin_distribution
 from largemargin.losses import margin_hinge as margin_hinge
 from largemargin.losses import max_hinge as max_hinge

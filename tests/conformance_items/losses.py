@@ -117,10 +117,17 @@ KINDS = {"d_qu": "rivals_to_uniform", "d_uq": "uniform_to_rivals", "d_sym": "sym
 
 
 def both_forms(
-    loss: LossItem, case: Case, way: str, name: str, per_sample: str, **hyper: Any
+    loss: LossItem,
+    case: Case,
+    way: str,
+    name: str,
+    per_sample: str,
+    *,
+    training: bool = True,
+    **hyper: Any,
 ) -> Outputs:
     """The mean from the module and the terms before it from the function."""
-    module = loss.build(case, way, **hyper)
+    module = loss.build(case, way, **hyper).train(training)
     keywords = loss.keywords(case, way)
     positional, bias = loss.arguments(case, way)
     labels = case.need("y")
@@ -278,7 +285,110 @@ def dense_and_chunked(case: Case) -> tuple[str, ...]:
     return ("dense", "chunked")
 
 
+MOVING = {"mu": "norm_mean", "sigma": "norm_std"}
+ADAFACE = LossItem(
+    lm.AdaFace, LF.adaface, {**MARGIN_SCALE, "h": "concentration", "rate": "rate", **MOVING}
+)
+CURRICULAR = LossItem(lm.CurricularFace, LF.curricularface, {**MARGIN_SCALE, "rate": "rate"})
+ELASTIC = LossItem(
+    lm.ElasticFace,
+    LF.elasticface,
+    {**MARGIN_SCALE, "sigma": "std", "form": "form", "plus": "plus"},
+    {"eps": "noise"},
+)
+MAGFACE = LossItem(
+    lm.MagFace,
+    LF.magface,
+    {"l_a": "min_norm", "u_a": "max_norm", "l_m": "min_margin", "u_m": "max_margin"}
+    | {"lam": "strength", "s": "scale", "mode": "mode"},
+)
+
+
+def moved(module: lm.Loss, case: Case) -> tuple[Tensor, Tensor]:
+    """The loss of the case's batch in training, and the statistics it leaves."""
+    value = module(case.need("q"), case.need("W"), case.need("y"))
+    return value, next(each for name, each in module.named_buffers() if name.endswith("values"))
+
+
+def adaface(case: Case, way: str) -> Outputs:
+    module = ADAFACE.build(case, way)
+    if not case.has("rate"):
+        return both_forms(ADAFACE, case, way, "value", "per_sample", training=False)
+    value, statistics = moved(module, case)
+    return {
+        "value": lambda: value,
+        "mu_after": lambda: statistics[0],
+        "sigma_after": lambda: statistics[1],
+        **function_of(ADAFACE, case, way, zip(("norm_mean", "norm_std"), statistics, strict=True)),
+    }
+
+
+def curricular(case: Case, way: str) -> Outputs:
+    case.scale = case.param("s", lm.CurricularFace().scale)
+    if not case.has("rate"):
+        per_sample = function_of(CURRICULAR, case, way, {"progress": case.param("t", 0.0)})
+        return {"value": lambda: batch_mean(per_sample["per_sample"]()), **per_sample}
+    value, statistics = moved(CURRICULAR.build(case, way), case)
+    return {
+        "value": lambda: value,
+        "t_after": lambda: statistics[0],
+        **function_of(CURRICULAR, case, way, {"progress": statistics[0]}),
+    }
+
+
+def elastic(case: Case, way: str) -> Outputs:
+    case.scale = case.param("s", lm.ElasticFace().scale)
+    per_sample = function_of(ELASTIC, case, way, {})
+    return {"value": lambda: batch_mean(per_sample["per_sample"]()), **per_sample}
+
+
+def function_of(loss: LossItem, case: Case, way: str, state: Any) -> Outputs:
+    """The terms before the mean, from the function with the given statistics."""
+    rows = [case.need(name) for name in ("q", "W", "y")]
+    keywords = {**loss.keywords(case, way), **dict(state)}
+    keywords.pop("rate", None)
+    return {"per_sample": lambda: loss.function(*rows, **keywords)}
+
+
+def adacos(case: Case, way: str) -> Outputs:
+    num_classes = len(case.need("W"))
+    with default_dtype(case.dtype):  # in which the scale is made
+        module = lm.AdaCos(num_classes, ignore_index=None, impl=way)
+    value, statistics = moved(module, case)
+    return {
+        "fixed": lambda: LF.adacos_scale(num_classes),
+        "scale_after": lambda: statistics[0],
+        "value": lambda: value,
+    }
+
+
+def sub_centers(case: Case, way: str) -> Outputs:
+    loss, (q, W, labels) = option_loss(case), (case.need(name) for name in ("q", "W", "y"))
+    head = lm.SubCenterHead(W.shape[2], W.shape[0], centers=W.shape[1], dtype=case.dtype)
+    with torch.no_grad():
+        head.weight.copy_(W)
+    found = head.dominant(head.own_cosines(q.detach(), labels), labels)
+    return {
+        **both_forms(loss, case, way, "value", "per_sample"),
+        "dominant": lambda: found.centers,
+        "angles": lambda: found.angles,
+    }
+
+
+def dynamic_margins(case: Case, way: str) -> Outputs:
+    hyper = case.options({"a": "factor", "b": "offset", "lam": "power"})
+    counts = case.need("counts")
+    return {"margins": lambda: LF.dynamic_margins(counts, dtype=case.dtype, **hyper)}
+
+
 ITEMS = {
+    "BAS-ADACOS": Item(adacos, dense_and_chunked),
+    "BAS-ADAFACE": Item(adaface, ADAFACE.ways),
+    "BAS-CURRICULAR": Item(curricular, CURRICULAR.ways),
+    "BAS-DYNAMIC": Item(dynamic_margins),
+    "BAS-ELASTIC": Item(elastic, ELASTIC.ways),
+    "BAS-MAGFACE": plain(MAGFACE),
+    "BAS-SUBCENTER": Item(sub_centers, option_ways),
     **{name: plain(loss) for name, loss in LOSSES.items()},
     "ZHO-ASOFTMAX": Item(sphereface, LOSSES["ZHO-ASOFTMAX"].ways),
     "KOB-1": Item(max_based, HINGE.ways),

@@ -73,6 +73,20 @@ def counted(oracle):
     return of_counts
 
 
+def without_state(name):
+    """Evaluation reads statistics as they start: how they move is not the oracle's business."""
+
+    def oracle(a, labels, rate=0.01, **hyper):
+        return FEATURE_ORACLES[name](a.features, a.prototypes, labels, **hyper)
+
+    return oracle
+
+
+def adacos(a, labels):
+    scale = cosine_family.adacos_scale(max(len(a.prototypes), 3))
+    return cosine_family.normface(a.features, a.prototypes, labels, scale=scale)
+
+
 def stability(a, labels, strength=1.0, squared=False):
     return strength * centroid_family.stability(a.features, a.noisy, squared=squared)
 

@@ -113,7 +113,11 @@ def call(loss, problem, labels=None, **options):
     """The loss on the problem, with its bias where the loss has one."""
     if loss.uses_bias:
         options.setdefault("bias", problem.bias)
-    return loss(*arguments(loss, problem, labels), **options)
+    if not loss.draws:
+        return loss(*arguments(loss, problem, labels), **options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # every call draws the same, and leaves the generator as it was
+        return loss(*arguments(loss, problem, labels), **options)
 
 
 def restore(loss, problem):

@@ -280,6 +280,8 @@ def other_functions(problem):
     yield "logit_adjusted", (q @ W.T, counts), {"tau": 1.3}
     yield "logit_adjustment", (q, W, y), {"class_counts": counts, "similarity": "cosine"}
     yield "vs_loss", (q, W, y), {"class_counts": counts, "bias": b, "tau": 0.6}
+    yield "dynamic_margins", (counts,), {"power": 0.4}
+    yield "adacos_scale", (7,), {}
     yield "compactness", (q, m, y), {"radius": 0.3, "power": 1}
     yield "noise_alignment", (problem.noisy, m, y), {"radius": 0.3}
     yield "centroid_margin", (m, W, torch.arange(4)), {"bias": b, "margin": 1.0}
@@ -299,10 +301,12 @@ def test_other_pure_functions():
     for name, inputs, hyper in other_functions(random_problem(SMALL, seed=9)):
         converted = [plain(x) if isinstance(x, torch.Tensor) else x for x in inputs]
         settings = {k: plain(v) if isinstance(v, torch.Tensor) else v for k, v in hyper.items()}
-        if name in ("ldam_margins", "balanced_weights"):
+        if name in ("ldam_margins", "balanced_weights", "dynamic_margins"):
             hyper["dtype"] = torch.float64
         want = OTHER_ORACLES[name](*converted, **settings)
-        assert_close(getattr(LF, name)(*inputs, **hyper), want, TOLERANCE, name)
+        got = getattr(LF, name)(*inputs, **hyper)
+        got = torch.tensor(got, dtype=torch.float64) if isinstance(got, float) else got
+        assert_close(got, want, TOLERANCE, name)
         covered.add(name)
     assert covered == set(OTHER_ORACLES)
 

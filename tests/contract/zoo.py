@@ -11,6 +11,7 @@ import torch
 from oracles import cosine_family, others, softmax_family
 
 from contract.adapters import (
+    adacos,
     by_class,
     center,
     class_counts,
@@ -24,6 +25,7 @@ from contract.adapters import (
     of_margins,
     stability,
     stable_discriminative,
+    without_state,
 )
 from contract.problems import Sizes, restore
 from largemargin import CentroidBank
@@ -108,6 +110,26 @@ WIDE = {"radius": 0.2, "margin": 2.0, "gamma_reg": 0.3, "momentum": 0.7}
 
 ZOO = Zoo(
     {
+        "adacos": Entry(
+            # Of two classes it has no scale: it is made for three, and called with two.
+            adacos,
+            arguments=lambda sizes: (max(sizes.classes, 3),),
+            scale_free=True,
+        ),
+        "adaface": Entry(
+            without_state("adaface"),
+            # Qualities of 1 and -1 are constants of the features, others stop the gradient.
+            settings=(
+                GENTLE | {"norm_mean": 0.0, "norm_std": 0.01},
+                GENTLE | {"norm_mean": 60.0, "norm_std": 1.0},
+                GENTLE | {"norm_mean": 0.0, "norm_std": 0.01, "margin": per_class(0.1, 0.9)},
+            ),
+            stopped=(
+                {},
+                GENTLE | {"norm_mean": 2.0, "norm_std": 0.5},
+                GENTLE | {"norm_mean": 2.0, "norm_std": 0.5, "margin": per_class(0.1, 0.9)},
+            ),
+        ),
         "arcface": Entry(
             of_features("arcface"),
             settings=(
@@ -167,6 +189,11 @@ ZOO = Zoo(
             scale_free=True,
         ),
         "cross_entropy": Entry(of_logits("cross_entropy"), settings=({}, {"scale": 2.5})),
+        "curricularface": Entry(
+            without_state("curricularface"),
+            settings=(GENTLE, {}, GENTLE | {"margin": per_class(0.1, 0.9)}),
+            scale_free=True,
+        ),
         "dense_hinge": Entry(
             by_class(of_logits("dense_hinge"), "margin"),
             settings=({}, {"margin": 2.5}, {"margin": per_class(0.5, 4.0)}),
@@ -183,6 +210,16 @@ ZOO = Zoo(
                 WIDE | {"accumulate": 2, "alpha": 0.5, "beta": 2.0},
             ),
             stopped=(WIDE | {"detach_classifier": True},),
+        ),
+        "elasticface": Entry(
+            of_features("elasticface"),
+            settings=(
+                GENTLE,
+                {},
+                GENTLE | {"form": "cos", "margin": 0.35, "std": 0.3, "plus": True},
+                GENTLE | {"margin": per_class(0.1, 0.9)},
+            ),
+            scale_free=True,
         ),
         "focal": Entry(
             of_logits("focal"), settings=({}, {"gamma": 0.5, "alpha": per_class(0.5, 2.0)})
@@ -240,6 +277,15 @@ ZOO = Zoo(
         "lsoftmax": Entry(
             of_features("lsoftmax"),
             settings=({}, {"margin": 2}, {"margin": 3, "annealing": 5.0}, {"margin": 1}),
+        ),
+        "magface": Entry(
+            of_features("magface"),
+            settings=(
+                GENTLE | {"min_norm": 0.2, "max_norm": 9.0, "mode": "hard"},
+                {},
+                GENTLE | {"min_norm": 0.2, "max_norm": 9.0, "strength": 3.0},
+                GENTLE | {"min_norm": 1.9, "max_norm": 2.5, "max_margin": 1.2, "mode": "none"},
+            ),
         ),
         "margin_distribution": Entry(
             of_margins(others.margin_distribution),

@@ -38,6 +38,7 @@ RUN_BY = {
     "how-to/report.md": "docs/test_written_pages.py",
     "how-to/robust.md": "measuring/test_robust_page.py",
     "how-to/schedules.md": "dropin/test_schedules_in_training.py",
+    "how-to/wrong_labels.md": "heads/test_sub_center_head.py",
 }
 
 

@@ -12,6 +12,7 @@ from largemargin.heads.head_spec import HeadView
 from largemargin.ops.boundary import signed_boundary_distance
 
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "adacos": (C,),
     "gaussian_mixture": (C, D),
     "ldam": ([10] * C,),
     "logit_adjustment": ([10] * C,),
@@ -22,11 +23,14 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "stable_discriminative": (C, D),
 }
 MARGINS = {
+    "adaface": {"margin": 0.0},
     "arcface": {"margin": 0.0},
     "cosface": {"margin": 0.0},
+    "elasticface": {"margin": 0.0, "std": 0.0},
     "gaussian_mixture": {"alpha": 0.0, "likelihood_weight": 0.0},
     "ldam": {"max_margin": 1e-12},
     "lsoftmax": {"margin": 1},
+    "magface": {"min_margin": 0.0, "max_margin": 0.0, "strength": 0.0},
     "sphereface": {"margin": 1},
 }
 

@@ -84,6 +84,7 @@ def step(model, criterion, inputs, labels):
     noisy = {}
     if any("noisy" in loss.needs for loss in criterion.objective.terms.values()):
         noisy["noisy"] = model(inputs + 0.1)
+    torch.manual_seed(0)  # for margins that are drawn
     value = criterion(model(inputs), labels, **noisy)
     model.zero_grad()
     value.backward()

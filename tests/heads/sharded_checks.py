@@ -4,6 +4,7 @@ Each check yields what differs as text instead of raising, so that the ranks sta
 reference is the same loss on the joined batch and all class vectors, in the same process.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,20 @@ D = 4
 COUNTS = (3, 5, 9, 14)
 """With 4 ranks: shards of 1, 1, 1, 0; of 2, 2, 1, 0; of 3, 3, 3, 0; and of 4, 4, 4, 2 classes."""
 LOSSES: dict[str, Callable[..., lm.Loss]] = {
+    "adacos": lambda **options: lm.AdaCos(9, **options),
+    "adaface": lambda **options: lm.AdaFace(norm_mean=2.0, norm_std=0.5, rate=0.2, **options),
     "arcface": lm.ArcFace,
     "biased_softmax": lm.BiasedSoftmax,
     "cosface": lm.CosFace,
     "cross_entropy": lm.CrossEntropy,
+    "elasticface": lambda **options: lm.ElasticFace(std=0.0, **options),
     "focal": lm.Focal,
     "generalized_cross_entropy": lm.GeneralizedCrossEntropy,
     "gm_softmax": lm.GMSoftmax,
     "kobayashi": lm.Kobayashi,
     "label_smoothing": lm.LabelSmoothing,
     "lm_softmax": lm.LMSoftmax,
+    "magface": lambda **options: lm.MagFace(min_norm=1.0, max_norm=4.0, **options),
     "max_hinge": lm.MaxHinge,
     "max_softplus": lm.MaxSoftplus,
     "normface": lm.NormFace,
@@ -94,14 +99,14 @@ def compare(name: str, loss: lm.Loss, num_classes: int, **form: Any) -> Iterator
     labels = classes[-1 - torch.arange(len(features)) % len(classes)]
     labels[1] = -100
     head = make(weight, bias, **form)
-    part = mine(features).requires_grad_()
+    part, alone = mine(features).requires_grad_(), copy.deepcopy(loss)
     value = loss(part, head, mine(labels))
     value.backward()
     leaves = [features.requires_grad_(), weight.requires_grad_()]
     leaves += [] if bias is None else [bias.requires_grad_()]
     single = HeadView(weight, bias, head.similarity, head.scale)
-    loss.sync = False
-    want = loss(features, single, labels)
+    alone.sync = False
+    want = alone(features, single, labels)
     wanted = torch.autograd.grad(want, leaves)
     if not all(bool(x.isfinite().all()) for x in (want, *wanted)):
         yield f"{name}: not finite in one process"

@@ -31,6 +31,7 @@ D, C = 4, 7
 LABELS = torch.tensor([0, 6, 2, 3, 3])
 REFUSED = {
     "centroid_margin": lambda: lm.CentroidMargin(),
+    "curricularface": lambda: lm.CurricularFace(),
     "dense_hinge": lambda: lm.DenseHinge(),
     "discriminative": lambda: lm.Discriminative(C, D),
     "gaussian_mixture": lambda: lm.GaussianMixture(C, D, learn_variances=True),

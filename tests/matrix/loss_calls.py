@@ -10,6 +10,7 @@ from largemargin import LOSSES, CrossEntropy, Discriminative, Loss, Objective
 CLASSES, DIM, SAMPLES = 5, 4, 12
 
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "adacos": (CLASSES,),
     "center": (CLASSES, DIM),
     "discriminative": (CLASSES, DIM),
     "gaussian_mixture": (CLASSES, DIM),
@@ -23,10 +24,17 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
 # away from saturated exponentials, where every implementation agrees for free.
 _OPTIONS: dict[str, dict[str, Any]] = {
     name: {"scale": 8.0}
-    for name in ("arcface", "cosface", "gm_softmax", "ldam", "lm_softmax", "normface")
+    for name in (
+        *("arcface", "cosface", "curricularface", "gm_softmax", "ldam", "lm_softmax"),
+        "normface",
+    )
 } | {
+    "adaface": {"scale": 8.0, "norm_mean": 2.0, "norm_std": 0.5, "rate": 0.2},
+    # Compiled code draws other numbers than eager code: here they make no difference.
+    "elasticface": {"scale": 8.0, "std": 0.0},
     "gaussian_mixture": {"learn_variances": True},
     "logit_norm": {"temperature": 0.5},
+    "magface": {"scale": 8.0, "min_norm": 1.0, "max_norm": 4.0},
     "unified_margin": {"m1": 1.2, "m2": 0.2, "m3": 0.1, "scale": 8.0},
 }
 

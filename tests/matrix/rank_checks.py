@@ -195,6 +195,11 @@ def check_per_sample() -> Iterator[str]:
         "LMSoftmax chunked": lambda sync: lm.LMSoftmax(scale=8.0, impl="chunked", sync=sync),
         "GaussianMixture": lambda sync: lm.GaussianMixture(5, D, learn_variances=True, sync=sync),
         "Stability": lambda sync: lm.Stability(sync=sync),
+        "AdaFace": lambda sync: lm.AdaFace(
+            scale=8.0, rate=0.5, norm_mean=2.0, norm_std=0.5, sync=sync
+        ),
+        "CurricularFace": lambda sync: lm.CurricularFace(scale=8.0, rate=0.5, sync=sync),
+        "AdaCos": lambda sync: lm.AdaCos(5, sync=sync),
     }
     for name, make in makers.items():
         for case, (labels, sizes) in SHARDS.items():
@@ -228,6 +233,7 @@ def no_communication() -> Iterator[None]:
 
 def check_evaluation_by_one_rank() -> Iterator[str]:
     losses = [lm.Discriminative(5, D), lm.CenterLoss(5, D), lm.CrossEntropy(sync=True)]
+    losses += [lm.AdaFace(), lm.CurricularFace(), lm.AdaCos(5)]
     wide = lm.Discriminative(centroid_bank.SHARED_SLOTS + 4, D)
     for loss in (*losses, wide):
         loss.eval()

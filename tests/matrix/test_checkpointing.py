@@ -12,9 +12,13 @@ from torch.utils.checkpoint import checkpoint
 
 from largemargin import (
     LOSSES,
+    AdaCos,
+    AdaFace,
     CenterLoss,
     CrossEntropy,
+    CurricularFace,
     Discriminative,
+    ElasticFace,
     LargeMarginError,
     Objective,
     RobustDiscriminative,
@@ -28,6 +32,9 @@ DISCRIMINATIVE = {
     "accumulate": partial(Discriminative, C, D, momentum=0.5, strategy="both", accumulate=2),
     "robust": partial(RobustDiscriminative, C, D, momentum=0.5),
     "center": partial(CenterLoss, C, D, strength=1.0),
+    "adaface": partial(AdaFace, scale=8.0, rate=0.5, norm_mean=3.0, norm_std=1.0),
+    "curricularface": partial(CurricularFace, scale=8.0, rate=0.5),
+    "adacos": partial(AdaCos, C),
 }
 
 
@@ -97,8 +104,25 @@ def test_a_checkpointed_step_is_the_plain_step(kind: str, reentrant: bool, num: 
                         p.grad = None
 
 
+@pytest.mark.parametrize("plus", [False, True])
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("kind", ["both", "center"])
+def test_a_recomputation_draws_the_margins_of_the_first_run(reentrant: bool, plus: bool) -> None:
+    plain, again = (network(partial(ElasticFace, std=0.5, plus=plus, scale=8.0)) for _ in range(2))
+    for step in range(2):
+        x, labels = batch(step)
+        y = x.detach().clone().requires_grad_()
+        torch.manual_seed(step)
+        want = plain(x, labels)
+        after = torch.get_rng_state()
+        want.backward()
+        torch.manual_seed(step)
+        checkpoint(again, y, labels, use_reentrant=reentrant).backward()
+        assert torch.equal(torch.get_rng_state(), after)
+        assert_same(gradients(again, y), gradients(plain, x))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("kind", ["both", "center", "adaface", "adacos"])
 def test_two_checkpointed_forwards_before_one_backward(kind: str, reentrant: bool) -> None:
     plain, again = network(DISCRIMINATIVE[kind]), network(DISCRIMINATIVE[kind])
     for start in (0, 2):
@@ -113,7 +137,7 @@ def test_two_checkpointed_forwards_before_one_backward(kind: str, reentrant: boo
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("kind", ["both", "center"])
+@pytest.mark.parametrize("kind", ["both", "center", "adaface", "curricularface"])
 def test_a_checkpointed_evaluation_sees_the_bank_as_it_is(kind: str, reentrant: bool) -> None:
     plain, again = network(DISCRIMINATIVE[kind]), network(DISCRIMINATIVE[kind])
     for model in (plain, again):

@@ -14,7 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from largemargin import CenterLoss, CentroidBank, Compactness, Discriminative, Loss
+from largemargin import (
+    AdaCos,
+    AdaFace,
+    CenterLoss,
+    CentroidBank,
+    Compactness,
+    CurricularFace,
+    Discriminative,
+    Loss,
+)
 
 PARTITIONED = "aot_eager_decomp_partition"
 INDUCTOR = pytest.param("inductor", marks=[pytest.mark.needs_cxx, pytest.mark.slow])
@@ -29,6 +38,9 @@ LOSSES: dict[str, Callable[[int, int], Loss]] = {
     "compactness": lambda C, D: Compactness(
         bank=CentroidBank(C, D, momentum=0.5, strategy="both", first_seen="full")
     ),
+    "adaface": lambda C, D: AdaFace(scale=8.0, rate=0.5, norm_mean=6.0, norm_std=2.0),
+    "curricularface": lambda C, D: CurricularFace(scale=8.0, rate=0.5),
+    "adacos": lambda C, D: AdaCos(C),
 }
 
 

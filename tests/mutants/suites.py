@@ -8,18 +8,23 @@ from pathlib import Path
 
 ROOMS = ("losses", "losses/base", "ops", "heads")
 LOSSES = {
+    "adacos": "adacos",
+    "adaface": "adaface",
     "arcface": "arcface",
     "center": "center",
     "centroid_margin": "centroid_margin or centroid_norm",
     "compactness": "compactness or noise_alignment",
     "cosface": "cosface",
     "cross_entropy": "cross_entropy",
+    "curricularface": "curricularface",
     "discriminative": "discriminative",
+    "elasticface": "elasticface or plus",
     "gaussian_mixture": "gaussian_mixture",
     "gm_softmax": "gm_softmax",
     "hinges": "hinge or softplus",
     "input_margin": "margin_distribution or margin_hinge or linearized",
     "kobayashi": "kobayashi or biased_softmax or rival_divergence",
+    "magface": "magface",
     "prototype_penalties": "zero_centroid or super_symmetry",
     "sphereface": "sphereface or lsoftmax",
     "stability": "stability",
@@ -59,7 +64,12 @@ WARM = (
 )
 """Tests of mutants in forks: quick ones that neither compile nor start processes."""
 ALSO = {
+    **{
+        f"losses/{name}.py": ("tests/contract/test_running_statistics.py",)
+        for name in ("adacos", "adaface", "curricularface", "elasticface", "magface")
+    },
     "losses/discriminative.py": ("tests/app/training/test_stable_discriminative.py",),
+    "losses/base/running_statistics.py": ("tests/contract/test_running_statistics.py",),
     "losses/base/scale.py": ("tests/dropin/test_scale.py",),
     "losses/base/schedules.py": ("tests/dropin/test_schedules.py",),
     "ops/cosine_target_rest.py": ("tests/contract/test_fused.py",),
@@ -84,6 +94,7 @@ ALSO = {
         "tests/heads/test_sharded.py",
         "tests/heads/test_sharded_ranks.py",
     ),
+    "heads/sub_center_head.py": ("tests/heads/test_sub_center_head.py",),
     "heads/topk.py": ("tests/heads/test_class_head.py", "tests/heads/test_sharded.py"),
 }
 """Tests that belong to one file and are not found by the name of a loss."""

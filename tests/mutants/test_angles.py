@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import largemargin.functional as LF
 from largemargin.errors import LargeMarginError
-from largemargin.losses.arcface import _penalised_cosine
+from largemargin.losses.arcface import penalised_cosine
 from largemargin.losses.base.angles import (
     NOISE,
     clipped,
@@ -192,7 +192,7 @@ def test_where_the_angle_of_arcface_is_no_longer_turned(mode, cosines, want):
     want = [t if w is None else w for t, w in zip(turned, want, strict=True)]
     if mode == "hard":
         want[2] = -1 - 0.5 * math.sin(0.5)
-    found = _penalised_cosine(cosine, torch.sqrt(1 - cosine**2), 0.5, mode)
+    found = penalised_cosine(cosine, torch.sqrt(1 - cosine**2), 0.5, mode)
     assert found.tolist() == pytest.approx(want, abs=1e-12)
 
 

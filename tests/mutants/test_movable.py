@@ -15,7 +15,8 @@ LIMITS = {
         key: {"margin": {}}
         for key in ("biased_softmax", "dense_hinge", "max_hinge", "max_softplus")
     },
-    "arcface": {"margin": RADIANS},
+    "adaface": {"margin": RADIANS, "concentration": {"above": 0}},
+    **{key: {"margin": RADIANS} for key in ("arcface", "curricularface", "elasticface")},
     "center": {"rate": SHARE},
     "cosface": {"margin": {"at_least": 0, "below": 3 / 2}},
     "generalized_cross_entropy": {"q": {"above": 0, "at_most": 1}},
@@ -23,6 +24,8 @@ LIMITS = {
     "label_smoothing": {"smoothing": SHARE},
     "ldam": {"max_margin": {"at_least": 0, "below": 3 / 2}},
     "logit_norm": {"temperature": {"above": 0}},
+    "magface": {key: {"above": 0} for key in ("min_norm", "max_norm")}
+    | dict.fromkeys(("min_margin", "max_margin"), RADIANS),
     "margin_distribution": {"mu": {"above": 0, "at_most": 1}},
     "margin_hinge": {"threshold": {}},
     "symmetric_cross_entropy": {"log_zero": {"below": 0}},

@@ -201,6 +201,176 @@ def sample_margin(features, prototypes, labels, *, normalize=True):
     return per_sample(lambda n, y: rival_logit(values[n], y) - float(values[n, y]), labels)
 
 
+def adaface(
+    features,
+    prototypes,
+    labels,
+    *,
+    margin=0.4,
+    concentration=0.333,
+    scale=64.0,
+    norm_mean=20.0,
+    norm_std=100.0,
+    frozen_features=None,
+):
+    """BAS-ADAFACE: Kim et al. 2022, eq. 13 to 15, with the authors' clip of the angle.
+
+    The norm is evaluated at the frozen features (by default the features themselves).
+    """
+    frozen_features = features if frozen_features is None else frozen_features
+
+    def loss_of_class(n, y):
+        q, m = features[n], of_class(margin, y)
+        quality = concentration * (norm(frozen_features[n]) - norm_mean) / (norm_std + 1e-3)
+        quality = min(max(quality, -1.0), 1.0)
+        theta = min(max(angle(prototypes[y], q) - m * quality, 0.0), math.pi)
+        target = scale * (math.cos(theta) - (m * quality + m))
+        return margin_softmax(target, cosine_rivals(q, prototypes, y, scale))
+
+    return per_sample(loss_of_class, labels)
+
+
+def norm_statistics(batches, *, norm_mean=20.0, norm_std=100.0, rate=0.01):
+    """Mean and standard deviation of the norms of AdaFace after some batches of features."""
+    for rows in batches:
+        norms = [norm(q) for q in rows]
+        mean = math.fsum(norms) / len(norms)
+        norm_mean = (1 - rate) * norm_mean + rate * mean
+        if len(norms) > 1:
+            variance = math.fsum((each - mean) ** 2 for each in norms) / (len(norms) - 1)
+            norm_std = (1 - rate) * norm_std + rate * math.sqrt(variance)
+    return norm_mean, norm_std
+
+
+def magface(
+    features,
+    prototypes,
+    labels,
+    *,
+    min_norm=10.0,
+    max_norm=110.0,
+    min_margin=0.45,
+    max_margin=0.8,
+    strength=35.0,
+    scale=64.0,
+    mode="easy",
+):
+    """BAS-MAGFACE: Meng et al. 2021, eq. 3, linear m(a) and g(a) = 1/a + a/u_a^2."""
+
+    def loss_of_class(n, y):
+        q = features[n]
+        a = min(max(norm(q), min_norm), max_norm)
+        m = min_margin + (max_margin - min_margin) * (a - min_norm) / (max_norm - min_norm)
+        target = scale * arcface_target(angle(prototypes[y], q), m, mode)
+        loss = margin_softmax(target, cosine_rivals(q, prototypes, y, scale))
+        return loss + strength * (1 / a + a / max_norm**2)
+
+    return per_sample(loss_of_class, labels)
+
+
+def elasticface(
+    features,
+    prototypes,
+    labels,
+    *,
+    margin=0.5,
+    std=0.05,
+    noise=None,
+    form="arc",
+    plus=False,
+    scale=64.0,
+):
+    """BAS-ELASTIC: Boutros et al. 2022, eq. 7 and 8; ``plus`` for hard labels."""
+    draws = np.zeros(len(features)) if noise is None else np.asarray(noise, dtype=np.float64)
+    if plus and noise is not None:
+        own = [cosine(prototypes[y], q) for q, y in zip(features, labels, strict=True)]
+        nearest_first = sorted(range(len(own)), key=lambda n: -own[n])
+        narrowest_first, draws = sorted(draws), np.empty(len(own))
+        for n, draw in zip(nearest_first, narrowest_first, strict=True):
+            draws[n] = draw
+
+    def loss_of_class(n, y):
+        q, m = features[n], of_class(margin, y) + std * draws[n]
+        theta = angle(prototypes[y], q)
+        target = scale * (math.cos(theta + m) if form == "arc" else math.cos(theta) - m)
+        return margin_softmax(target, cosine_rivals(q, prototypes, y, scale))
+
+    return per_sample(loss_of_class, labels)
+
+
+def curricularface(features, prototypes, labels, *, margin=0.5, scale=64.0, progress=0.0):
+    """BAS-CURRICULAR: Huang et al. 2020, eq. 5 and 6; ``progress`` is t."""
+
+    def loss_of_class(n, y):
+        q, m = features[n], of_class(margin, y)
+        theta = angle(prototypes[y], q)
+        rivals = []
+        for j, w in enumerate(prototypes):
+            c = cosine(w, q)
+            if j != y:
+                rivals.append(scale * (c if c <= math.cos(theta + m) else c * (progress + c)))
+        return margin_softmax(scale * arcface_target(theta, m, "hard"), rivals)
+
+    return per_sample(loss_of_class, labels)
+
+
+def adacos_scale(num_classes):
+    """Zhang et al. 2019, eq. 12: the fixed scale."""
+    return math.sqrt(2) * math.log(num_classes - 1)
+
+
+def adacos_step(features, prototypes, labels, *, scale):
+    """Zhang et al. 2019, eq. 15: the scale of a batch from that of the batch before."""
+    mass = [
+        math.exp(scale * cosine(w, q))
+        for q, y in zip(features, labels, strict=True)
+        for j, w in enumerate(prototypes)
+        if j != y
+    ]
+    angles = sorted(angle(prototypes[y], q) for q, y in zip(features, labels, strict=True))
+    median = angles[(len(angles) - 1) // 2]
+    return math.log(math.fsum(mass) / len(labels)) / math.cos(min(math.pi / 4, median))
+
+
+def nearest_centers(features, centers, similarity="cosine"):
+    """(N, C): of the sub-centers (C, K, D) of each class, the one nearest to each sample."""
+    flat = np.reshape(centers, (-1, np.shape(centers)[2]))
+    scores = similarity_logits(features, flat, similarity=similarity)
+    return np.argmax(scores.reshape(len(features), *np.shape(centers)[:2]), axis=2)
+
+
+def of_sub_centers(oracle, features, centers, labels, *, chosen=None, **hyper):
+    """A loss on sub-centers (Deng et al. 2020): every sample with the nearest ones as prototypes.
+
+    Losses that look at other samples, or at what is given per sample, are not of this kind.
+    ``chosen`` holds the nearest ones where the gradient is taken.
+    """
+    chosen = nearest_centers(features, centers) if chosen is None else chosen
+    classes = np.arange(len(centers))
+    values = [
+        oracle(features[n : n + 1], centers[classes, chosen[n]], labels[n : n + 1], **hyper)
+        for n in range(len(features))
+    ]
+    return np.concatenate(values)
+
+
+def dominant_centers(features, centers, labels):
+    """(C,) sub-center that most samples of a class are nearest to, and (N,) angles to it."""
+    chosen = nearest_centers(features, centers)
+    counts = np.zeros(np.shape(centers)[:2], dtype=np.int64)
+    for n, y in enumerate(labels):
+        counts[y, chosen[n, y]] += 1
+    dominant = np.argmax(counts, axis=1)
+    return dominant, np.array(
+        [angle(centers[y][dominant[y]], q) for q, y in zip(features, labels, strict=True)]
+    )
+
+
+def dynamic_margins(class_counts, *, factor=0.5, offset=0.05, power=0.25):
+    """Ha et al. 2020: m_c = a n_c^(-lambda) + b. Shape (C,)."""
+    return np.array([factor * float(count) ** -power + offset for count in class_counts])
+
+
 def mean_row_norm_squared(rows):
     mean = [math.fsum(rows[:, k]) / len(rows) for k in range(rows.shape[1])]
     return math.fsum(value**2 for value in mean)

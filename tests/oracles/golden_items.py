@@ -268,6 +268,65 @@ def zero_centroid_item(x, p, at):
     return {"value": p["lam"] * cosine_family.zero_centroid(x["W"], normalize=p["normalize"])}
 
 
+def adaface_item(x, p, at):
+    names = {"m": "margin", "h": "concentration", "s": "scale"}
+    state = renamed(p, {"mu": "norm_mean", "sigma": "norm_std"})
+    outputs = {}
+    if "rate" in p:
+        after = cosine_family.norm_statistics([at["q"]], rate=p["rate"], **state)
+        outputs["mu_after"], outputs["sigma_after"] = after
+        state = dict(zip(("norm_mean", "norm_std"), after, strict=True))
+    hyper = renamed(p, names) | state
+    losses = cosine_family.adaface(x["q"], x["W"], x["y"], frozen_features=at["q"], **hyper)
+    return {"value": mean(losses), "per_sample": losses, **outputs}
+
+
+def curricular_item(x, p, at):
+    hyper, t = renamed(p, {"m": "margin", "s": "scale"}), p.get("t", 0.0)
+    outputs = {}
+    if "rate" in p:
+        rows = zip(at["q"], at["y"], strict=True)
+        own = mean([cosine_family.cosine(at["W"][y], q) for q, y in rows])
+        t = outputs["t_after"] = (1 - p["rate"]) * t + p["rate"] * own
+    losses = cosine_family.curricularface(x["q"], x["W"], x["y"], progress=t, **hyper)
+    return {"value": mean(losses), "per_sample": losses, **outputs}
+
+
+def elastic_item(x, p, at):
+    names = {"m": "margin", "sigma": "std", "form": "form", "plus": "plus", "s": "scale"}
+    losses = cosine_family.elasticface(
+        x["q"], x["W"], x["y"], noise=x.get("eps"), **renamed(p, names)
+    )
+    return {"value": mean(losses), "per_sample": losses}
+
+
+def adacos_item(x, p, at):
+    start = cosine_family.adacos_scale(len(x["W"]))
+    after = cosine_family.adacos_step(at["q"], at["W"], at["y"], scale=start)
+    losses = cosine_family.normface(x["q"], x["W"], x["y"], scale=after)
+    return {"fixed": start, "scale_after": after, "value": mean(losses)}
+
+
+def sub_center_item(x, p, at):
+    oracle, names = {
+        "ZHO-ARCFACE": (cosine_family.arcface, {"m": "margin", "s": "scale"}),
+        "ZHO-COSFACE": (cosine_family.cosface, {"m": "margin", "s": "scale"}),
+        "ZHO-LM": (cosine_family.lm_softmax, {"s": "scale"}),
+    }[p["loss"]]
+    losses = cosine_family.of_sub_centers(
+        *(oracle, x["q"], x["W"], x["y"]),
+        chosen=cosine_family.nearest_centers(at["q"], at["W"]),
+        **renamed(p, names),
+    )
+    dominant, angles = cosine_family.dominant_centers(x["q"], x["W"], x["y"])
+    return {"value": mean(losses), "per_sample": losses, "dominant": dominant, "angles": angles}
+
+
+def dynamic_margin_item(x, p, at):
+    names = {"a": "factor", "b": "offset", "lam": "power"}
+    return {"margins": cosine_family.dynamic_margins(x["counts"], **renamed(p, names))}
+
+
 def focal_item(x, p, at):
     losses = softmax_family.focal(x["f"], x["y"], gamma=p["gamma"], alpha=x.get("alpha"))
     return with_mean("value", losses)
@@ -350,6 +409,22 @@ def layer_margin_item(x, p, at):
 
 
 ITEMS = {
+    "BAS-ADACOS": adacos_item,
+    "BAS-ADAFACE": adaface_item,
+    "BAS-CURRICULAR": curricular_item,
+    "BAS-DYNAMIC": dynamic_margin_item,
+    "BAS-ELASTIC": elastic_item,
+    "BAS-MAGFACE": cosine_item(
+        cosine_family.magface,
+        l_a="min_norm",
+        u_a="max_norm",
+        l_m="min_margin",
+        u_m="max_margin",
+        lam="strength",
+        s="scale",
+        mode="mode",
+    ),
+    "BAS-SUBCENTER": sub_center_item,
     "OPS-STATS": class_statistics,
     "OPT": option_case,
     "NGY-3.3": softmax_item,

@@ -193,7 +193,7 @@ def _head(model: nn.Module, layer: str | None) -> tuple[str, nn.Module, tuple[in
             f"the weight of layer {path!r} was made under torch.inference_mode() and cannot be "
             "trained. Build the model outside of it, or train copy.deepcopy(model)."
         )
-    return path, head, (int(weight.shape[0]), int(weight.shape[1]))
+    return path, head, (int(weight.shape[0]), int(weight.shape[-1]))
 
 
 def _named_features(

@@ -264,7 +264,7 @@ class Criterion(nn.Module):
         weight, bias = swapped
         if hasattr(weight, "full_tensor"):
             weight, bias = gathered(weight), None if bias is None else gathered(bias)
-        if weight.dim() != 2:
+        if weight.dim() < 2:
             raise LargeMarginError(
                 f"the head's weight has the shape {tuple(weight.shape)}: something has flattened "
                 "or partitioned it (FullyShardedDataParallel, ZeRO stage 3). Use "

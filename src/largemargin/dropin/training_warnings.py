@@ -250,8 +250,9 @@ def _behind(objective: Objective, features: Tensor, labels: Tensor, head: HeadVi
         if isinstance(loss, Loss) and loss.ignore_index is not None and labels.dim() == 1:
             counts = counts & (index != loss.ignore_index)
     own = head.weight.detach().index_select(0, torch.where(counts, index, 0))
+    own = own[:, None] if own.dim() == 2 else own
     with without_autocast(features):
-        products = (promote(features) * promote(own)).sum(1)
+        products = (promote(features)[:, None] * promote(own)).sum(2).amax(1)
     return torch.stack([((products < 0) & counts).sum(), counts.sum()])
 
 

@@ -31,7 +31,7 @@ def fill_zero_rows(
         same: draw the same on all processes: the model is in DDP already.
     """
     weight = head._parameters.get("weight")
-    if weight is None or weight.is_meta or is_sharded(weight):
+    if weight is None or weight.dim() != 2 or weight.is_meta or is_sharded(weight):
         return
     rows = (torch.linalg.vector_norm(weight.detach(), torch.inf, dim=1) == 0).nonzero()[:, 0]
     if len(rows) == 0 or _move(objective, head, weight, rows):

@@ -46,7 +46,7 @@ def head_facts(path: str, head: nn.Module) -> HeadFacts:
         scale=float(getattr(head, "scale", 1.0)),
         bias=getattr(head, "bias", None) is not None,
         num_classes=int(weight.shape[0]),
-        in_features=int(weight.shape[1]),
+        in_features=int(weight.shape[-1]),
     )
 
 

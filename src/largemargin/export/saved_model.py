@@ -362,7 +362,8 @@ def _attached(
     """Give the head the saved form; the criterion given, or the saved one attached anew."""
     head, described = saved["head"], saved["criterion"]
     bare = unwrapped(model)[0]
-    has = tuple(matrix_of(find_layer(bare, head["layer"])[1]).shape)
+    shape = matrix_of(find_layer(bare, head["layer"])[1]).shape
+    has = shape[0], shape[-1]
     wanted = (head["num_classes"], head["in_features"])
     if has != wanted:
         raise LargeMarginError(

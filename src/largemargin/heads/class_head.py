@@ -37,7 +37,7 @@ def head_logits(
     scale: float | Tensor,
 ) -> Logits:
     """Logits (..., C) of features (..., D); to torch.fx one operation, which it does not enter."""
-    num_classes, dim = prototypes.shape
+    num_classes, dim = prototypes.shape[0], prototypes.shape[-1]
     if (
         similarity == "cosine"
         and bias is None
@@ -149,7 +149,7 @@ class ClassHead(nn.Module):
             return  # no numbers to draw, and pretending to would import the compiler: seconds
         bound = 1 / math.sqrt(self.in_features)
         if self.similarity == "dot":
-            nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+            nn.init.kaiming_uniform_(self.weight.flatten(0, -2), a=math.sqrt(5))
             if self.bias is not None:
                 nn.init.uniform_(self.bias, -bound, bound)
         else:

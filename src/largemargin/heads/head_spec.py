@@ -35,7 +35,7 @@ class HeadView:
     """The logits of the features that a loss is called with, where the head has made them."""
 
     def __repr__(self) -> str:
-        num_classes, dim = self.weight.shape
+        num_classes, dim = self.weight.shape[0], self.weight.shape[-1]
         return (
             f"HeadView(in_features={dim}, num_classes={num_classes}, "
             f"similarity={self.similarity!r}, scale={self.scale}, bias={self.bias is not None})"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from largemargin.errors import LargeMarginError
 from largemargin.heads.class_head import ClassHead
 from largemargin.heads.head_spec import HeadSpec
+from largemargin.heads.sub_center_head import SubCenterHead
 from largemargin.losses.arcface import ArcFace
 from largemargin.losses.base.loss import Loss
 from largemargin.losses.cosface import CosFace
@@ -24,7 +25,6 @@ from largemargin.losses.sphereface import LSoftmax, SphereFace
 REDUCTIONS = {"MeanReducer": "mean", "SumReducer": "sum"}
 
 NO_COUNTERPART = {
-    "SubCenterArcFaceLoss": "a class has one prototype here, not several sub-centers.",
     "ProxyAnchorLoss": "it compares proxies with all samples of a batch.",
     "ProxyNCALoss": "it sums over proxies of other classes only.",
     "SoftTripleLoss": "a class has one prototype here, not several centers.",
@@ -48,6 +48,8 @@ def from_pml(pml_loss: nn.Module) -> Converted:
     PML                     here
     ======================  ==================================================================
     ArcFaceLoss             ``ArcFace``, margin in radians, and a cosine head
+    SubCenterArcFaceLoss    the same and a ``SubCenterHead``, whose ``own_cosines`` and
+                            ``dominant`` do what ``get_outliers`` does
     CosFaceLoss             ``CosFace`` and a cosine head
     NormalizedSoftmaxLoss   ``NormFace`` with scale = 1 / temperature and a cosine head; with
                             ``DotProductSimilarity(normalize_embeddings=False)`` ``CrossEntropy``
@@ -64,7 +66,7 @@ def from_pml(pml_loss: nn.Module) -> Converted:
     but was read as degrees, a multiplicative margin that ``int()`` cut down to 1, which is none.
 
     Raises:
-        LargeMarginError: for what has no counterpart: sub-centers, regularizers, other reducers and
+        LargeMarginError: for what has no counterpart: regularizers, other reducers and
             distances, a scale on top of feature norms, subclasses.
 
     Example:
@@ -87,16 +89,22 @@ def from_pml(pml_loss: nn.Module) -> Converted:
     W: Any = pml_loss.W
     loss, form = CONVERTERS[name](pml_loss, {"reduction": _reduction(pml_loss)})
     weight = from_pml_state_dict({"W": W})["weight"]
-    num_classes, dim = weight.shape
-    head = ClassHead(
-        dim, num_classes, similarity=form.similarity, scale=form.scale, bias=False, device="meta"
-    )
+    centers = getattr(pml_loss, "sub_centers", None)
+    if centers is not None:
+        weight = weight.unflatten(0, (-1, int(centers)))  # type: ignore[no-untyped-call]
+    how: Any = {"similarity": form.similarity, "scale": form.scale, "bias": False}
+    how |= {} if centers is None else {"centers": int(centers)}
+    kind = ClassHead if centers is None else SubCenterHead
+    head = kind(weight.shape[-1], weight.shape[0], device="meta", **how)
     head.weight = nn.Parameter(weight, requires_grad=W.requires_grad)
     return Converted(loss, head)
 
 
 def from_pml_state_dict(state: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
     """The state dict of a ``ClassHead`` from that of a PML loss: ``W`` (D, C) as ``weight`` (C, D).
+
+    Sub-centers are rows one after the other: ``weight.unflatten(0, (C, K))`` is that of a
+    ``SubCenterHead``.
 
     Args:
         state: of the loss, or of a model that holds it.
@@ -165,6 +173,7 @@ def _large_margin_softmax(pml: Any, options: Any) -> Conversion:
 
 CONVERTERS: dict[str, Callable[[Any, Any], Conversion]] = {
     "ArcFaceLoss": _arcface,
+    "SubCenterArcFaceLoss": _arcface,
     "CosFaceLoss": _cosface,
     "NormalizedSoftmaxLoss": _normalized_softmax,
     "SphereFaceLoss": _sphereface,

@@ -178,7 +178,7 @@ def sum_builder(
         built: dict[str, Any] = {}
         for term in terms:
             kind, settings = loss_named(term.name), term.settings
-            if kind.head_similarity == "cosine":
+            if kind.head_similarity == "cosine" and "scale" in arguments_of(kind):
                 settings = {"scale": "auto", **settings}
             loss = build_loss(kind, settings, num_classes, dim, class_counts)
             built[kind.term] = loss if term.weight == 1.0 else term.weight * loss

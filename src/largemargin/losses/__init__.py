@@ -6,10 +6,13 @@ API reference its names are also imported in ``largemargin/__init__.py`` and ``f
 """
 # ruff: noqa: F401
 
+from largemargin.losses.adacos import AdaCos
+from largemargin.losses.adaface import AdaFace, adaface
 from largemargin.losses.arcface import ArcFace, arcface
-from largemargin.losses.base.class_counts import balanced_weights, ldam_margins
+from largemargin.losses.base.class_counts import balanced_weights, dynamic_margins, ldam_margins
 from largemargin.losses.base.loss import Loss, LossValue
 from largemargin.losses.base.objective import Objective
+from largemargin.losses.base.scale import adacos_scale
 from largemargin.losses.center import CenterLoss, center_loss, center_update
 from largemargin.losses.centroid_margin import (
     CentroidMargin,
@@ -20,11 +23,13 @@ from largemargin.losses.centroid_margin import (
 from largemargin.losses.compactness import Compactness, compactness, noise_alignment
 from largemargin.losses.cosface import CosFace, cosface
 from largemargin.losses.cross_entropy import CrossEntropy, cross_entropy
+from largemargin.losses.curricularface import CurricularFace, curricularface
 from largemargin.losses.discriminative import (
     Discriminative,
     RobustDiscriminative,
     StableDiscriminative,
 )
+from largemargin.losses.elasticface import ElasticFace, elasticface
 from largemargin.losses.focal import Focal, focal
 from largemargin.losses.gaussian_mixture import GaussianMixture, gaussian_mixture
 from largemargin.losses.gm_softmax import GMSoftmax, gm_softmax
@@ -66,6 +71,7 @@ from largemargin.losses.logit_adjustment import (
     vs_loss,
 )
 from largemargin.losses.logit_norm import LogitNorm, logit_norm
+from largemargin.losses.magface import MagFace, magface
 from largemargin.losses.noisy_labels import (
     GeneralizedCrossEntropy,
     SymmetricCrossEntropy,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import check_choice
-from largemargin.losses.base.angles import NEAR, clipped, noise_of_angles, sine_of_target
+from largemargin.losses.base.angles import NEAR, cosine_and_sine, noise_of_angles
 from largemargin.losses.base.loss import Loss, LossOptions, MarginCeiling
 from largemargin.losses.base.scale import Scale, check_scale_setting, psi0_of_angular_margin
 from largemargin.losses.base.schedules import Schedule, margin_warm_up
@@ -165,13 +165,13 @@ def _penalised(
 
     def definition(target: Tensor) -> Tensor:
         m = at_target(margin, labels, prototypes.shape[0], "margin")
-        cosine = clipped(target / scale)
-        sine = sine_of_target(cosine, features, prototypes, labels, precision)
-        return scale * _penalised_cosine(cosine, sine, m, mode)
+        rows = features, prototypes, labels
+        cosine, sine = cosine_and_sine(target, scale, *rows, precision)
+        return scale * penalised_cosine(cosine, sine, m, mode)
 
     if labels.dim() == 2 or isinstance(margin, Tensor) or isinstance(scale, Tensor):
         return definition(target)
-    if not plain_eager() or is_shared(prototypes) or target.numel() == 0:
+    if not plain_eager() or is_shared(prototypes) or target.numel() == 0 or prototypes.dim() == 3:
         return definition(target)
     margin = float(margin)
     if launches(target, features, prototypes):
@@ -221,7 +221,8 @@ class _Penalised(torch.autograd.Function):
         return grad * slope, None, None, None, None
 
 
-def _penalised_cosine(cosine: Tensor, sine: Tensor, margin: float | Tensor, mode: Mode) -> Tensor:
+def penalised_cosine(cosine: Tensor, sine: Tensor, margin: float | Tensor, mode: Mode) -> Tensor:
+    """T(theta) from the cosine and sine of theta; the margin a number or one per cosine."""
     if isinstance(margin, Tensor):
         cos_m, sin_m = torch.cos(margin), torch.sin(margin)
     else:

@@ -109,7 +109,7 @@ def cosface(
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
     """CosFace per sample; :class:`CosFace` has equation, arguments and an example."""
-    s = scale_of_cosines(scale, prototypes, how, psi0_of_cosine_margin, margin)
+    s = scale_of_cosines(scale, features, prototypes, how, psi0_of_cosine_margin, margin)
     num_classes = prototypes.shape[0]
     check_margin("margin", margin, cosine_margin_limits(num_classes))
     required = s * at_target(margin, labels, num_classes, "margin")

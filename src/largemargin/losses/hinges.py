@@ -17,6 +17,7 @@ from largemargin.losses.base.terms import (
     over_targets,
     require,
     stats_of,
+    target_of,
     whole_logits,
     with_prior,
 )
@@ -142,7 +143,7 @@ def dense_hinge(
         gaps = F.relu(logits[:, None, :] - logits[:, :, None] + required)
         own = torch.diagonal(gaps, dim1=1, dim2=2)
         return over_targets((gaps.sum(2) - own) / rivals, labels)
-    index, target = _at_target(logits, labels)
+    index, target = target_of(logits, labels)
     return F.relu(logits - target + required).scatter(1, index, 0.0).sum(1) / rivals
 
 
@@ -180,7 +181,7 @@ def soft_hinge(
     if labels.dim() == 2:
         every = F.softplus(logits).sum(1, keepdim=True)
         return over_targets((every - logits) / logits.shape[1], labels)
-    index, target = _at_target(logits, labels)
+    index, target = target_of(logits, labels)
     return F.softplus(logits.scatter(1, index, -target)).mean(1)
 
 
@@ -213,11 +214,3 @@ def _logits(
         features, prototypes, labels, options, name, _DENSE, relative=relative
     )
     return with_prior(logits, options), labels
-
-
-def _at_target(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Clamped target column index, and the target's logit (NaN for a label out of range)."""
-    labels = labels.long()
-    index = labels.clamp(0, logits.shape[1] - 1)[:, None]
-    outside = ((labels < 0) | (labels >= logits.shape[1]))[:, None]
-    return index, logits.gather(1, index).masked_fill(outside, torch.nan)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, check_classifier
 from largemargin.heads.head_spec import HeadSpec
 from largemargin.losses.base.angles import multiplied_angle
 from largemargin.losses.base.loss import Loss, LossOptions
@@ -213,6 +213,7 @@ def lsoftmax(
     """L-Softmax per sample; :class:`LSoftmax` has equation, arguments and an example."""
     margin = check_integer_margin(margin, "lsoftmax")
     refuse_sharded(prototypes, "lsoftmax", "it needs the length of each sample's class vector.")
+    check_classifier(features, prototypes, None)  # sub-centers differ in length
     check_setting("annealing", annealing, at_least=0)
     target, rest = target_and_rest(features, prototypes, labels, similarity="dot", **how)
     length = safe_norm(features)

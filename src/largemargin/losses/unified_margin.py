@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.losses.base.angles import clipped, continued_cosine, sine_of_target
+from largemargin.losses.base.angles import continued_cosine, cosine_and_sine
 from largemargin.losses.base.loss import Loss, LossOptions, MarginCeiling
 from largemargin.losses.base.scale import Scale, check_scale_setting, psi0_of_angular_margin
 from largemargin.losses.base.schedules import Schedule, margin_warm_up
@@ -123,8 +123,8 @@ def unified_margin(
     check_setting("m3", m3, at_least=0)
     s, target, rest = scaled_cosines(features, prototypes, labels, scale, how, _psi0, m2, m3)
     num_classes = prototypes.shape[0]
-    cosine = clipped(target / s)
-    sine = sine_of_target(cosine, features, prototypes, labels, how.get("precision"))
+    rows = features, prototypes, labels
+    cosine, sine = cosine_and_sine(target, s, *rows, how.get("precision"))
     phi = m1 * torch.atan2(sine, cosine) + at_target(m2, labels, num_classes, "m2")
     penalised = s * (continued_cosine(phi) - at_target(m3, labels, num_classes, "m3"))
     return over_targets(F.softplus(rest - penalised), labels)

@@ -52,5 +52,7 @@ from largemargin.measuring.robust_accuracy import attack_curve as attack_curve
 from largemargin.measuring.robust_accuracy import attacked_accuracy as attacked_accuracy
 from largemargin.measuring.robust_accuracy import perturbation_suite as perturbation_suite
 from largemargin.measuring.robust_accuracy import perturbed_accuracy as perturbed_accuracy
+from largemargin.measuring.wrong_labels import WrongLabels as WrongLabels
+from largemargin.measuring.wrong_labels import find_wrong_labels as find_wrong_labels
 
 __all__ = [name for name, each in vars().items() if hasattr(each, "__qualname__")]

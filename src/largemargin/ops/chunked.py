@@ -10,7 +10,7 @@ from largemargin.ops.dense import ORDER, Stats, hidden, wanted_stats
 from largemargin.ops.matmul import multiply, without_autocast
 from largemargin.ops.norms import batched_gradient, unit_rows
 from largemargin.ops.shards import once
-from largemargin.ops.similarity import AffineForm
+from largemargin.ops.similarity import AffineForm, by_class
 
 BLOCK_ELEMENTS = 2**20
 """Logits held at a time: 4 MiB in float32, about what the caches of a core hold."""
@@ -32,8 +32,8 @@ def block_size(num_samples: int, num_classes: int, device: str) -> int:
 
 def chunked_stats(form: AffineForm, labels: Tensor, want: tuple[str, ...]) -> Stats:
     """The statistics of ``dense_stats(dense_logits(form), labels, want)`` for hard labels."""
-    num_samples, num_classes = form.rows.shape[0], form.columns.shape[0]
-    block = block_size(num_samples, num_classes, form.rows.device.type)
+    num_samples, num_columns = form.rows.shape[0], form.columns.shape[0]
+    block = max(1, block_size(num_samples, num_columns, form.rows.device.type) // form.centers)
     flags = tuple(name in want for name in ORDER)
     *values, rival_index = _ChunkedStats.apply(
         form.rows,
@@ -44,6 +44,7 @@ def chunked_stats(form: AffineForm, labels: Tensor, want: tuple[str, ...]) -> St
         form.precision,
         flags,
         block,
+        form.centers,
     )
     return wanted_stats(values, rival_index, form.row_bias, want)
 
@@ -54,15 +55,22 @@ def _block_logits(
     bias: Tensor | None,
     normalize_columns: bool,
     precision: str | None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Logits of one block of classes, its (normalised) columns and their backward factor."""
-    factor = None
+    centers: int,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Logits of one block of classes, its (normalised) columns and their backward factor.
+
+    Last, where classes have sub-centers, the nearest one (N, B, 1) of each.
+    """
+    factor = nearest = None
     if normalize_columns:
         columns, factor = unit_rows(columns)
     logits = multiply(rows, columns.T, precision)
     if bias is not None:
         logits += bias
-    return logits, columns, factor
+    if centers > 1:
+        logits, nearest = by_class(logits, centers).max(2)
+        nearest = nearest[..., None]
+    return logits, columns, factor, nearest
 
 
 def _position(index: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
@@ -83,9 +91,10 @@ class _ChunkedStats(torch.autograd.Function):
         precision: str | None,
         flags: tuple[bool, ...],
         block: int,
+        centers: int,
     ) -> tuple[Tensor, ...]:
         _, want_rival, want_rest, want_spread, want_mean = flags
-        num_samples, num_classes = rows.shape[0], columns.shape[0]
+        num_samples, num_classes = rows.shape[0], columns.shape[0] // centers
         # A label outside [0, C) is in no block: its target stays NaN, and so do the others below.
         target = rows.new_full((num_samples,), torch.nan)
         # In the target's column too; a block of classes of bias minus infinity adds nothing.
@@ -95,12 +104,14 @@ class _ChunkedStats(torch.autograd.Function):
         mass, moment, total = (rows.new_zeros(num_samples) for _ in range(3))
         for start in range(0, num_classes, block):
             stop = min(start + block, num_classes)
-            logits, _, _ = _block_logits(
+            here = slice(start * centers, stop * centers)
+            logits, _, _, _ = _block_logits(
                 rows,
-                columns[start:stop],
-                None if bias is None else bias[start:stop],
+                columns[here],
+                None if bias is None else bias[here],
                 normalize_columns,
                 precision,
+                centers,
             )
             position, inside = _position(labels, start, stop)
             own = logits.gather(1, position)
@@ -134,7 +145,7 @@ class _ChunkedStats(torch.autograd.Function):
         spread = (rival + moment).masked_fill(outside, torch.nan)
         mean = (total / (num_classes - 1)).masked_fill(outside, torch.nan)
         rival = rival.masked_fill(outside, torch.nan)
-        ctx.settings = (normalize_columns, precision, flags, block)
+        ctx.settings = (normalize_columns, precision, flags, block, centers)
         ctx.mark_non_differentiable(rival_index)
         # Last, because not every release of the compiler keeps a place for its missing gradient.
         return target, rival, rest, spread, mean, rival_index
@@ -156,16 +167,16 @@ class _ChunkedStats(torch.autograd.Function):
                 None if result is None else once(result, *anchors, message=ONCE)
                 for result in results
             )
-        return (*results, None, None, None, None, None)
+        return (*results, *[None] * 6)
 
 
 def _backward(
     ctx: Any, saved: tuple[Tensor, ...], grads: tuple[Tensor, ...]
 ) -> tuple[Tensor | None, ...]:
     rows, columns, bias = saved[:3]
-    normalize_columns, precision, flags, block = ctx.settings
+    normalize_columns, precision, flags, block, centers = ctx.settings
     needs_rows, needs_columns, needs_bias = ctx.needs_input_grad[:3]
-    num_classes = columns.shape[0]
+    num_classes = columns.shape[0] // centers
     grad_rows = torch.zeros_like(rows) if needs_rows else None
     # Compiled, the parts are put together at the end, each written to its place; a matrix that is
     # filled part by part would be copied as a whole for every part.
@@ -177,16 +188,21 @@ def _backward(
     grad_bias = torch.empty_like(bias) if needs_bias else None
     for start in range(0, num_classes, block):
         stop = min(start + block, num_classes)
-        logits, block_columns, factor = _block_logits(
+        here = slice(start * centers, stop * centers)
+        logits, block_columns, factor, nearest = _block_logits(
             rows,
-            columns[start:stop],
-            None if bias is None else bias[start:stop],
+            columns[here],
+            None if bias is None else bias[here],
             normalize_columns,
             precision,
+            centers,
         )
         grad = _block_gradient(logits, start, num_classes, flags, saved[3:], grads)
+        if nearest is not None:
+            every = grad.new_zeros(*grad.shape, centers)
+            grad = every.scatter_(2, nearest, grad[..., None]).flatten(1)
         if grad_bias is not None:
-            grad_bias[start:stop] = grad.sum(0)
+            grad_bias[here] = grad.sum(0)
         if precision == "bf16":
             grad = grad.to(torch.bfloat16)  # once, for both products
         if grad_rows is not None:
@@ -199,7 +215,7 @@ def _backward(
             if grad_columns is None:
                 parts.append(part)
             else:
-                grad_columns[start:stop] = part
+                grad_columns[here] = part
     return grad_rows, torch.cat(parts) if parts else grad_columns, grad_bias
 
 

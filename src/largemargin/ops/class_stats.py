@@ -29,6 +29,7 @@ from largemargin.ops.similarity import (
     HeadLogits,
     affine_form,
     check_scale,
+    count_vectors,
     dense_logits,
 )
 from largemargin.ops.triton.op import missing, tile_stats
@@ -104,8 +105,10 @@ def class_stats(
 
     Args:
         features: (N, D).
-        prototypes: (C, D), C >= 2. A DTensor cut along the classes gives the same statistics; every
-            process of its mesh has to call, each with its own samples (any number).
+        prototypes: (C, D), C >= 2, or (C, K, D) with K sub-centers of a class, of which the nearest
+            to a sample makes its logit (Deng et al. 2020). A DTensor cut along the classes gives
+            the same statistics; every process of its mesh has to call, each with its own samples
+            (any number).
         labels: (N,) class indices, or (N, C) soft targets, whose values are not used here: then
             every class is taken as the target in turn.
         bias: (C,), added after the similarity.
@@ -141,7 +144,11 @@ def class_stats(
         check_choice("impl", impl, IMPLS)
         _check_want(want)
         check_inputs(
-            features, prototypes, labels, bias=bias, validate=validate, check_finite=check_finite
+            *(features, prototypes, labels),
+            bias=bias,
+            sub_centers=True,
+            validate=validate,
+            check_finite=check_finite,
         )
     if log_prior is not None:
         check_length("log_prior", log_prior, prototypes.shape[0], "one number per class")
@@ -252,7 +259,7 @@ def _by_hand(labels: Tensor, bias: Tensor | None, scale: object, want: tuple[str
 
 def _choose(features: Tensor, prototypes: Tensor, soft: bool, precision: str | None) -> Impl:
     limit = dense_limit(features.device.type, precision)
-    if soft or features.shape[0] * prototypes.shape[0] <= limit or _transformed():
+    if soft or features.shape[0] * count_vectors(prototypes) <= limit or _transformed():
         return "dense"
     fast = features.is_cuda and precision == "bf16" and missing(features, prototypes) is None
     return "triton" if fast else "chunked"

@@ -26,7 +26,7 @@ from largemargin.ops.norms import (
     inverse_norms,
     row_products,
 )
-from largemargin.ops.similarity import affine_form, dense_logits, in_one_dtype
+from largemargin.ops.similarity import affine_form, dense_logits, in_one_dtype, pooled
 from largemargin.ops.triton.availability import HAS_TRITON, INTERPRETED, is_too_old
 from largemargin.tracing import plain_eager
 
@@ -159,6 +159,9 @@ def cosine_logits(
     features: Tensor, prototypes: Tensor, scale: float, precision: str | None
 ) -> Tensor:
     """(N, C) logits, float32 or float64, in plain eager mode and for a scale that is a number."""
+    if prototypes.dim() == 3:
+        every = cosine_logits(features, prototypes.flatten(0, 1), scale, precision)
+        return pooled(every, prototypes.shape[1])
     if not launches(features, prototypes):
         features, prototypes = in_one_dtype(features, prototypes)
     with without_autocast(features):

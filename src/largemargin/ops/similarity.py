@@ -32,6 +32,8 @@ class AffineForm(NamedTuple):
     row_bias: Tensor | None
     normalize_columns: bool
     precision: str | None
+    centers: int = 1
+    """Columns of a class, one after the other; the largest of their products is its logit."""
 
 
 class HeadLogits(NamedTuple):
@@ -49,6 +51,12 @@ class HeadLogits(NamedTuple):
         if isinstance(scale, Tensor) or isinstance(self.scale, Tensor):
             return 1.0 if scale is self.scale else None
         return float(scale / self.scale)
+
+
+def count_vectors(prototypes: Tensor) -> int:
+    """How many a sample is compared with: C, or C K of sub-centers."""
+    shape = prototypes.shape
+    return shape[0] * shape[1] if len(shape) == 3 else shape[0]
 
 
 def in_one_dtype(features: Tensor, prototypes: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,6 +84,10 @@ def affine_form(
     ``keep_columns`` leaves the prototypes as they are: no wide copy of a half precision matrix, and
     none that is moved to the origin. ``relative`` leaves |q|^2 / 2 out of distances.
     """
+    centers = 1
+    if prototypes.dim() == 3:
+        centers, prototypes = prototypes.shape[1], prototypes.flatten(0, 1)
+        bias = None if bias is None else bias.repeat_interleave(centers)
     if keep_columns:
         rows, columns = promote(features), prototypes
     else:
@@ -93,9 +105,8 @@ def affine_form(
         row_bias = None if relative else -0.5 * scale * rows.square().sum(1)
     if not (isinstance(scale, (float, int)) and scale == 1):
         rows = rows * scale
-    return AffineForm(
-        rows, columns, column_bias, row_bias, similarity.startswith("cosine"), precision
-    )
+    normalized = similarity.startswith("cosine")
+    return AffineForm(rows, columns, column_bias, row_bias, normalized, precision, centers)
 
 
 @torch.no_grad()
@@ -120,9 +131,20 @@ def dense_logits(form: AffineForm) -> Logits:
     logits = matmul(form.rows, columns.T, form.precision)
     if form.column_bias is not None:
         logits = logits + form.column_bias
+    logits = pooled(logits, form.centers)
     if form.row_bias is not None:
         logits = logits + form.row_bias[:, None]
     return logits
+
+
+def pooled(logits: Tensor, centers: int) -> Logits:
+    """(N, C) logits of (N, C K): those of the nearest sub-centers, to which the gradient goes."""
+    return logits if centers == 1 else by_class(logits, centers).max(2).values
+
+
+def by_class(logits: Tensor, centers: int) -> Tensor:
+    """(N, C, K) of (N, C K)."""
+    return logits.reshape(logits.shape[0], logits.shape[1] // centers, centers)
 
 
 def check_scale(scale: float | Tensor) -> None:
@@ -160,7 +182,7 @@ def similarity_logits(
 
     Args:
         features: (N, D).
-        prototypes: (C, D).
+        prototypes: (C, D), or (C, K, D): of K sub-centers of a class the nearest counts.
         bias: (C,), added after the similarity and before the scale.
         similarity: one of the four above.
         scale: s, a number or a 0-dim tensor (which may require gradients).
@@ -180,7 +202,7 @@ def similarity_logits(
     check_scale(scale)
     if not checked:
         check_choice("similarity", similarity, SIMILARITIES)
-        check_classifier(features, prototypes, bias)
+        check_classifier(features, prototypes, bias, sub_centers=True)
     precision = resolve_precision(precision, features, prototypes)
     with without_autocast(features):
         return dense_logits(

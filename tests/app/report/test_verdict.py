@@ -202,8 +202,9 @@ def test_advice_does_not_repeat_what_is_there() -> None:
 def test_advice_knows_what_losses_do() -> None:
     """None has to be advised that is there: losses say themselves what they do."""
     assert {name for name, loss in lm.LOSSES.items() if loss.widens_margins} == {
-        *("arcface", "biased_softmax", "cosface", "gm_softmax", "kobayashi", "ldam", "lm_softmax"),
-        *("lsoftmax", "sample_margin", "sphereface", "unified_margin"),
+        *("adaface", "arcface", "biased_softmax", "cosface", "curricularface", "elasticface"),
+        *("gm_softmax", "kobayashi", "ldam", "lm_softmax", "lsoftmax", "magface", "sample_margin"),
+        *("sphereface", "unified_margin"),
     }
     assert {name for name, loss in lm.LOSSES.items() if loss.gathers_classes} == {
         *("center", "compactness", "discriminative", "robust_discriminative"),

@@ -176,7 +176,8 @@ def _kind(kind: "type[Loss]") -> str:
     if kind.is_penalty:
         return "a penalty, comes with cross_entropy"
     if kind.head_similarity == "cosine":
-        return 'on cosines, by name with scale="auto"'
+        scaled = "scale" in inspect.signature(kind).parameters
+        return "on cosines" + ', by name with scale="auto"' * scaled
     return "on " + " and ".join(need for need in kind.needs if need != "labels")
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from largemargin.ops.matmul import resolve_precision
-from largemargin.ops.norms import inverse_norms
+from largemargin.ops.norms import inverse_norms, normalize
 from largemargin.ops.shards import is_shared
 from largemargin.ops.similarity import in_one_dtype
 from largemargin.tracing import values_are_checked
@@ -22,6 +22,19 @@ def clipped(cosine: Tensor) -> Tensor:
     """In [-1, 1], with the gradient of what rounding has carried out of it."""
     known = cosine.detach()
     return cosine + (known.clamp(-1, 1) - known)
+
+
+def cosine_and_sine(
+    target: Tensor,
+    scale: float | Tensor,
+    features: Tensor,
+    prototypes: Tensor,
+    labels: Tensor,
+    precision: str | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Of the angles to the targets, whose logits are ``scale`` times their cosines."""
+    cosine = clipped(target / scale)
+    return cosine, sine_of_target(cosine, features, prototypes, labels, precision)
 
 
 def sine_of_target(
@@ -47,7 +60,11 @@ def sine_of_target(
     if values_are_checked(near, None) and not bool(near.any()):
         return _safe_sine(cosine)
     rows = prototypes.detach().index_select(0, labels.long().clamp(0, prototypes.shape[0] - 1))
-    both = torch.cat(in_one_dtype(features.detach(), rows))
+    points, rows = in_one_dtype(features.detach(), rows)
+    if rows.dim() == 3:
+        nearest = (normalize(rows) * points[:, None]).sum(2).argmax(1)
+        rows = rows[torch.arange(len(rows), device=rows.device), nearest]
+    both = torch.cat((points, rows))
     u, w = (both * inverse_norms(both)).chunk(2)
     chord = torch.minimum(
         torch.linalg.vector_norm(u - w, dim=1), torch.linalg.vector_norm(u + w, dim=1)

@@ -63,6 +63,37 @@ def ldam_margins(
     return (max_margin * (counts.min() / counts) ** 0.25).to(dtype or torch.get_default_dtype())
 
 
+def dynamic_margins(
+    class_counts: Sequence[int] | Tensor,
+    *,
+    factor: float = 0.5,
+    offset: float = 0.05,
+    power: float = 0.25,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""Margins by class size (Ha et al. 2020), :math:`m_c = a\,n_c^{-\lambda} + b`.
+
+    For the ``margin`` of a loss on cosines: ``ArcFace(margin=dynamic_margins(counts))``. Unlike
+    :func:`ldam_margins` frequent classes keep at least b. The authors fit a and b to the range
+    they want for the sizes at hand.
+
+    Args:
+        class_counts: training samples per class, all positive.
+        factor, offset, power: a, b and lambda >= 0; defaults 0.5, 0.05 and 1/4 (paper).
+
+    Returns:
+        (C,) in ``dtype`` (default: torch's default dtype).
+
+    Example:
+        >>> dynamic_margins([10000, 1])
+        tensor([0.1000, 0.5500])
+    """
+    for name, value in (("factor", factor), ("offset", offset), ("power", power)):
+        check_number(name, value, at_least=0)
+    margins = factor * check_counts(class_counts) ** -power + offset
+    return margins.to(dtype or torch.get_default_dtype())
+
+
 def balanced_weights(
     class_counts: Sequence[int] | Tensor, *, beta: float = 0.9999, dtype: torch.dtype | None = None
 ) -> Tensor:

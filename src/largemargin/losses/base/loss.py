@@ -36,6 +36,7 @@ from largemargin.errors import (
     check_sample_weight,
     check_sizes,
     check_weights,
+    has_sub_centers,
     refuse_script,
     whole_number,
 )
@@ -184,6 +185,12 @@ class Loss(Summand, nn.Module):
     reads_head_logits: ClassVar[bool] = False
     """Whether ``per_sample`` takes ``made``, the logits that a head has made of the features."""
 
+    counts_rows: ClassVar[bool] = False
+    """Whether ``per_sample`` takes ``kept``, (N,) which rows count or None: for its statistics."""
+
+    draws: ClassVar[bool] = False
+    """Whether training draws random numbers, from torch's generator of the features' device."""
+
     head_similarity: ClassVar[str | None] = None
     """How a classifier trained with this loss predicts; None: as its head does already."""
 
@@ -317,7 +324,7 @@ class Loss(Summand, nn.Module):
             matrix, options = self._unpack_prototypes(prototypes, bias)
             bias, made = options.get("bias"), getattr(prototypes, "made", None)
             if made is None:
-                check_classifier(features, matrix, bias)
+                check_classifier(features, matrix, bias, sub_centers=has_sub_centers(matrix))
             elif not self._reads(made, labels):
                 made = None
             batch = self._prepare(
@@ -325,6 +332,8 @@ class Loss(Summand, nn.Module):
             )
             if made is not None and (batch.ignored is None or not made.logits.is_cpu):
                 options["made"] = made
+            if self.counts_rows:
+                options["kept"] = _counting(batch)
             values = self.per_sample(*batch.inputs, batch.targets, **options)
         return self._reduce(values, batch.labels, batch.num_classes, batch.ignored, sample_weight)
 
@@ -698,6 +707,15 @@ class Weighted(Summand, nn.Module):
 
     def __repr__(self) -> str:
         return f"{self.weight!r} * {self.loss!r}"
+
+
+def _counting(batch: Batch) -> Tensor | None:
+    """Which rows are of a class and not ignored; None for soft targets, where all are."""
+    labels = batch.labels
+    if labels.dim() == 2:
+        return None
+    inside = (labels >= 0) & (labels < batch.num_classes)
+    return inside if batch.ignored is None else inside & ~batch.ignored
 
 
 WATCHED = ("features", "prototypes", "noisy", "logits", "bias")

@@ -85,6 +85,25 @@ def auto_scale(
     return wanted / gap
 
 
+def adacos_scale(num_classes: int) -> float:
+    r"""The fixed scale of AdaCos (Zhang et al. 2019), :math:`\sqrt2\log(C-1)`, for C >= 3.
+
+    For ``scale`` of a loss on cosines. It puts the steepest point of the softmax at 45 degrees,
+    with rivals at 90; :func:`auto_scale` solves for classes as far apart as they can be.
+
+    Example:
+        >>> round(adacos_scale(1000), 2)
+        9.77
+    """
+    check_number(
+        "num_classes",
+        num_classes,
+        at_least=3,
+        hint="sqrt(2) log(C - 1) is 0 for two classes; give scale as a number.",
+    )
+    return math.sqrt(2) * math.log(num_classes - 1)
+
+
 def check_scale_setting(scale: float | Tensor | str) -> None:
     """A number > 0, or "auto"; a tensor is checked where it is used."""
     if isinstance(scale, str):

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from largemargin.errors import (
     LargeMarginError,
     check_choice,
+    check_classifier,
     check_floating,
     check_inputs,
     check_layout,
     check_length,
     check_logits,
-    check_matrix,
     check_number,
     check_sizes,
 )
@@ -33,7 +33,12 @@ from largemargin.ops.eager_gradients import cosine_logits
 from largemargin.ops.matmul import PRECISIONS, resolve_precision
 from largemargin.ops.norms import promote
 from largemargin.ops.shards import is_shared, refuse_sharded
-from largemargin.ops.similarity import SIMILARITIES, check_scale, similarity_logits
+from largemargin.ops.similarity import (
+    SIMILARITIES,
+    check_scale,
+    count_vectors,
+    similarity_logits,
+)
 from largemargin.tracing import plain_eager, values_are_checked
 
 HOW_MADE = ("bias", "similarity", "scale", "precision")
@@ -120,7 +125,8 @@ def whole_logits(
         return promote(features), prototypes
     if not checked:
         bias = options.get("bias")
-        check_inputs(features, prototypes, labels, bias=bias, **_value_checks(options))
+        checks = {"sub_centers": True, **_value_checks(options)}
+        check_inputs(features, prototypes, labels, bias=bias, **checks)
     named: Any = {key: value for key, value in options.items() if key in HOW_MADE}
     return similarity_logits(features, prototypes, checked=True, relative=relative, **named), labels
 
@@ -161,11 +167,12 @@ def _product(
         return made.logits
     precision = resolve_precision(options.get("precision"), features, prototypes)
     most = dense_limit(features.device.type, precision)
-    if is_shared(prototypes) or len(features) * len(prototypes) > most:
+    if is_shared(prototypes) or len(features) * count_vectors(prototypes) > most:
         return None
     if not options.get("checked", False):
         check_form(options)
-        check_inputs(features, prototypes, labels, bias=bias, **_value_checks(options))
+        checks = {"sub_centers": True, **_value_checks(options)}
+        check_inputs(features, prototypes, labels, bias=bias, **checks)
     if similarity == "cosine" and bias is None and not isinstance(scale, Tensor):
         return cosine_logits(features, prototypes, float(scale), precision)
     form: Any = {"bias": bias, "similarity": similarity, "scale": scale, "precision": precision}
@@ -199,13 +206,14 @@ def scaled_cosines(
     *margins: float | Tensor,
 ) -> tuple[float | Tensor, Tensor, Tensor]:
     """The scale as a number, and the target and rest of cosines times it."""
-    s = scale_of_cosines(scale, prototypes, how, aligned, *margins)
+    s = scale_of_cosines(scale, features, prototypes, how, aligned, *margins)
     form: Any = {"similarity": "cosine", "scale": s, **how}
     return s, *target_and_rest(features, prototypes, labels, **form)
 
 
 def scale_of_cosines(
     scale: float | Tensor | str,
+    features: Tensor,
     prototypes: Tensor,
     how: ComputeOptions,
     aligned: Callable[..., float | Tensor] | None = None,
@@ -219,8 +227,16 @@ def scale_of_cosines(
         return scale
     if not how.get("checked"):
         check_scale_setting(scale)
-        check_matrix("prototypes", prototypes, "(C, D)")
+        check_classifier(features, prototypes, None, sub_centers=True)
     return auto_scale(prototypes.shape[0], aligned(*margins) if aligned else 1.0)
+
+
+def target_of(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Clamped target column index, and the target's logit (NaN for a label out of range)."""
+    labels = labels.long()
+    index = labels.clamp(0, logits.shape[1] - 1)[:, None]
+    outside = ((labels < 0) | (labels >= logits.shape[1]))[:, None]
+    return index, logits.gather(1, index).masked_fill(outside, torch.nan)
 
 
 def check_form(options: LogitOptions) -> None:
@@ -253,6 +269,12 @@ def require(value: Tensor | None) -> Tensor:
 def over_targets(values: Tensor, labels: Tensor) -> Tensor:
     """Values of the labels' classes: themselves, or their mean under soft targets (OPT a)."""
     return values if labels.dim() == 1 else (labels.to(values.dtype) * values).sum(1)
+
+
+def mean_over_targets(values: Tensor, labels: Tensor) -> Tensor:
+    """Values of the labels' classes; of soft targets their mean, whatever those sum to."""
+    total = over_targets(values, labels)
+    return total if labels.dim() == 1 else total / labels.sum(1)
 
 
 def at_target(per_class: float | Tensor, labels: Tensor, num_classes: int, name: str) -> Any:

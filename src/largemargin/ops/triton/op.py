@@ -19,6 +19,8 @@ INT32 = 2**31 - 1
 
 def missing(features: Tensor, prototypes: Tensor) -> str | None:
     """Why the kernels cannot serve this call; None if they can."""
+    if prototypes.dim() == 3:
+        return "they score one vector per class, and these prototypes have sub-centers"
     if not HAS_TRITON:
         return "Triton is not installed"
     if torch.float64 in (features.dtype, prototypes.dtype):
