@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import LargeMarginError, check_logits, check_matrix, check_number
-from largemargin.heads.centroid_bank import Replay
+from largemargin.heads.centroid_bank import Replay, recomputing
 from largemargin.losses.base.loss import Batch, Loss, LossOptions
 from largemargin.losses.base.setting_ranges import Dimension, Limits, Range
 from largemargin.losses.base.terms import require
@@ -180,14 +180,16 @@ class MarginDistribution(_InputMarginLoss):
             margins = gap / (norm + self.eps)
             self._observe(margins, self.r, self.theta, batch.ignored)
             return self.per_sample(margins, self.r, self.theta)
-        logits, measuring = batch.inputs[0], self._measures
+        logits = batch.inputs[0]
         state = self._replay.recall(logits, self.measured.shape)
         if state is None:
-            state = (self.measured.clone(),)
-            self._replay.remember(logits, state)
-            if self.training and measuring:
-                self._measure(gap.detach(), norm.detach(), batch.ignored)
-        count, reach, slope = state[0]
+            state = (self.measured.clone(), torch.tensor(self._measures))
+            # Under activation checkpointing the gradient by the input runs all of this once more.
+            if not recomputing():
+                self._replay.remember(logits, state)
+                if self.training and self._measures:
+                    self._measure(gap.detach(), norm.detach(), batch.ignored)
+        (count, reach, slope), measuring = state
         margins = gap / (norm + self.eps + 0.1 * slope.to(norm))
         reach = torch.where(reach > 0, reach, 1.0).to(margins.dtype)
         r = reach / (1 - SHARE_OF_R)
