@@ -26,11 +26,16 @@ RUN_BY = {
     "index.md": "docs/test_written_pages.py",
     "how-to/README.md": "integrations/test_how_to.py",
     "how-to/attach.md": "dropin/test_attach_page.py",
+    "how-to/calibration.md": "docs/test_guides.py",
     "how-to/coming_from.md": "dropin/test_question_pages.py",
     "how-to/command_line.md": "app/cli/test_docs.py",
     "how-to/discriminative.md": "app/training/test_stable_discriminative.py",
+    "how-to/early_stopping.md": "docs/test_guides.py",
+    "how-to/fine_tuning.md": "docs/test_guides.py",
+    "how-to/logging.md": "docs/test_guides.py",
     "how-to/measure.md": "measuring/test_how_to.py",
     "how-to/million_classes.md": "heads/test_million_classes_page.py",
+    "how-to/ood.md": "docs/test_guides.py",
     "how-to/peft.md": "integrations/test_peft.py",
     "how-to/pieces.md": "docs/test_written_pages.py",
     "how-to/presets.md": "app/training/test_presets_page.py",
@@ -39,6 +44,7 @@ RUN_BY = {
     "how-to/robust.md": "measuring/test_robust_page.py",
     "how-to/schedules.md": "dropin/test_schedules_in_training.py",
     "how-to/wrong_labels.md": "heads/test_sub_center_head.py",
+    "how-to/tabular.md": "docs/test_guides.py",
 }
 
 
