@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from largemargin.tracing import value_range, values_are_checked
+from largemargin.tracing import made_for_inference, transformed, value_range, values_are_checked
 
 
 class LargeMarginError(ValueError):
@@ -64,6 +64,15 @@ def refuse_script(module: object) -> NoReturn:
         "has no keyword arguments with defaults. Compile training with torch.compile; hand a model "
         "on with torch.export, torch.jit.trace, or to_exported_program and to_onnx of lm.export."
     )
+
+
+def refuse_transform(module: Any) -> None:
+    """A state that moves while ``torch.func`` differentiates would be none of the result."""
+    if module.training and transformed():
+        raise LargeMarginError(
+            f"{type(module).__name__} moves its state in training mode, which a torch.func "
+            "transform (grad, vmap, hessian, ...) does not allow. Call .eval() on the loss first."
+        )
 
 
 def check_choice(name: str, value: object, allowed: Iterable[object]) -> None:
@@ -210,7 +219,7 @@ def check_same_device(**tensors: Tensor | None) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             continue
-        if tensor.is_inference():
+        if made_for_inference(tensor):
             _check_inference(name, tensors.values())
         first = tensor.device if first is None else first
         if tensor.device != first:
