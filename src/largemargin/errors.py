@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from largemargin.exceptions import MissingPackage as MissingPackage
 from largemargin.exceptions import check_choice as check_choice
 from largemargin.exceptions import check_number as check_number
 from largemargin.exceptions import optional_module as optional_module
-from largemargin.tracing import value_range, values_are_checked
+from largemargin.tracing import made_for_inference, transformed, value_range, values_are_checked
 
 LARGEST = 1e15
 """Numbers that a loss is set to end here, and begin at its inverse: float32 holds their squares."""
@@ -37,6 +37,15 @@ def refuse_script(module: object) -> NoReturn:
         "has no keyword arguments with defaults. Compile training with torch.compile; hand a model "
         "on with torch.export, torch.jit.trace, or to_exported_program and to_onnx of lm.export."
     )
+
+
+def refuse_transform(module: Any) -> None:
+    """A state that moves while ``torch.func`` differentiates would be none of the result."""
+    if module.training and transformed():
+        raise LargeMarginError(
+            f"{type(module).__name__} moves its state in training mode, which a torch.func "
+            "transform (grad, vmap, hessian, ...) does not allow. Call .eval() on the loss first."
+        )
 
 
 def check_sizes(name: str, value: float | Tensor) -> None:
@@ -145,7 +154,7 @@ def check_same_device(**tensors: Tensor | None) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             continue
-        if tensor.is_inference():
+        if made_for_inference(tensor):
             _check_inference(name, tensors.values())
         first = tensor.device if first is None else first
         if tensor.device != first:

@@ -6,13 +6,27 @@ So code asks here before it looks at what a tensor holds.
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def plain_eager() -> bool:
-    """Not compiled, traced or under a ``torch.func`` transform: code may branch on values."""
+    """Not compiled, traced, differentiated forwards or under a ``torch.func`` transform: code may
+    branch on values."""
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         return False
-    return not torch._C._are_functorch_transforms_active()
+    return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
+
+
+def transformed() -> bool:
+    """Under a ``torch.func`` transform (grad, vmap, hessian, ...)."""
+    if torch.compiler.is_compiling():
+        return False
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def made_for_inference(*tensors: Tensor) -> bool:
+    """Whether one was made in inference mode, from which no gradient can be computed."""
+    return plain_eager() and any(map(Tensor.is_inference, tensors))
 
 
 def jit_traces() -> bool:

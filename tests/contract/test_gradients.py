@@ -303,3 +303,50 @@ def test_large_rival_search_equals_the_dense_form(aggregate, monkeypatch):
     assert_close(got[0], want[0], 1e-11, "value")
     for name, gradient in want[1].items():
         assert_close(got[1][name], gradient, 1e-9, name)
+
+
+TRANSFORMED = [name for name in NAMES if not {"inputs", "layers"} & set(LOSSES[name].needs)]
+
+
+def of_matrix(name, loss, problem):
+    """The loss as a function of features, or of prototypes where it takes no others."""
+    argument = "features" if "features" in loss.needs else loss.needs[0]
+
+    def value(matrix):
+        given = dict(zip(loss.needs, arguments(loss, problem), strict=True))
+        return loss(*{**given, argument: matrix}.values())
+
+    given = dict(zip(loss.needs, arguments(loss, problem), strict=True))
+    return value, given[argument]
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transforms_of_torch_func(name):
+    """Forwards over backwards, which autograd functions of our own have to allow."""
+    problem = random_problem(Sizes(3, 4, 3), seed=12)
+    value, matrix = of_matrix(name, build(name, problem).eval(), problem)
+    leaf = matrix.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(value(leaf), leaf, create_graph=True)
+    want = torch.zeros(*leaf.shape, *leaf.shape).to(leaf)
+    if slope.requires_grad:
+        rows = [torch.autograd.grad(each, leaf, retain_graph=True)[0] for each in slope.reshape(-1)]
+        want = torch.stack(rows).reshape(want.shape)
+    torch.testing.assert_close(torch.func.hessian(value)(matrix), want, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(torch.func.jacfwd(value)(matrix), slope.detach())
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(matrix, torch.ones_like(matrix))
+        tangent = torch.autograd.forward_ad.unpack_dual(value(dual)).tangent
+    torch.testing.assert_close(tangent, slope.detach().sum())
+
+
+@pytest.mark.parametrize(
+    "name", ["center", "discriminative", "stable_discriminative", "robust_discriminative"]
+)
+def test_transforms_of_torch_func_move_no_state(name):
+    problem = random_problem(Sizes(3, 4, 3), seed=12)
+    loss = build(name, problem).train()
+    value, matrix = of_matrix(name, loss, problem)
+    before = {key: tensor.clone() for key, tensor in loss.state_dict().items()}
+    with pytest.raises(LargeMarginError, match=r"Call \.eval\(\) on the loss"):
+        torch.func.grad(value)(matrix)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in loss.state_dict().items())

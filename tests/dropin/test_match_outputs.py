@@ -111,6 +111,21 @@ def test_changed_outputs_are_refused(change: str, inside: bool) -> None:
         criterion(outputs, LABELS)
 
 
+@pytest.mark.parametrize("inside", [True, False], ids=["in the model", "outside"])
+def test_a_softmax_after_the_head_is_said_once(inside: bool) -> None:
+    """It trains as without, but its outputs are no logits, which a temperature is said of, too."""
+    model = Mlp(lambda z, f: z.softmax(1)) if inside else Mlp()
+    criterion = lm.attach(model, cosface())
+    outputs = model(vectors()) if inside else model(vectors()).softmax(1)
+    with pytest.warns(MarginWarning, match="are probabilities: a softmax comes after the head"):
+        loss = criterion(outputs, LABELS)
+    again = model(vectors()) if inside else model(vectors()).softmax(1)
+    assert criterion(again, LABELS) == loss
+    criterion = lm.attach(Mlp(), cosface())
+    criterion(criterion.model(vectors()).bfloat16().float(), LABELS)
+    criterion(criterion.model(vectors()).log_softmax(1), LABELS)
+
+
 def test_every_row_counts_for_itself() -> None:
     """A large row hides no exchange of small ones, and a coarse cast is none."""
     logits = torch.tensor([[900.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
@@ -185,7 +200,7 @@ class Projected(nn.Module):
 def test_a_layer_whose_output_comes_first_may_be_the_head() -> None:
     model = Projected()
     criterion = lm.attach(model, cosface())
-    with pytest.raises(lm.LargeMarginError, match=r"pass layer='fc' or layer='project\.2'"):
+    with pytest.raises(lm.LargeMarginError, match=r"layer='fc' or layer='project\.2'"):
         criterion(model(vectors()), LABELS)
     criterion.undo()
     criterion = lm.attach(model, cosface(), layer="fc")

@@ -81,7 +81,9 @@ def find_layer(model: nn.Module, name: str | None) -> tuple[str, nn.Module]:
         listed = ", ".join(f"{each!r} ({_widths(layers[each])})" for each in likely)
         raise LargeMarginError(
             f"{type(model).__name__} has several layers that may be its head: {listed}. Say which "
-            f"one: pass layer={path!r}."
+            f"one, {' or '.join(f'layer={each!r}' for each in likely)}: the one whose outputs are "
+            "predictions, not those of an auxiliary or a distilled head. For a loss on each, call "
+            "attach once for each and add the losses up."
         )
     _refuse_adapted(model, path)
     return path, layer
@@ -123,7 +125,7 @@ def returned_before(
         return (
             f"{type(model).__name__} returns the output of {made[0]!r} ({_widths(made[1])}) before "
             f"that of {own!r} ({_widths(head)}), its last linear layer. Say which one is the head: "
-            f"pass layer={made[0]!r} or layer={own!r}."
+            f"layer={made[0]!r} or layer={own!r}."
         )
     return ""
 

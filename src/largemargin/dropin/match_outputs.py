@@ -35,7 +35,16 @@ class Agreement:
         Raises:
             LargeMarginError: where they are something else.
         """
-        if not self._looks(tensor) or same(tensor, logits):
+        if not self._looks(tensor):
+            return None
+        if same(tensor, logits):
+            if not self.warned and _probabilities(tensor, logits):
+                self._warn(
+                    f"what is passed as {what} are probabilities: a softmax comes after the head. "
+                    "The loss is computed from the features and has a softmax of its own, so it "
+                    "trains all the same; but whoever takes these outputs for logits (cross "
+                    "entropy, a temperature, margins) is wrong. Let the model return logits."
+                )
             return None
         found = chosen_rows(tensor.detach(), logits)
         if found is not None:
@@ -45,8 +54,7 @@ class Agreement:
             tensor.detach().argsort(-1), logits.detach().argsort(-1)
         ):  # every row ranks the classes alike: a temperature, a soft cap
             if not self.warned:
-                self.warned = True
-                warn_user(
+                self._warn(
                     f"what is passed as {what} are the head's logits scaled or bent. The loss is "
                     "computed from the features and does not see that; parameters after the head "
                     "get no gradient from it."
@@ -66,6 +74,10 @@ class Agreement:
             "name it: attach(model, objective, layer=...). A model that returns features needs a "
             "head: nn.Sequential(model, lm.ClassHead(dim, num_classes))."
         )
+
+    def _warn(self, message: str) -> None:
+        self.warned = True
+        warn_user(message)
 
     def _looks(self, tensor: Tensor) -> bool:
         if not plain_eager():
@@ -103,6 +115,15 @@ def same(tensor: Tensor, logits: Tensor) -> bool:
     if bool(((given - given.mean(-1, keepdim=True) - wanted).abs() <= limit).all()):
         return True
     return bool(torch.allclose(given, wanted.softmax(-1), rtol=0.05, atol=1e-3))
+
+
+def _probabilities(tensor: Tensor, logits: Tensor) -> bool:
+    """Whether what is ``same`` are probabilities: of logits as they are, rows sum to anything."""
+    given = tensor.detach().float()
+    if given.numel() == 0 or bool((given < 0).any()):
+        return False
+    sums = given.sum(-1)
+    return bool(((sums - 1).abs() < 0.01).all()) and not torch.equal(given, logits.detach().float())
 
 
 def chosen_rows(tensor: Tensor, logits: Tensor) -> Tensor | None:

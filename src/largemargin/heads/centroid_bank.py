@@ -17,6 +17,7 @@ from largemargin.errors import (
     check_labels,
     check_matrix,
     check_number,
+    refuse_transform,
 )
 from largemargin.ops.distributed import all_reduce_sum, gather_ragged, world_size
 from largemargin.ops.norms import promote, read_rows
@@ -256,6 +257,7 @@ class CentroidBank(nn.Module):
 
         ``valid`` (N,) says which samples count; default all whose label is in range.
         """
+        refuse_transform(self)
         check_matrix("features", features, "(N, D)")
         if features.shape[1] != self.dim:
             raise LargeMarginError(

@@ -14,6 +14,7 @@ from largemargin.errors import (
     check_matrix,
     check_number,
     check_same_device,
+    refuse_transform,
 )
 from largemargin.heads.centroid_bank import NO_SOFT, Replay, class_means, load_pending, recomputing
 from largemargin.losses.base.classwise import ClassWise
@@ -92,6 +93,7 @@ class CenterLoss(Loss):
     def forward(  # type: ignore[override]
         self, features: Tensor, labels: Tensor, *, sample_weight: Tensor | None = None
     ) -> Tensor:
+        refuse_transform(self)
         check_matrix("features", features, "(N, D)")
         check_same_device(features=features, centers=self.centers)
         if features.shape[1] != self.dim:

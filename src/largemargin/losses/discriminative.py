@@ -14,6 +14,7 @@ from largemargin.errors import (
     check_choice,
     check_inputs,
     check_number,
+    refuse_transform,
 )
 from largemargin.heads.centroid_bank import (
     NO_SOFT,
@@ -610,6 +611,7 @@ class StableDiscriminative(Discriminative):
         self, features: Tensor, matrix: Tensor, labels: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """Features and bias over the scale of the features that count."""
+        refuse_transform(self)
         check_inputs(
             features, matrix, labels, bias=bias, soft=False, reason=NO_SOFT, validate=False
         )

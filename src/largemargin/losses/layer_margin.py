@@ -21,6 +21,7 @@ from largemargin.losses.base.terms import check_setting
 from largemargin.losses.input_margin import REFUSES, check_graph
 from largemargin.ops.norms import promote, safe_norm
 from largemargin.shapes import Labels, Logits, PerSample
+from largemargin.tracing import transformed
 
 Norm: TypeAlias = Literal[1, 2] | float
 Aggregate: TypeAlias = Literal["max", "sum"]
@@ -211,13 +212,14 @@ def _all_gradients(
             allow_unused=True,
         )
 
-    try:
-        return list(along(directions, True))
-    except RuntimeError:
-        # Compiled models and some custom functions have no batched backward pass.
-        each = [along(direction, False) for direction in directions]
-        columns = zip(*each, strict=True)
-        return [None if c[0] is None else torch.stack(c) for c in columns]
+    if not transformed():
+        try:
+            return list(along(directions, True))
+        except RuntimeError:
+            pass  # compiled models and some custom functions have no batched backward pass
+    each = [along(direction, False) for direction in directions]
+    columns = zip(*each, strict=True)
+    return [None if c[0] is None else torch.stack(c) for c in columns]
 
 
 def _dual_norm(gradient: Tensor, p: float) -> Tensor:

@@ -130,6 +130,10 @@ def gradient_factor(inverse: Tensor) -> Tensor:
     return inverse.masked_fill(inverse >= 1 / EPS, 0)
 
 
+def _backwards_only() -> bool:
+    return torch.compiler.is_compiling() or plain_eager()
+
+
 class _SafeNorm(torch.autograd.Function):
     """Euclidean norm whose derivative of every order is 0 at the origin.
 
@@ -159,6 +163,22 @@ class _SafeNorm(torch.autograd.Function):
         return (x * inverse).mul_(factor), None  # one array of the size of x, not two
 
 
+class _SafeNormForwards(_SafeNorm):
+    """Also differentiated forwards, as by ``torch.func.hessian``; the compiler refuses a jvp."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[0], output[1])
+        ctx.save_for_forward(inputs[0], output[1])
+        ctx.dim = inputs[1]
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> tuple[Tensor, Tensor]:
+        x, inverse = ctx.saved_tensors
+        along = (x * inverse * tangent).sum(ctx.dim, keepdim=True)
+        return along, -along * inverse * inverse
+
+
 def safe_norm(x: Tensor, dim: int = -1, *, keepdim: bool = False) -> Tensor:
     r"""Euclidean norm :math:`\|x\|` with subgradient 0 at ``x = 0`` (rule N3).
 
@@ -169,7 +189,8 @@ def safe_norm(x: Tensor, dim: int = -1, *, keepdim: bool = False) -> Tensor:
         >>> safe_norm(x).sum().backward(); x.grad
         tensor([[0., 0., 0.]])
     """
-    norm: Tensor = _SafeNorm.apply(promote(x), dim)[0]
+    kind = _SafeNorm if _backwards_only() else _SafeNormForwards
+    norm: Tensor = kind.apply(promote(x), dim)[0]
     return norm if keepdim else norm.squeeze(dim)
 
 
@@ -198,6 +219,22 @@ class _Normalize(torch.autograd.Function):
         return tangential * factor if torch.is_grad_enabled() else tangential.mul_(factor)
 
 
+class _NormalizeForwards(_Normalize):
+    """Also differentiated forwards."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*output)
+        ctx.save_for_forward(*output)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> tuple[Tensor, Tensor]:
+        unit, inverse = ctx.saved_tensors
+        factor = gradient_factor(inverse)
+        along = (unit * tangent).sum(-1, keepdim=True)
+        return (tangent - along * unit) * factor, -along * factor * factor
+
+
 def normalize(x: Tensor) -> Tensor:
     r"""Rows divided by their norm, :math:`u/\max(\|u\|, 10^{-12})` (rule N4).
 
@@ -211,7 +248,8 @@ def normalize(x: Tensor) -> Tensor:
     """
     if jit_traces():  # operators of torch alone: such a graph can be saved
         return promote(x) * inverse_norms(promote(x))
-    unit: Tensor = _Normalize.apply(promote(x))[0]
+    kind = _Normalize if _backwards_only() else _NormalizeForwards
+    unit: Tensor = kind.apply(promote(x))[0]
     return unit
 
 

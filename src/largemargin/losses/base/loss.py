@@ -58,7 +58,7 @@ from largemargin.ops.matmul import PRECISIONS, Precision
 from largemargin.ops.norms import promote
 from largemargin.ops.scheduled_values import current
 from largemargin.ops.similarity import SIMILARITIES, HeadLogits
-from largemargin.tracing import plain_eager, value_range
+from largemargin.tracing import made_for_inference, plain_eager, value_range
 
 if TYPE_CHECKING:
     from largemargin.losses.base.objective import Objective
@@ -355,8 +355,7 @@ class Loss(Summand, nn.Module):
             or labels.dtype is not torch.int64
             or labels.shape != first.shape[:1]
             or labels.device != first.device
-            or first.is_inference()
-            or labels.is_inference()
+            or made_for_inference(first, labels)
         ):
             self._check(inputs, labels, num_classes, sample_weight, bias)
         ignored = None
