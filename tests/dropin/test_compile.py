@@ -172,6 +172,7 @@ def test_outputs_of_compiled_code_that_were_changed_outside(post: str) -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.filterwarnings("ignore:what is passed as outputs are probabilities")
 def test_compiled_in_place_and_without_gradients() -> None:
     model = Mlp(lambda z, f: {"logits": z.softmax(-1)})
     criterion = lm.attach(model, both)
