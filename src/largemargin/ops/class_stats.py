@@ -1,6 +1,6 @@
 """``class_stats``: five numbers per sample that nearly every logit loss is a function of."""
 
-from typing import Literal, NamedTuple, TypeAlias, TypedDict
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor
@@ -150,74 +150,63 @@ def class_stats(
             validate=validate,
             check_finite=check_finite,
         )
+    form: Any = {"bias": bias, "similarity": similarity, "scale": scale}
     if log_prior is not None:
-        check_length("log_prior", log_prior, prototypes.shape[0], "one number per class")
-        shift = cut_like(prototypes, log_prior / scale)
-        shifted = shift if bias is None else bias + shift
-        if made is not None:
-            fits = made.times(similarity, scale, bias) == 1
-            made = made._replace(logits=made.logits + log_prior, bias=shifted) if fits else None
-        stats = class_stats(
-            features,
-            prototypes,
-            labels,
-            bias=shifted,
-            similarity=similarity,
-            scale=scale,
-            want=want,
-            impl=impl,
-            precision=precision,
-            validate=validate,
-            checked=True,
-            made=made,
-            relative=relative,
-        )
-        return _less(stats, log_prior, labels)
+        how: Any = {"want": want, "impl": impl, "precision": precision, "validate": validate}
+        how["relative"] = relative
+        return _with_prior(features, prototypes, labels, log_prior, made, form, how)
     if is_shared(prototypes):
-        found = sharded_stats(
-            class_stats,
-            features,
-            prototypes,
-            labels,
-            bias=bias,
-            similarity=similarity,
-            scale=scale,
-            want=want,
-            precision=precision,
-            impl=impl,
-        )
+        form |= {"want": want, "impl": impl, "precision": precision}
+        found = sharded_stats(class_stats, features, prototypes, labels, **form)
         return ClassStats(*(found.get(name) for name in ClassStats._fields))
     resolved = resolve_precision(precision, features, prototypes)
-    factor = None if made is None else made.times(similarity, scale, bias)
     if impl == "auto":
         impl = _choose(features, prototypes, labels.dim() == 2, resolved)
     elif impl != "dense":
         _check_impl(impl, features, prototypes, labels)
+    factor = None if made is None or impl != "dense" else made.times(**form)
     if impl == "dense" and similarity == "cosine" and _by_hand(labels, bias, scale, want):
-        logits = None if made is None else made.logits
-        if factor is None or ("rest" in want and factor != 1):
-            logits, factor = None, 1.0
-        if logits is None:
-            logits = cosine_logits(features, prototypes, float(scale), resolved)
+        if made is None or factor is None or ("rest" in want and factor != 1):
+            logits, factor = cosine_logits(features, prototypes, float(scale), resolved), 1.0
+        else:
+            logits = made.logits
         known = labels.is_cpu if validate is None else validate
         return _two_stats(logits, labels.long(), want, factor, known)
     with without_autocast(features):
-        if impl == "dense" and made is not None and factor == 1:
+        if made is not None and factor == 1:
             return ClassStats(*logit_stats(made.logits, labels, want))
-        form = affine_form(
+        affine = affine_form(
             features,
             prototypes,
-            bias=bias,
-            similarity=similarity,
-            scale=scale,
             precision=resolved,
             keep_columns=impl == "triton",
             relative=relative,
+            **form,
         )
         if impl == "dense":
-            return ClassStats(*logit_stats(dense_logits(form), labels, want))
+            return ClassStats(*logit_stats(dense_logits(affine), labels, want))
         kernel = tile_stats if impl == "triton" else chunked_stats
-        return ClassStats(*kernel(form, labels, want))
+        return ClassStats(*kernel(affine, labels, want))
+
+
+def _with_prior(
+    features: Tensor,
+    prototypes: Tensor,
+    labels: Tensor,
+    log_prior: Tensor,
+    made: HeadLogits | None,
+    form: dict[str, Any],
+    how: dict[str, Any],
+) -> ClassStats:
+    """Statistics with a prior, which is a column bias that the scale does not multiply."""
+    check_length("log_prior", log_prior, prototypes.shape[0], "one number per class")
+    shift = cut_like(prototypes, log_prior / form["scale"])
+    shifted = shift if form["bias"] is None else form["bias"] + shift
+    if made is not None:
+        fits = made.times(**form) == 1
+        made = made._replace(logits=made.logits + log_prior, bias=shifted) if fits else None
+    form = {**form, **how, "bias": shifted, "checked": True, "made": made}
+    return _less(class_stats(features, prototypes, labels, **form), log_prior, labels)
 
 
 def _less(stats: ClassStats, log_prior: Tensor, labels: Tensor) -> ClassStats:

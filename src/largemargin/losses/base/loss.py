@@ -506,26 +506,24 @@ class Loss(Summand, nn.Module):
         sample_weight: Tensor | None,
     ) -> Tensor:
         """Weigh the (N,) values and add them up, by the rules of :class:`Loss`."""
-        share, synced = None, self._synced
-        if self.weight is not None and labels.dim() == 1:
-            share = self.weight.to(values.dtype)[labels.long().clamp(0, num_classes - 1)]
-            if not self.label_smoothing:
-                values = values * share
+        synced, weighted = self._synced, self.weight is not None and labels.dim() == 1
+        if not (weighted or synced or sample_weight is not None) and self.reduction == "mean":
+            if ignored is None and values.shape[0]:  # in most steps
+                return values.mean()
+            if ignored is not None and values.dim() == 1 and plain_eager() and launches(values):
+                return mean_of_kept(values, ignored)
+        share: Tensor | None = None
+        if weighted:
+            share = require(self.weight).to(values.dtype)[labels.long().clamp(0, num_classes - 1)]
+            values = values if self.label_smoothing else values * share
         if sample_weight is not None:
             weights = sample_weight.to(values.dtype)
-            values = values * weights
-            share = weights if share is None else share * weights
+            values, share = values * weights, weights if share is None else share * weights
         if ignored is not None:
-            plain = share is None and self.reduction == "mean" and values.dim() == 1
-            if plain and not synced and plain_eager() and launches(values):
-                return mean_of_kept(values, ignored)
             values = values.masked_fill(ignored, 0)
             share = None if share is None else share.masked_fill(ignored, 0)
         if self.reduction == "none":
             return values
-        if share is None and ignored is None and not synced:  # in most steps
-            mean = self.reduction == "mean" and values.shape[0]
-            return values.mean() if mean else values.sum()
         return self._total(values, share, ignored, synced)
 
     @property
