@@ -14,12 +14,13 @@ from largemargin.app.models.build import with_flips
 from largemargin.app.training import NoiseConfig, ObjectiveConfig, OptimizerConfig, train
 from largemargin.app.training.config_file import from_dict, to_dict
 from largemargin.app.training.journal import Journal
-from largemargin.app.training.objective import class_weights, objective_of
+from largemargin.app.training.objective import class_weights, needs_of, objective_of
 from largemargin.app.training.processes import Processes
 from largemargin.app.training.rate_range import RateRange, rate_range
 from largemargin.app.training.step import LearningRate, make_optimizer
 from largemargin.app.training.trainer import Trainer
 from largemargin.errors import LargeMarginError
+from largemargin.losses import LOSSES
 
 PLAIN: dict[str, Any] = {
     "objective": ObjectiveConfig("cosface"),
@@ -222,6 +223,22 @@ def test_what_does_not_go_together_is_refused_before_training(
 ) -> None:
     with pytest.raises(LargeMarginError, match=message):
         trainer(tmp_path, **changes)
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_every_loss_learns_from_mixed_labels_or_is_refused_at_the_beginning(
+    tmp_path: Path, name: str
+) -> None:
+    settings = ObjectiveConfig(name, layers=("backbone.1",) if name == "layer_margin" else ())
+    use = "pair" if "noisy" in needs_of(settings) else "none"
+    changes = {"data": DataConfig(mixup=0.3), "noise": NoiseConfig(use), "objective": settings}
+    if "soft_targets" in LOSSES[name].refuses and "labels" in LOSSES[name].needs:
+        with pytest.raises(LargeMarginError, match=r"^data\.mixup gives every image two classes"):
+            trainer(tmp_path, model=ModelConfig("mlp"), **changes)
+        return
+    made = trainer(tmp_path, model=ModelConfig("mlp"), **changes)
+    next(made.steps())
+    assert made.totals.read().steps == 1
 
 
 def test_penalties_on_class_vectors_do_not_mind_mixed_labels(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ Examples:
       the head alone is trained; to fine-tune: --lr 0.001 --head_lr 0.05 --freeze_batch_norm true
   largemargin train --data photos/ --mixup 0.2 --cutmix 1 --label_smoothing 0.1
   largemargin train --data photos/ --class_weights balanced --lr_range_test
+      a setting may be named without its group where no other has that name
   largemargin train --data cifar10 --data.path ~/cifar --model resnet18 --precision bf16
   largemargin train --print_config > run.yaml      write all settings, change them, then:
   largemargin train --config run.yaml --seed 1
