@@ -126,3 +126,14 @@ def test_drawn_numbers_are_short() -> None:
     assert rounded(0.0123456789) == 0.01235
     assert rounded(None) is None
     assert rounded(3) == 3
+
+
+def test_class_weights_and_smoothing_of_a_run_stay_while_its_loss_is_tuned() -> None:
+    """A file of weights is for the names of the classes, which no range depends on."""
+    objective = ObjectiveConfig("cosface", class_weights="names.yaml", label_smoothing=0.2)
+    space, _ = search_space(RunConfig(objective=objective), class_counts=COUNTS)
+    assert "objective.cosface.margin" in space
+    assert not [path for path in space if "label_smoothing" in path]
+    tuned = with_values(RunConfig(objective=objective), {"objective.cosface.margin": 0.3})
+    assert tuned.objective.class_weights == "names.yaml"
+    assert tuned.objective.label_smoothing == 0.2

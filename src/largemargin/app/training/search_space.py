@@ -72,8 +72,9 @@ def _of_losses(
     config: ObjectiveConfig, class_counts: Sequence[int]
 ) -> list[tuple[str, Dimension, Any]]:
     terms = parse_objective(config)
-    # The dimension of the features does not enter any range.
-    objective = objective_of(config, class_counts)(len(class_counts), 2)
+    # The dimension of the features does not enter any range, and neither do class weights.
+    plain = replace(config, class_weights=None)
+    objective = objective_of(plain, class_counts)(len(class_counts), 2)
     names = {LOSSES[term.name].term: term.name for term in terms}
     settings = settings_of(objective)
     found: list[tuple[str, Dimension, Any]] = []
