@@ -53,6 +53,7 @@ class LogitAdjustment(LogitLoss):
     """
 
     key: ClassVar[str] = "logit_adjustment"
+    reads_head_logits: ClassVar[bool] = True
     search_space: ClassVar[Mapping[str, Dimension]] = {"tau": Range(0.25, 3.0)}
     refuses: ClassVar[dict[str, str]] = {"prior": "its prior is made from class_counts."}
 
@@ -146,6 +147,7 @@ class VSLoss(LogitAdjustment):
     """
 
     key: ClassVar[str] = "vs_loss"
+    reads_head_logits: ClassVar[bool] = False
     search_space: ClassVar[Mapping[str, Dimension]] = {"gamma": Range(0.02, 0.5)}
 
     def __init__(

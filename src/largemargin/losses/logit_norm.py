@@ -28,7 +28,8 @@ class LogitNorm(LogitLoss):
     Args:
         temperature: tau > 0, default 0.04 (OpenOOD, for CIFAR-10; the authors' command has 0.01).
             The loss is at least :math:`\log(1 + (C-1)e^{-2/\tau})`.
-        similarity, scale, options: those of every :class:`LogitLoss`. The scale cancels.
+        similarity, scale, options: those of every :class:`LogitLoss`. The scale cancels, and a
+            ``prior`` shifts the logits after the division.
 
     Departures: none.
 

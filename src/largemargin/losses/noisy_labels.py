@@ -41,6 +41,7 @@ class GeneralizedCrossEntropy(LogitLoss):
     """
 
     key: ClassVar[str] = "generalized_cross_entropy"
+    reads_head_logits: ClassVar[bool] = True
     limits: ClassVar[Mapping[str, Limits]] = {"q": {"above": 0, "at_most": 1}}
     search_space: ClassVar[Mapping[str, Dimension]] = {"q": Range(0.1, 1.0, log=False)}
 
@@ -99,6 +100,7 @@ class SymmetricCrossEntropy(LogitLoss):
     """
 
     key: ClassVar[str] = "symmetric_cross_entropy"
+    reads_head_logits: ClassVar[bool] = True
     limits: ClassVar[Mapping[str, Limits]] = {"log_zero": {"below": 0}}
     search_space: ClassVar[Mapping[str, Dimension]] = {
         "alpha": Range(0.01, 10.0),
