@@ -15,6 +15,7 @@ from largemargin.ops.norms import _Normalize, _SafeNorm
 CONSTANTS = {
     "losses.base.angles": {"NEAR": 0.99, "NOISE": {"bf16": 2.0**-8, "tf32": 2.0**-10}},
     "losses.adaface": {"STD_FLOOR": 1e-3},
+    "losses.magface": {"PULL": 35 / 64},
     "losses.layer_margin": {"NORMS": (1, 2, math.inf)},
     "losses.base.scale": {"PROBABILITY": 0.9},
     "losses.base.terms": {"FORM": {"bias": None, "similarity": "dot", "scale": 1.0}},
