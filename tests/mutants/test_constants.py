@@ -16,6 +16,7 @@ CONSTANTS = {
     "losses.base.angles": {"NEAR": 0.99, "NOISE": {"bf16": 2.0**-8, "tf32": 2.0**-10}},
     "losses.input_margin": {"BRANCHES": ("below", "inside", "above"), "SHARE_OF_R": 7 / 12},
     "losses.adaface": {"STD_FLOOR": 1e-3},
+    "losses.magface": {"PULL": 35 / 64},
     "losses.layer_margin": {"NORMS": (1, 2, math.inf)},
     "losses.base.scale": {"PROBABILITY": 0.9},
     "ops.chunked": {"BLOCK_ELEMENTS": 2**20, "GPU_BLOCK_ELEMENTS": 2**25, "MIN_BLOCK": 256},

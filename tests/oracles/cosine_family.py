@@ -251,11 +251,15 @@ def magface(
     max_norm=110.0,
     min_margin=0.45,
     max_margin=0.8,
-    strength=35.0,
+    strength=None,
     scale=64.0,
     mode="easy",
 ):
-    """BAS-MAGFACE: Meng et al. 2021, eq. 3, linear m(a) and g(a) = 1/a + a/u_a^2."""
+    """BAS-MAGFACE: Meng et al. 2021, eq. 3, linear m(a) and g(a) = 1/a + a/u_a^2.
+
+    lambda_g is 35 at the paper's scale of 64, and in proportion at others.
+    """
+    strength = 35 * scale / 64 if strength is None else strength
 
     def loss_of_class(n, y):
         q = features[n]

@@ -18,6 +18,9 @@ from largemargin.ops.norms import safe_norm
 from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
+PULL = 35 / 64
+"""Strength of the regularizer over the scale: the paper's numbers."""
+
 
 class MagFace(Loss):
     r"""MagFace (BAS-MAGFACE): ArcFace with a margin m(a) by the norm a of the feature.
@@ -35,7 +38,9 @@ class MagFace(Loss):
             batch norm; norms outside get no gradient from margin and regularizer.
         min_margin, max_margin: l_m and u_m in radians in [0, pi), defaults 0.45 and 0.8 (authors'
             trainer).
-        strength: lambda_g, default 35 (paper; the authors' trainer has 20). Below
+        strength: lambda_g; default 35/64 of the scale, so 35 at s = 64 (paper; the authors' trainer
+            has 20): the angular part grows with s, and beside a small one 35 would only make
+            features long. Below
             :math:`s\,\frac{u_m-l_m}{u_a-l_a}\,\frac{u_a^2l_a^2}{u_a^2-l_a^2}` (their check; 22.6 at
             the defaults) the best norm may be the smallest for all.
         scale: s > 0, default 64 (paper). "auto": :func:`auto_scale`.
@@ -82,7 +87,7 @@ class MagFace(Loss):
         max_norm: float = 110.0,
         min_margin: float = 0.45,
         max_margin: float = 0.8,
-        strength: float = 35.0,
+        strength: float | None = None,
         scale: Scale = 64.0,
         mode: Mode = "easy",
         **options: Unpack[LossOptions],
@@ -126,7 +131,7 @@ def magface(
     max_norm: float = 110.0,
     min_margin: float = 0.45,
     max_margin: float = 0.8,
-    strength: float = 35.0,
+    strength: float | None = None,
     scale: Scale = 64.0,
     mode: Mode = "easy",
     **how: Unpack[ComputeOptions],
@@ -141,7 +146,8 @@ def magface(
     margin = min_margin + slope * (norm - min_norm)
     cosine, sine = cosine_and_sine(target, s, *rows, how.get("precision"))
     penalised = s * penalised_cosine(cosine, sine, margin, mode)
-    pull = strength * (1 / norm + norm / max_norm**2)
+    factor = PULL * s if strength is None else strength
+    pull = factor * (1 / norm + norm / max_norm**2)
     return over_targets(F.softplus(rest - penalised) + pull, labels)
 
 
@@ -150,11 +156,11 @@ def _check(
     max_norm: float | Tensor,
     min_margin: float | Tensor,
     max_margin: float | Tensor,
-    strength: float | Tensor,
+    strength: float | Tensor | None,
     mode: str,
 ) -> None:
     check_choice("mode", mode, MODES)
-    check_setting("strength", strength, at_least=0)
+    check_setting("strength", 0.0 if strength is None else strength, at_least=0)
     check_setting("min_norm", min_norm, above=0)
     check_setting("min_margin", min_margin, **RADIANS)
     check_setting("max_margin", max_margin, **RADIANS)
