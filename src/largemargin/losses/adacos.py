@@ -12,7 +12,7 @@ from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.base.running_statistics import RunningStatistics
 from largemargin.losses.base.scale import adacos_scale
 from largemargin.losses.base.terms import mean_over_targets, scaled_cosines
-from largemargin.losses.normface import normface
+from largemargin.losses.cosface import cosface
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.ops.distributed import gather_numbers, gather_ragged
 
@@ -82,4 +82,4 @@ class AdaCos(Loss):
             return torch.where(scale > 0, scale, torch.nan)[None]
 
         scale: Any = self.running(features, of_batch)[0]
-        return normface(features, prototypes, labels, scale=scale, **self.how)
+        return cosface(features, prototypes, labels, margin=0.0, scale=scale, **self.how)

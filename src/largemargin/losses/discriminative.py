@@ -220,13 +220,10 @@ class Discriminative(ClassWise):
             aggregate=self.aggregate,
             validate=False,
         )
-        margin = self.mean_over_classes(distances, batch)
-        terms = {"compact": compact, "margin": margin}
-        total = current(self, "alpha") * compact + current(self, "beta") * margin
+        margin, norm = self.mean_over_classes(distances, batch), None
         if self.has_norm:
-            terms["reg"] = self.mean_over_classes(centroid_norm(batch.centroids.margin), batch)
-            total = total + current(self, "gamma_reg") * terms["reg"]
-        return LossValue(total, terms), batch
+            norm = self.mean_over_classes(centroid_norm(batch.centroids.margin), batch)
+        return self._weighed(compact, margin, norm), batch
 
     def _by_hand(
         self,
@@ -285,6 +282,9 @@ class Discriminative(ClassWise):
         if guard is not None:
             compact, margin = compact + guard, margin + guard
             norm = None if norm is None else norm + guard
+        return self._weighed(compact, margin, norm)
+
+    def _weighed(self, compact: Tensor, margin: Tensor, norm: Tensor | None) -> LossValue:
         parts = {"compact": compact, "margin": margin}
         total = _times(current(self, "alpha"), compact) + _times(current(self, "beta"), margin)
         if norm is not None:

@@ -141,13 +141,10 @@ def _with_preset(config: Any, name: str | None, tuned: bool = False) -> Any:
             f"--preset_optimizer takes the optimizer of the preset {name}, {why}. Leave it out."
         )
     if _is_first():
-        print(chosen)
-        if ours:
-            used = chosen.optimizer if tuned else ours
-            hint = "" if tuned else " (--preset_optimizer takes those of the preset)"
-            listed = ", ".join(f"{key} {used[key]}" for key in used)
-            print(f"this run    {listed}{hint}")
-        print()
+        used = chosen.optimizer if tuned else ours
+        listed = ", ".join(f"{key} {value}" for key, value in used.items())
+        hint = "" if tuned else " (--preset_optimizer takes those of the preset)"
+        print(chosen, *([f"this run    {listed}{hint}"] if used else []), "", sep="\n")
     return chosen.config(config, optimizer=tuned)
 
 

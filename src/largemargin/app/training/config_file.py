@@ -215,21 +215,24 @@ def load_yaml(text: str) -> Any:
         parser.dispose()
 
 
+def _first_too_deep(text: str, yaml: Any) -> Any:
+    """What stands too deep, or None: composing recurses without a limit."""
+    depth = 0
+    for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        start = isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent)
+        end = isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent)
+        depth += start - end
+        if depth > DEEPEST:
+            return event
+    return None
+
+
 def bounded(loader: Any) -> Any:
     """A loader of YAML that refuses what is small as a file and huge as a value."""
     yaml = yaml_reader()
 
     def refuse(problem: str, node: Any) -> None:
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-
-    def check_depth(text: str) -> None:
-        depth = 0  # counted before composing, which recurses (in C, without a limit)
-        for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-            start = isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent)
-            end = isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent)
-            depth += start - end
-            if depth > DEEPEST:
-                refuse(f"values are nested more than {DEEPEST} deep", event)
 
     def extent(node: Any, depth: int, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
         """How many values a node stands for, and how deep they are nested."""
@@ -251,7 +254,9 @@ def bounded(loader: Any) -> Any:
 
     class Bounded(loader):  # type: ignore[misc]
         def __init__(self, text: str) -> None:
-            check_depth(text)
+            deep = _first_too_deep(text, yaml)
+            if deep is not None:
+                refuse(f"values are nested more than {DEEPEST} deep", deep)
             super().__init__(text)
 
         def construct_document(self, node: Any) -> Any:

@@ -521,10 +521,7 @@ class Loss(Summand, nn.Module):
             values, share = values * weights, weights if share is None else share * weights
         if ignored is not None:
             values = values.masked_fill(ignored, 0)
-            share = None if share is None else share.masked_fill(ignored, 0)
-        if self.reduction == "none":
-            return values
-        return self._total(values, share, ignored, synced)
+        return values if self.reduction == "none" else self._total(values, share, ignored, synced)
 
     @property
     def _synced(self) -> bool:
@@ -540,7 +537,7 @@ class Loss(Summand, nn.Module):
         if self.reduction == "sum":
             return total
         if share is not None:
-            count = share.sum()
+            count = (share if ignored is None else share.masked_fill(ignored, 0)).sum()
         elif ignored is not None:
             count = (~ignored).sum()
         else:
