@@ -70,6 +70,20 @@ def test_scale_of_adacos(ignored):
         assert loss.running.values.item() == pytest.approx(scale, abs=1e-6)
 
 
+def test_the_median_angle_of_adacos_counts_up_to_45_degrees():
+    W = torch.eye(6, dtype=torch.float64)
+    for degrees in (30.0, 44.0, 50.0, 80.0):
+        angle = math.radians(degrees)
+        features = math.cos(angle) * W[:3] + math.sin(angle) * W[3:]
+        loss = lm.AdaCos(6).double()
+        loss(features, W, torch.arange(3))
+        a, s = features.numpy(), cosine_family.adacos_scale(6)
+        want = cosine_family.adacos_step(a, W.numpy(), np.arange(3), scale=s)
+        assert loss.running.values.item() == pytest.approx(want, abs=1e-6)
+        mass = math.log(4 + math.exp(s * math.sin(angle)))
+        assert want == pytest.approx(mass / math.cos(math.radians(min(degrees, 45.0))))
+
+
 def test_the_scale_of_adacos_waits_where_it_would_vanish():
     """Rivals at cosines near -1 give a B below 1: its logarithm is no scale."""
     W = torch.eye(3)[:, :1] * 0 + torch.tensor([[1.0, 0.0], [-1.0, 0.1], [-1.0, -0.1]])

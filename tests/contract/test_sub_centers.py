@@ -86,3 +86,6 @@ def test_the_sine_near_a_sub_center_is_that_of_the_nearest():
     assert torch.equal(loss(nearby, centers[:, 1:2], problem.labels), want)
     value = loss(nearby, centers, problem.labels)
     assert_close(loss(nearby.float(), centers.float(), problem.labels), value, 1e-5, "float32")
+    for n, nearest in enumerate(nearest_centers(nearby.numpy(), centers.numpy())):
+        row, rows = slice(n, n + 1), centers[torch.arange(SIZES.classes), torch.as_tensor(nearest)]
+        assert_close(value[row], loss(nearby[row], rows, problem.labels[row]), 1e-12, f"{n}")

@@ -78,6 +78,15 @@ def test_other_losses_leave_the_layer_alone(name: str) -> None:
     assert model.fc.bias is bias
 
 
+def test_losses_that_go_by_norms_get_features_that_are_not_normalised() -> None:
+    model = Mlp()
+    criterion = lm.attach(model, lm.AdaFace(rate=1.0))
+    criterion(model(vectors()), LABELS)
+    norms = model.body(vectors()).norm(dim=1)
+    found = criterion.objective.terms["adaface"].norms.values
+    torch.testing.assert_close(found, torch.stack([norms.mean(), norms.std()]))
+
+
 def test_a_head_of_the_right_form_is_kept() -> None:
     model = nn.Sequential(nn.Linear(4, D), lm.ClassHead(D, C, similarity="cosine", scale=9.0))
     head = model[1]
