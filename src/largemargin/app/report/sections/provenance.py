@@ -1,4 +1,4 @@
-"""Section 8: where everything comes from, and the data as files inside the page."""
+"""Where everything comes from, and the data as files inside the page."""
 
 import base64
 import csv
@@ -27,26 +27,25 @@ from largemargin.measuring.predictions import harmless
 from largemargin.measuring.records import plain
 
 READING = (
-    "Everything needed to reproduce these numbers. Settings in which the models differ are bold "
-    "and come first; good is a comparison in which only the objective and its settings differ."
+    "Everything needed to reproduce these numbers, and the numbers as files. Settings in which "
+    "models differ stand first; good is a comparison in which only the objective differs."
 )
 IGNORED = ("name", "out")
 """Settings that are no part of the method."""
 
 
 def provenance_section(models: ReportModels) -> Section:
-    blocks: list[Block] = []
+    blocks: list[Block] = [Blocks("downloads", downloads(models))]
     runs = [model for model in models if model.run is not None]
-    if runs:
-        blocks += [_origin(runs), _settings(runs)]
-    else:
+    more: list[Block] = [_origin(runs), _settings(runs)] if runs else []
+    if not runs:
         words = "A geometry alone does not say which model it is of: give the report a run."
         for model in models:
             if model.geometry is not None and model.geometry.data is not None:
                 words += f" {model.title} was measured on {model.geometry.data}."
         blocks.append(Note(words, "largemargin report RUN"))
-    blocks.append(Blocks("downloads", downloads(models)))
-    return Section("provenance", "Provenance", READING, tuple(blocks))
+    folded = "Origin and settings of every run"
+    return Section("provenance", "Provenance", READING, blocks, more, folded)
 
 
 def _facts(model: ReportModel) -> dict[str, str]:
@@ -94,14 +93,11 @@ def _origin(runs: list[ReportModel]) -> Table:
 
 
 def _settings(runs: list[ReportModel]) -> Table:
-    settings = [flat(model.settings) for model in runs]
-    rows = []
-    for name in dict.fromkeys(name for own in settings for name in own):
-        values = [_shown(own.get(name, NOTHING)) for own in settings]
-        differs = len(set(values)) > 1 and name not in IGNORED
-        cells = (Cell(value, value, differs) for value in values)
-        rows.append((Cell.of(name, strong=differs), *cells))
-    rows.sort(key=lambda row: not row[0].strong)
+    rows = [
+        tuple(Cell.of(words, strong=differ) for words in (name, *values))
+        for differ in (True, False)
+        for name, values in settings_of(runs, differ)
+    ]
     return Table(
         ("setting", *(model.title for model in runs)),
         tuple(rows),
@@ -111,7 +107,20 @@ def _settings(runs: list[ReportModel]) -> Table:
     )
 
 
+def settings_of(runs: list[ReportModel], differ: bool) -> list[tuple[str, list[str]]]:
+    """Settings that are not the same in all runs, or those that are, with the value of each."""
+    settings = [flat(model.settings) for model in runs]
+    rows = []
+    for name in dict.fromkeys(name for own in settings for name in own):
+        values = [_shown(own.get(name, NOTHING)) for own in settings]
+        if (len(set(values)) > 1 and name not in IGNORED) == differ:
+            rows.append((name, values))
+    return rows
+
+
 def _shown(value: Any) -> str:
+    if value == {}:
+        return NOTHING
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 
