@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -151,12 +152,23 @@ def test_classes_of_different_data_are_not_linked(tmp_path: Path) -> None:
     assert Page(report(given, tmp_path / "report.html")).payload["linked"] is False
 
 
-def test_settings_that_differ_come_first_and_bold(page: Page) -> None:
-    first = page.tables["table-settings"][1]
-    assert first[0] == "objective.name"
-    assert first[1:] == ["cross_entropy", "cosface"]
-    assert "<b>objective.name</b>" in page.source
-    assert "<b>epochs</b>" not in page.source
+def test_settings_that_differ_stand_at_the_verdict(page: Page) -> None:
+    (head, *rows) = page.tables["table-unequal"]
+    assert head == ["setting", "cross_entropy (baseline)", "cosface"]
+    assert rows == [["objective.name", "cross_entropy", "cosface"]]
+    assert "differ in more than the objective" not in page.text
+    equal = dict(row for row in page.tables["table-settings"][1:])
+    assert equal["optimizer.lr"] == "0.05"
+    assert "objective.name" not in equal
+
+
+def test_a_learning_rate_of_its_own_is_no_fair_comparison(softmax: Run, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(softmax.folder, tmp_path / "faster"))
+    config = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(config.replace("lr: 0.05", "lr: 0.5"))
+    page = Page(report([softmax, other], tmp_path / "report.html", features="none"))
+    assert ["optimizer.lr", "0.05", "0.5"] in page.tables["table-unequal"]
+    assert "the models differ in more than the objective (optimizer.lr)" in page.text
 
 
 def test_a_geometry_alone_is_enough(tmp_path: Path) -> None:

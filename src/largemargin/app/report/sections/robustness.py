@@ -96,11 +96,16 @@ def _perturbations(evaluated: list[Evaluated]) -> Block:
     if not names:
         command = f"{evaluated[0][0].evaluate_command} --perturbations auto"
         return Note("No perturbations were evaluated.", command)
-    shown = tuple(name.replace("_", " ") for name in names)
     rows = tuple(
-        (Cell.of(words), *(_accuracy_cell(each.perturbed.get(name)) for _, each in evaluated))
-        for name, words in zip(names, shown, strict=True)
+        (
+            Cell.of(name.replace("_", " ")),
+            *(_accuracy_cell(each.perturbed.get(name)) for _, each in evaluated),
+        )
+        for name in names
     )
+    # Levels of Gaussian noise have a curve of their own.
+    curve = {name for _, evaluation in evaluated for _, name in gaussian_levels(evaluation)}
+    names = [name for name in names if name not in curve] or names
     heads = ("perturbation", *(model.title for model, _ in evaluated))
     return Chart(
         "perturbations",
@@ -108,7 +113,7 @@ def _perturbations(evaluated: list[Evaluated]) -> Block:
         tuple(_bars(model, evaluation, names) for model, evaluation in evaluated),
         y="accuracy",
         percent_y=True,
-        names=shown,
+        names=tuple(name.replace("_", " ") for name in names),
         alt="A group of bars for each perturbation.",
         table=Table(heads, rows, key="perturbed", numeric=tuple(range(1, len(heads)))),
         wide=True,

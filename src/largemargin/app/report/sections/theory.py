@@ -1,5 +1,7 @@
 """Which statements of the papers hold on these models, and say something."""
 
+from dataclasses import replace
+
 from largemargin.app.report.charts import (
     Block,
     Cell,
@@ -46,11 +48,19 @@ def theory_section(models: ReportModels) -> Section:
 
 
 def _joined(rows: list[Row]) -> tuple[Row, ...]:
-    """Equal statements about several models as one row."""
-    found: dict[Row, list[str]] = {}
-    for model, *rest in rows:
-        found.setdefault(tuple(rest), []).append(model.text)
-    return tuple((Cell.of(", ".join(names)), *rest) for rest, names in found.items())
+    """Equal statements about several models as one row, with the value of each."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row[1].text, row[3].text), []).append(row)
+    return tuple(
+        (
+            Cell.of(", ".join(row[0].text for row in same)),
+            same[0][1],
+            replace(same[0][2], text=", ".join(dict.fromkeys(row[2].text for row in same))),
+            same[0][3],
+        )
+        for same in found.values()
+    )
 
 
 def _row(model: ReportModel, name: str, value: Cell, says: str, informs: bool) -> tuple[Row, bool]:

@@ -164,16 +164,16 @@ def compared(models: ReportModels) -> list[Note]:
 def _settings(models: ReportModels) -> list[Block]:
     """In what the runs differ, beginning with what is no part of the objective."""
     runs = [model for model in models if model.run is not None]
-    rows = settings_of(runs, differ=True) if len(runs) > 1 else []
+    rows = settings_of(runs)[0] if runs else []
     if not rows:
         return []
     rows.sort(key=lambda row: row[0].startswith("objective."))
-    unequal = ", ".join(name for name, _ in rows if not name.startswith("objective."))
+    unequal = ", ".join(row[0] for row in rows if not row[0].startswith("objective."))
     words = f": the models differ in more than the objective ({unequal})" if unequal else ""
     return [
         Table(
             ("setting", *(model.title for model in runs)),
-            tuple((Cell.of(name), *map(Cell.of, values)) for name, values in rows),
+            tuple(tuple(map(Cell.of, row)) for row in rows),
             caption=f"Unequal settings{words}",
             key="unequal",
         )
