@@ -31,7 +31,7 @@ from largemargin.app.report.report_models import (
     read_models,
 )
 from largemargin.app.report.sections.robustness import robustness_section
-from largemargin.app.report.sections.verdicts import against, compared, glance
+from largemargin.app.report.sections.verdicts import against, compared, glance, verdict_section
 from largemargin.app.report.write import report
 from largemargin.app.training import NoiseConfig, ObjectiveConfig, Run, RunConfig
 from largemargin.measuring import EvaluationConfig, evaluate
@@ -372,3 +372,38 @@ def test_test_images_are_called_so(softmax: Run, cosface: Run, tmp_path: Path) -
     assert "chose the epoch" not in text
     assert [model.judged_on for model in read_models([softmax, cosface])] == ["test images"] * 2
     assert read_models(geometry()).models[0].judged_on == "images"
+
+
+def test_advice_is_said_once_for_all_models_it_is_meant_for() -> None:
+    found = geometry()
+    assert found.compactness is not None
+    wide = replace(found, compactness=replace(found.compactness, ideal_ratio=2.0))
+    models = ReportModels(
+        tuple(
+            ReportModel(
+                name, wide, ("a", "b", "c"), config=RunConfig(objective=ObjectiveConfig(name))
+            )
+            for name in ("cross_entropy", "cosface", "cross_entropy + discriminative")
+        )
+    )
+    (block,) = [each for each in verdict_section(models).blocks if each.kind == "advice"]
+    advice = [each for each in block.content if "wider than" in each["seen"]]  # type: ignore[union-attr]
+    assert [each["models"] for each in advice] == [
+        *("cross_entropy, cosface", "cross_entropy + discriminative")
+    ]
+    assert advice[0]["options"] == [
+        "--objective 'cross_entropy + discriminative'",
+        "--objective 'cosface + discriminative'",
+    ]
+
+
+def test_marks_stand_at_what_is_judged() -> None:
+    good = measured(accuracy=0.99, samples=1000)
+    table = glance(ReportModels((good,)), {"model": judge(good, None)})
+    (row,) = table.rows
+    cells = dict(zip(table.columns, row, strict=True))
+    assert (cells["accuracy"].level, cells["accuracy"].title) == ("green", "good")
+    assert cells["perturbed accuracy"].level == ""
+    assert set(table.rules) == {
+        *("accuracy", "worst class", "class margin", "perturbed accuracy", "calibration error")
+    }
