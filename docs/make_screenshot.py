@@ -1,7 +1,7 @@
 """Makes docs/figures/report.png: the report at the end of ``largemargin demo``, in a browser.
 
 Run ``python docs/make_screenshot.py`` (two minutes, needs Chromium and playwright), or with the
-path of a report that is there already. Header and verdict, then the first figures of the margins.
+path of a report that is there already. Header and verdict, then the mistakes of the models.
 """
 
 import io
@@ -41,20 +41,19 @@ def parts(report: Path) -> list[Image.Image]:
         browser = playwright.chromium.launch(executable_path=browser_path, args=options)
         page = browser.new_page(viewport={"width": WIDTH, "height": 1000}, color_scheme="light")
         page.goto(report.resolve().as_uri())
-        images = [taken(page, 0, lowest(page, ".judged")), figures(page, "#margins")]
+        images = [taken(page, 0, lowest(page, "#table-glance") + 8), mistakes(page)]
         browser.close()
     return images
 
 
-def figures(page: Any, name: str) -> Image.Image:
-    """The heading of a section and its first row of figures."""
-    plots = page.locator(f"{name} .plot")
-    for at in range(3):
-        plots.nth(at).scroll_into_view_if_needed()
-        plots.nth(at).locator(".main-svg").first.wait_for()
+def mistakes(page: Any) -> Image.Image:
+    """The maps of confusions, and the hardest samples of the first model."""
+    for plot in page.locator("#mistakes .plot").all():
+        plot.scroll_into_view_if_needed()
+        plot.locator(".main-svg").first.wait_for()
     page.wait_for_timeout(500)
-    start = page.locator(name).evaluate("e => e.getBoundingClientRect().top + scrollY") + 8
-    return taken(page, start, lowest(page, f"{name} .plot", 3) - start + 6)
+    start = page.locator("#mistakes").evaluate("e => e.getBoundingClientRect().top + scrollY") + 8
+    return taken(page, start, lowest(page, "#mistakes .worst", 1) - start + 8)
 
 
 def lowest(page: Any, what: str, count: int = 100) -> float:

@@ -88,8 +88,14 @@ class Watched:
         self.dialogs.append(dialog.message)
         dialog.dismiss()
 
+    def unfold(self) -> None:
+        """Open what is folded, but for the numbers of the figures."""
+        each = "details => { details.open = true; }"
+        self.page.locator("details.more").evaluate_all(f"all => all.forEach({each})")
+
     def draw_all(self) -> None:
         """Scroll through the page, so that every figure is drawn."""
+        self.unfold()
         boxes = self.page.locator(".plot")
         for at in range(boxes.count()):
             boxes.nth(at).scroll_into_view_if_needed()

@@ -285,3 +285,19 @@ def test_arrays_skip_labels() -> None:
     found = embed_arrays(rows, labels, method="pca")
     assert found.samples == 11
     assert 2 not in found.index
+
+
+def test_features_of_length_one(digits: tuple[Tensor, Tensor]) -> None:
+    """As a head on cosines sees them: what lengths add to the picture is gone, nothing else."""
+    x, y = digits
+    made, kept = (
+        embed(network(), [(x, y)], method="pca", layers=["3", "penultimate"], unit=unit)
+        for unit in (True, False)
+    )
+    assert made.layers[0] == kept.layers[0]
+    features = network()[:5](x).detach()
+    for rows, found in ((nn.functional.normalize(features), made), (features, kept)):
+        total = float(variance_split(rows, y)[2])
+        assert found.layers[1].feature_variance["clean"].total == pytest.approx(total, rel=1e-6)
+    assert "features of length 1" in made.assumed
+    assert "features of length 1" not in kept.assumed

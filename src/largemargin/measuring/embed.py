@@ -7,7 +7,7 @@ and at the head (``SampleReader``), and projected by principal components or t-S
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -159,6 +159,7 @@ def embed(
     seed: int = 0,
     perplexity: float = 30.0,
     normalization: Normalization | None = None,
+    unit: bool = False,
     batch_size: int = 256,
     device: torch.device | str | None = None,
     progress: bool = False,
@@ -183,6 +184,7 @@ def embed(
         seed: of the samples, the noise and t-SNE.
         perplexity: of t-SNE, default 30; at most a third of the number of points is used.
         normalization: (mean, std) that the loader normalises by: noise is added before it.
+        unit: bring what enters the head to length 1, as a head on cosines does; default False.
         batch_size: of the passes through the model.
         device: where they run; default that of the model.
         progress: show a progress bar (needs tqdm).
@@ -207,11 +209,15 @@ def embed(
     drawn = draw_samples(loader, quotas, num_classes, progress)
     with probe.evaluating():
         seen = SampleReader(probe, reader, names, where).read(drawn, changes, batch_size)
+    if unit and PENULTIMATE in seen.rows:
+        rows = seen.rows[PENULTIMATE].items()
+        seen.rows[PENULTIMATE] = {name: nn.functional.normalize(each) for name, each in rows}
     notes = [*quotas.notes(), *([] if reader is None else reader.notes())]
     order = order_note(loader)
     notes += [] if order is None else [order]
     words = None if noise is None else noise_label(noise)
-    return _build_embeddings(seen, words, notes, method=method, seed=seed, perplexity=perplexity)
+    made = _build_embeddings(seen, words, notes, method=method, seed=seed, perplexity=perplexity)
+    return replace(made, assumed=(*made.assumed, "features of length 1")) if unit else made
 
 
 def embed_arrays(

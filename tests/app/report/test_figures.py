@@ -21,7 +21,8 @@ from largemargin.app.report.charts import (
 )
 from largemargin.app.report.matplotlib_charts import draw, write_pictures
 from largemargin.app.report.plotly_charts import figure, said
-from largemargin.app.report.sections.margins import histogram, target_curve
+from largemargin.app.report.report_models import ReportModel
+from largemargin.app.report.sections.margins import cumulative, share_below, target_curve
 from largemargin.app.report.write import report
 from largemargin.app.training import ObjectiveConfig, RunConfig
 
@@ -75,13 +76,14 @@ def test_losses_without_a_target_curve_have_none() -> None:
     assert target_curve(RunConfig(objective=ObjectiveConfig("ldam"))) is None
 
 
-def test_histograms_have_area_one() -> None:
+def test_cumulative_curves_rise_from_nothing_to_all() -> None:
     found = geometry().margins["cosine"].overall
-    steps, curve = histogram(found, "model", 0)
-    width = found.edges[1] - found.edges[0]
-    assert sum(float(y) for y in steps.y if y is not None) * width == pytest.approx(1)
-    step = found.density_at[1] - found.density_at[0]
-    assert sum(float(y) for y in curve.y if y is not None) * step == pytest.approx(1, abs=0.02)
+    curve = cumulative(found, ReportModel("model", None, ()), unit=2.0)
+    assert (curve.y[0], curve.y[-1]) == (0, 1)
+    assert list(curve.y) == sorted(curve.y)  # type: ignore[type-var]
+    assert (curve.x[0], curve.x[-1]) == pytest.approx((found.minimum / 2, found.maximum / 2))
+    assert share_below(found, found.median) == pytest.approx(0.5, abs=0.05)
+    assert (share_below(found, found.minimum), share_below(found, found.maximum)) == (0, 1)
 
 
 def test_numbers_that_are_none_are_gaps() -> None:
@@ -121,8 +123,6 @@ def test_numbers_of_one_size_need_no_logarithms() -> None:
     """Between 120 and 700 there is no power of ten but one, between 200 and 700 none."""
     chart = Chart("k", "t", (Series("s", [1, 2], [200.0, 700.0]),), log_y=True)
     assert "type" not in figure(chart)["layout"]["yaxis"]
-    box = Chart("k", "t", (Series("a", [], [200, 250, 300, 400, 700], form="box"),), log_y=True)
-    assert "type" not in figure(box)["layout"]["yaxis"]
 
 
 def test_one_number_has_an_axis_of_its_own_size() -> None:
@@ -145,7 +145,7 @@ def test_one_number_has_an_axis_of_its_own_size() -> None:
 
 def test_names_beside_a_small_matrix_do_not_stand_on_each_other() -> None:
     names = tuple(f"class {at}" for at in range(64))
-    chart = Chart("k", "t", heat=Heat(((1.0,) * 64,) * 64, names, names))
+    chart = Chart("k", "t", heat=Heat(((1.0,) * 64,) * 64, names))
     assert len(figure(chart)["layout"]["xaxis"]["ticktext"]) <= 16
     assert len(figure(chart)["layout"]["yaxis"]["ticktext"]) <= 16
 
@@ -170,9 +170,17 @@ def test_figures_say_which_classes_they_show() -> None:
     assert made["data"][0]["mode"] == "markers"
     assert made["marks"] == [{"name": said(HOSTILE[0]), "color": "neutral", "x": [0.5, None]}]
     heat = Chart(
-        "k", "t", heat=Heat(((None, 1.0), (1.0, None)), ("a", "b"), ("a", "b"), classes=(3, 9))
+        *("k", "t"), heat=Heat(((None, 2), (0, None)), ("a", "b"), classes=(3, 9), counts=True)
     )
-    assert figure(heat)["data"][0]["meta"] == {"framed": [3, 9]}
+    (trace,) = figure(heat)["data"]
+    assert trace["meta"] == {"framed": [3, 9]}
+    assert trace["text"] == [["", "2"], ["", ""]]
+
+
+def test_names_of_classes_stand_in_their_map() -> None:
+    names = Series("classes", [0.5], [1.5], form="points", texts=(HOSTILE[0],))
+    (trace,) = figure(Chart("k", "t", (names,), equal=True))["data"]
+    assert (trace["mode"], trace["text"]) == ("text", [said(HOSTILE[0])])
 
 
 CHARTS = (
@@ -190,13 +198,15 @@ CHARTS = (
         ),
         names=HOSTILE[:2],
     ),
-    Chart("boxes", "b", (Series("a", [], [1, 2, 3, 4, 5], form="box"),), log_y=True),
-    Chart("heat", "h", heat=Heat(((None, 1.0), (1.0, None)), HOSTILE[:2], HOSTILE[:2])),
-    Chart("surface", "s", heat=Heat(((0.0, 1.0), (1.0, 0.0)), x=(0.0, 1.0), y=(0.0, 1.0))),
+    Chart("heat", "h", heat=Heat(((None, 1.0), (1.0, None)), HOSTILE[:2])),
+    Chart("counts", "h", heat=Heat(((None, 1), (0, None)), HOSTILE[:2], counts=True)),
     Chart(
         "samples",
         "s",
-        (Series("a", [0, 1], [1, 0], form="points", points=Points((0, 1), (0, 9))),),
+        (
+            Series("a", [0, 1], [1, 0], form="points", points=Points((0, 1), (0, 9))),
+            Series("classes", [0.5], [0.5], form="points", texts=HOSTILE[:1]),
+        ),
         equal=True,
     ),
     Chart(
@@ -261,4 +271,4 @@ def test_a_logarithmic_picture_has_numbers() -> None:
 def test_png_writes_every_figure_of_the_page(tmp_path: Path) -> None:
     report(geometry(0, 3), tmp_path / "report.html", png=tmp_path / "figures")
     names = {path.stem for path in (tmp_path / "figures").iterdir()}
-    assert {"margins-cosine", "cumulative", "angles-model", "sphere-model"} <= names
+    assert {"margins-cosine", "angles-model", "sphere-model"} <= names

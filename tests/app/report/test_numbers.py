@@ -47,14 +47,9 @@ def test_long_curves_are_thinned_and_keep_their_ends() -> None:
     assert thinned([1, 2, 3], 5) == [1, 2, 3]
 
 
-def test_matrices_and_surfaces() -> None:
-    matrix = Heat(((None, 1.5), (2.5, None)), ("a", "b"), ("a", "b"))
+def test_matrices() -> None:
+    matrix = Heat(((None, 1.5), (2.5, None)), ("a", "b"))
     assert texts(numbers(Chart("k", "t", heat=matrix))) == [["a", "–", "1.5"], ["b", "2.5", "–"]]
-    side = tuple(float(at) for at in range(21))
-    surface = Heat(tuple(tuple(x + 100 * y for x in side) for y in side), x=side, y=side)
-    found = texts(numbers(Chart("k", "t", heat=surface, x="across", y="along")))
-    assert [row[0] for row in found] == ["0", "5", "10", "15", "20"]
-    assert found[1][1:] == ["500", "505", "510", "515", "520"]
 
 
 @pytest.mark.parametrize("changes", [{"equal": True}, {"solid": True}, {"series": ()}])
@@ -65,5 +60,5 @@ def test_maps_of_samples_have_no_numbers(changes: dict) -> None:  # type: ignore
 
 def test_large_matrices_have_no_numbers() -> None:
     names = tuple(str(at) for at in range(MATRIX + 1))
-    heat = Heat(tuple(tuple(1.0 for _ in names) for _ in names), names, names)
+    heat = Heat(tuple(tuple(1.0 for _ in names) for _ in names), names)
     assert numbers(Chart("k", "t", heat=heat)) is None

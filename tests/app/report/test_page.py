@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,13 @@ from app.report.reading import Page
 
 import largemargin as lm
 from largemargin.app.report.page import slug
-from largemargin.app.report.sample_views import rivals_in, rivals_of
+from largemargin.app.report.sample_views import WORST, rivals_in, rivals_of
 from largemargin.app.report.write import report
 from largemargin.app.training import Run
 
 SECTIONS = (
-    *("verdict", "training", "margins", "features"),
-    *("worst", "robustness", "theory", "provenance"),
+    *("verdict", "mistakes", "margins", "features"),
+    *("robustness", "training", "theory", "provenance"),
 )
 
 
@@ -53,13 +54,19 @@ def test_every_figure_has_data_and_words(page: Page) -> None:
 def test_numbers_are_those_of_the_files(page: Page, softmax: Run, cosface: Run) -> None:
     glance = {row[0]: row for row in page.tables["table-glance"]}
     heads = glance["model"]
-    for name, run in (("cross_entropy (baseline)", softmax), ("cosface", cosface)):
+    for name, run in (
+        ("cross_entropy (baseline) cross_entropy", softmax),
+        ("cosface cosface", cosface),
+    ):
         found = json.loads((run.folder / "evaluation.json").read_text())
         measured = json.loads((run.folder / "geometry.json").read_text())
         row = dict(zip(heads, glance[name], strict=True))
-        assert row["accuracy"] == f"{100 * found['clean']['accuracy']:.2f} %"
-        assert row["class margin"] == f"{measured['prototypes']['class_margin']:.2f}°"
-        assert row["calibration error"] == f"{100 * found['clean']['ece']:.2f} %"
+        for column, words in (
+            ("accuracy", f"{100 * found['clean']['accuracy']:.2f} %"),
+            ("class margin", f"{measured['prototypes']['class_margin']:.2f}°"),
+            ("calibration error", f"{100 * found['clean']['ece']:.2f} %"),
+        ):
+            assert row[column].startswith(f"{words} ")
 
 
 def test_classes_have_their_numbers(page: Page, cosface: Run) -> None:
@@ -96,18 +103,22 @@ def test_samples_in_the_plane_have_pictures(page: Page) -> None:
     (pictures,) = page.payload["pictures"].values()
     assert len(pictures) == 40
     chart = next(v for k, v in page.payload["charts"].items() if k.startswith("features"))
-    (trace,) = chart["data"]
+    trace, names = chart["data"]
+    assert names["text"] == [str(label) for label in range(10)]
     assert {str(index) for index in trace["meta"]["index"]} == set(pictures)
     assert len(trace["x"]) == len(trace["meta"]["labels"]) == 40
 
 
 def test_geometry_over_epochs_is_that_of_the_rows(page: Page, softmax: Run, cosface: Run) -> None:
-    for key in ("class_margin_degrees", "mean_cosine_margin", "largest_dispersion"):
-        traces = page.payload["charts"][slug(f"epochs-{key}")]["data"]
-        for trace, run in zip(traces, (softmax, cosface), strict=False):
+    charts = page.payload["charts"]
+    for key, name in (
+        ("class_margin_degrees", "epochs-class-margin"),
+        ("mean_cosine_margin", "epochs-sample-margin"),
+    ):
+        for trace, run in zip(charts[slug(name)]["data"], (softmax, cosface), strict=False):
             found = [row["geometry"][key] for row in run.metrics("epoch")]
             assert trace["y"] == pytest.approx(found, rel=1e-4)
-    assert len(page.payload["charts"][slug("epochs-mean_cosine_margin")]["data"]) == 4
+    assert len(charts[slug("epochs-sample-margin")]["data"]) == 4
     assert "126 validation images, always the same" in page.text
 
 
@@ -141,12 +152,23 @@ def test_classes_of_different_data_are_not_linked(tmp_path: Path) -> None:
     assert Page(report(given, tmp_path / "report.html")).payload["linked"] is False
 
 
-def test_settings_that_differ_come_first_and_bold(page: Page) -> None:
-    first = page.tables["table-settings"][1]
-    assert first[0] == "objective.name"
-    assert first[1:] == ["cross_entropy", "cosface"]
-    assert "<b>objective.name</b>" in page.source
-    assert "<b>epochs</b>" not in page.source
+def test_settings_that_differ_stand_at_the_verdict(page: Page) -> None:
+    (head, *rows) = page.tables["table-unequal"]
+    assert head == ["setting", "cross_entropy (baseline)", "cosface"]
+    assert rows == [["objective.name", "cross_entropy", "cosface"]]
+    assert "differ in more than the objective" not in page.text
+    equal = dict(row for row in page.tables["table-settings"][1:])
+    assert equal["optimizer.lr"] == "0.05"
+    assert "objective.name" not in equal
+
+
+def test_a_learning_rate_of_its_own_is_no_fair_comparison(softmax: Run, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(softmax.folder, tmp_path / "faster"))
+    config = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(config.replace("lr: 0.05", "lr: 0.5"))
+    page = Page(report([softmax, other], tmp_path / "report.html", features="none"))
+    assert ["optimizer.lr", "0.05", "0.5"] in page.tables["table-unequal"]
+    assert "the models differ in more than the objective (optimizer.lr)" in page.text
 
 
 def test_a_geometry_alone_is_enough(tmp_path: Path) -> None:
@@ -222,6 +244,7 @@ def test_rivals_of_vectors_are_those_of_their_angles() -> None:
 def test_worst_samples_name_label_prediction_and_rival(page: Page, softmax: Run) -> None:
     found = softmax.geometry()
     assert found is not None
-    for each in found.worst:
-        words = f"test/{each.index} label {each.label} predicted {each.predicted} "
-        assert f"{words}rival {each.rival} margin" in page.text
+    for each in found.worst[:WORST]:
+        wrong = each.predicted != each.label
+        other = f"predicted {each.predicted}" if wrong else f"rival {each.rival}"
+        assert f"test/{each.index} label {each.label} {other} margin" in page.text

@@ -10,9 +10,9 @@ import torch
 from app.report.reading import Page
 
 from largemargin.app.report.charts import Note
-from largemargin.app.report.judgements import accuracy, difference, paired
+from largemargin.app.report.judgements import difference, paired
 from largemargin.app.report.report_models import ReportModel, ReportModels, read_models
-from largemargin.app.report.sections.verdicts import changes
+from largemargin.app.report.sections.verdicts import against, compared
 from largemargin.app.report.write import report
 from largemargin.app.training import Run
 from largemargin.measuring import Correct, paired_interval
@@ -30,7 +30,7 @@ def right_about(name: str, right: int, **changes: object) -> ReportModel:
 
 
 def said(*models: ReportModel) -> str:
-    _, note = changes(ReportModels(models))
+    (note,) = compared(ReportModels(models))
     assert isinstance(note, Note)
     return note.text
 
@@ -41,7 +41,8 @@ def test_a_difference_on_the_same_images_is_paired() -> None:
     assert paired(given, base) == (900, 10, 0, 90)
     assert difference(given, base) == paired_interval(900, 10, 0, 90)
     assert difference(given, base)[0] > 0
-    assert "no clear difference" not in accuracy(given, base).detail
+    assert against(given, base).detail.endswith(", more accurate")
+    assert against(given, base).strong
     assert BY_IMAGE in said(base, given)
     assert APART not in said(base, given)
 
@@ -64,7 +65,8 @@ def test_otherwise_it_is_not(change: dict[str, object]) -> None:
     assert paired(given, base) is None
     low, high = difference(given, base)
     assert low < 0 < high
-    assert "no clear difference" in accuracy(given, base).detail
+    assert against(given, base).detail.endswith(", no clear difference")
+    assert not against(given, base).strong
     assert APART in said(base, given)
     assert BY_IMAGE not in said(base, given)
     third = right_about("third", 920)

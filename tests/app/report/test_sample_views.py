@@ -11,7 +11,13 @@ from PIL import Image
 
 import largemargin as lm
 from largemargin.app.data import Samples
-from largemargin.app.report.sample_views import SampleViews, ViewOptions, pictures, view_samples
+from largemargin.app.report.sample_views import (
+    WORST,
+    SampleViews,
+    ViewOptions,
+    pictures,
+    view_samples,
+)
 from largemargin.app.training import Run
 
 OPTIONS = ViewOptions("pca", max_samples=40)
@@ -22,7 +28,7 @@ def seen(cosface: Run) -> SampleViews:
     return view_samples(cosface, cosface.geometry(), OPTIONS)
 
 
-def test_angles_are_those_of_features_and_class_vectors(seen: SampleViews, cosface: Run) -> None:
+def test_mistakes_and_neighbours_are_those_of_the_model(seen: SampleViews, cosface: Run) -> None:
     model, data = cosface.model(), cosface.data()
     assert data.test is not None
     images = torch.stack([data.test.image(at) for at in range(len(data.test))])
@@ -32,47 +38,40 @@ def test_angles_are_those_of_features_and_class_vectors(seen: SampleViews, cosfa
         logits = model(images)
     hook.remove()
     unit = torch.nn.functional.normalize(entered[0].double(), dim=1)
-    weight = torch.nn.functional.normalize(model.head.weight.detach().double(), dim=1)
-    angles = torch.rad2deg(torch.arccos((unit @ weight.T).clamp(-1, 1)))
-    own = angles[torch.arange(len(angles)), data.test.labels]
-    assert seen.own_angle is not None
-    assert seen.own_angle.mean == pytest.approx(float(own.mean()), abs=1e-6)
-    rival = angles.scatter(1, data.test.labels[:, None], math.inf).amin(1)
-    assert seen.rival_angle is not None
-    assert seen.rival_angle.mean == pytest.approx(float(rival.mean()), abs=1e-6)
-    right = (logits.argmax(1) == data.test.labels).double()
-    for label, share in enumerate(seen.class_accuracy):
-        assert share == pytest.approx(float(right[data.test.labels == label].mean()))
+    guesses, labels = logits.argmax(1), data.test.labels
+    for label, row in enumerate(seen.confusion):
+        own = guesses[labels == label]
+        assert list(row) == torch.bincount(own, minlength=10).tolist()
+        assert seen.class_accuracy[label] == pytest.approx(row[label] / len(own))
+    angles = torch.rad2deg(torch.arccos((unit @ unit.T).clamp(-1, 1)))
+    angles.fill_diagonal_(math.inf)
+    assert set(seen.neighbours) == set(seen.worst_pictures)
+    for index, near in seen.neighbours.items():
+        closest = angles[index].sort()
+        assert [each.angle for each in near] == pytest.approx(closest.values[:4].tolist(), abs=0.05)
+        assert near[0].index == int(closest.indices[0])
+        assert [each.label for each in near] == labels[[each.index for each in near]].tolist()
+        assert {each.index for each in near} <= set(seen.near_pictures)
+
+
+def test_features_of_a_head_on_cosines_have_one_length(seen: SampleViews, softmax: Run) -> None:
+    """Otherwise the lengths of features, which the head does not see, fill the picture."""
+    assert seen.embeddings is not None
+    assert "features of length 1" in seen.embeddings.assumed
+    (layer,) = seen.embeddings.layers
+    assert layer.feature_variance["clean"].total < 1
+    dot = view_samples(softmax, None, OPTIONS).embeddings
+    assert dot is not None
+    assert "features of length 1" not in dot.assumed
 
 
 def test_worst_samples_have_pictures_and_names(seen: SampleViews, cosface: Run) -> None:
     found = cosface.geometry()
     assert found is not None
-    wanted = {each.index for each in found.worst}
+    wanted = {each.index for each in found.worst[:WORST]}
     assert set(seen.worst_pictures) == wanted
     assert all(seen.ids[index] == f"test/{index}" for index in wanted)
     assert seen.notes == ()
-
-
-def test_the_loss_surface_starts_at_the_sample(seen: SampleViews) -> None:
-    assert seen.surface is not None
-    assert seen.surface.losses[10][10] == pytest.approx(seen.surface.loss)
-
-
-def test_all_models_are_seen_around_the_same_sample(seen: SampleViews, cosface: Run) -> None:
-    assert seen.surface_sample is not None
-    assert seen.ids[seen.surface_sample] == f"test/{seen.surface_sample}"
-    model, data = cosface.model(), cosface.data()
-    assert data.test is not None
-    images = torch.stack([data.test.image(at) for at in range(len(data.test))])
-    with torch.no_grad():
-        right = model(images).argmax(1) == data.test.labels
-    first, last = right.nonzero()[0, 0].item(), right.nonzero()[-1, 0].item()
-    wrong = int((~right).nonzero()[0, 0])
-    assert seen.surface_sample == first
-    assert view_samples(cosface, None, OPTIONS, around=int(last)).surface_sample == last
-    # Where this model is wrong the loss is high already: it shows one of its own.
-    assert view_samples(cosface, None, OPTIONS, around=wrong).surface_sample == first
 
 
 def test_samples_on_the_sphere_have_names_and_pictures(cosface: Run) -> None:
@@ -121,9 +120,6 @@ def test_the_same_on_a_gpu(seen: SampleViews, cosface: Run) -> None:
     there = view_samples(
         cosface, cosface.geometry(), ViewOptions("pca", max_samples=40, device="cuda")
     )
-    assert seen.own_angle is not None
-    assert there.own_angle is not None
-    assert math.isclose(there.own_angle.mean, seen.own_angle.mean, abs_tol=0.01)
     assert seen.embeddings is not None
     assert there.embeddings is not None
     assert there.embeddings.index == seen.embeddings.index

@@ -15,14 +15,15 @@ from largemargin.app.report.report_models import ReportModel, ReportModels
 from largemargin.app.report.sample_views import (
     HOVER_PICTURES,
     HOVER_SIDE,
+    NEIGHBOURS,
     WORST_SIDE,
+    Neighbour,
     SampleViews,
     pictures,
 )
 from largemargin.app.report.sections.margins import DRAWN, SHOWN
 from largemargin.app.report.write import all_sections, report
 from largemargin.measuring import embed_arrays
-from largemargin.measuring.distributions import describe
 
 LIMIT = 15_000_000
 
@@ -46,8 +47,9 @@ def observed(seed: int) -> SampleViews:
             method="pca",
             max_samples=count,
         ),
-        own_angle=describe(90 * torch.rand(10_000, generator=generator)),
-        rival_angle=describe(90 * torch.rand(10_000, generator=generator)),
+        confusion=tuple(tuple(range(10)) for _ in range(10)),
+        neighbours={at: (Neighbour(at + 20, 0, 10.0),) * NEIGHBOURS for at in range(20)},
+        near_pictures=pictures(samples, range(20 * NEIGHBOURS), HOVER_SIDE),
         ids={at: f"test/{at}" for at in range(count)},
         pictures=pictures(samples, range(count), HOVER_SIDE),
         worst_pictures=pictures(samples, range(20), WORST_SIDE),

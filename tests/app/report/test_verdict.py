@@ -12,7 +12,7 @@ from app.report.reading import Page
 import largemargin as lm
 from largemargin.app.data import DataConfig
 from largemargin.app.models import ModelConfig
-from largemargin.app.report.charts import Chart, Note, Table
+from largemargin.app.report.charts import Chart
 from largemargin.app.report.judgements import (
     accuracy,
     advise,
@@ -31,7 +31,7 @@ from largemargin.app.report.report_models import (
     read_models,
 )
 from largemargin.app.report.sections.robustness import robustness_section
-from largemargin.app.report.sections.verdicts import changes
+from largemargin.app.report.sections.verdicts import against, compared, glance, verdict_section
 from largemargin.app.report.write import report
 from largemargin.app.training import NoiseConfig, ObjectiveConfig, Run, RunConfig
 from largemargin.measuring import EvaluationConfig, evaluate
@@ -84,7 +84,7 @@ def test_a_difference_has_an_interval(own: float, low: float, high: float) -> No
     )
     assert difference(given, base) == pytest.approx((low, high), abs=2e-5)
     clear = not low <= 0 <= high
-    assert ("no clear difference" in accuracy(given, base).detail) is not clear
+    assert ("no clear difference" in against(given, base).detail) is not clear
 
 
 def test_a_model_of_other_images_is_not_held_against_the_baseline() -> None:
@@ -98,8 +98,20 @@ def test_a_model_of_other_images_is_not_held_against_the_baseline() -> None:
     assert [comparable(each, base) for each in (same, other, unknown, base)] == [
         *(True, False, True, False)
     ]
-    assert "points against the baseline" in judge(same, base)[0].detail
-    assert "points against the baseline" not in judge(other, base)[0].detail
+    assert judge(same, base)[0].rule != judge(other, base)[0].rule
+    base, same, other = (replace(m, name=n) for m, n in ((base, "b"), (same, "s"), (other, "o")))
+    assert shown(base, same, other)["against baseline"] == ["–", "-10.00", "–"]
+
+
+def shown(*models: ReportModel) -> dict[str, list[str]]:
+    """The first table of the page, by column."""
+    base = next((model for model in models if model.baseline), None)
+    table = glance(ReportModels(models), {model.name: judge(model, base) for model in models})
+    columns = zip(*table.rows, strict=True)
+    return {
+        name: [cell.text for cell in column]
+        for name, column in zip(table.columns, columns, strict=True)
+    }
 
 
 def test_what_changed_is_the_difference_of_the_numbers_above() -> None:
@@ -113,30 +125,29 @@ def test_what_changed_is_the_difference_of_the_numbers_above() -> None:
         ),
         name="wide",
     )
-    table, note = changes(ReportModels((base, given)))
-    assert isinstance(table, Table)
-    (row,) = [dict(zip(table.columns, (c.text for c in r), strict=True)) for r in table.rows]
-    assert row["accuracy"] == "+5.00"
-    assert row["verdict"] == "more accurate"
-    assert row["class margin"] == "+10.50°"
-    assert row["mean cosine margin"] == "0"
-    assert isinstance(note, Note)
+    base = replace(base, name="softmax")
+    assert shown(base, given)["against baseline"] == ["–", "+5.00"]
+    assert shown(base, given)["class margin"] == ["70.00°", "80.50°"]
+    change = against(given, base)
+    assert change.detail.endswith(", more accurate")
+    assert change.strong
+    (note,) = compared(ReportModels((base, given)))
     assert "--methods 'cosface + 0.5*sample_margin'" in note.command
-    assert changes(ReportModels((given,))) == []
+    assert compared(ReportModels((given,))) == []
+    assert "against baseline" not in shown(given)
     # Another run of softmax is no method, and one without accuracy has nothing to compare.
     again = replace(given, config=RunConfig())
-    *_, note = changes(ReportModels((base, again)))
-    assert isinstance(note, Note)
+    (note,) = compared(ReportModels((base, again)))
     assert "--methods NAME " in note.command
     unknown = replace(given, geometry=None)
-    assert changes(ReportModels((base, unknown))) == []
+    assert compared(ReportModels((base, unknown))) == []
 
 
 def test_a_run_that_was_not_measured_knows_its_test_images() -> None:
     data = {"record": {"images": {"train": 100, "test": 40}}}
     given = ReportModel("m", None, ("a", "b"), result={"test": {"accuracy": 0.75}}, data=data)
     assert given.samples == 40
-    assert "95 % interval" in accuracy(given, None).detail
+    assert accuracy(given, None).detail == "59.81 to 85.81 %"
 
 
 @pytest.mark.parametrize(("own", "level"), [(0.95, "green"), (0.7, "amber"), (0.4, "red")])
@@ -338,26 +349,62 @@ def test_validation_images_are_not_called_test_images(tmp_path: Path) -> None:
     photos = class_folders(tmp_path / "photos", ("a", "b", "c"), 40, height=8, width=8)
     runs = [without_test_images(tmp_path / n, photos, n) for n in ("cross_entropy", "cosface")]
     text = Page(report(runs, tmp_path / "a.html", features="none")).text
-    assert "is of the accuracy on 12 validation images;" in text
+    assert "is of the accuracy on 12 validation images." in text
     assert "They also chose the epoch of each model" in text
     assert "on the validation images, which chose the epoch" in text
-    assert "test images;" not in text
+    assert "test images." not in text
 
 
-@pytest.mark.parametrize(("split", "says"), [("validation", "higher on them"), ("test", "more")])
+@pytest.mark.parametrize(
+    ("split", "says"), [("validation", ", higher"), ("test", ", more accurate")]
+)
 def test_only_test_images_say_what_is_more_accurate(split: str, says: str) -> None:
     data = {"record": {"digests": {split: "0"}}}
     base = measured(accuracy=0.5, samples=1000, data=data, baseline=True)
     other = replace(measured(accuracy=0.9, samples=1000, data=data), name="other")
-    found = str(changes(ReportModels((base, other))))
-    assert says in found
-    assert f"1,000 {split} images;" in found
-    assert ("more accurate'" in found) == (split == "test")
+    assert against(other, base).detail.endswith(says)
+    (note,) = compared(ReportModels((base, other)))
+    assert f"1,000 {split} images." in note.text
 
 
 def test_test_images_are_called_so(softmax: Run, cosface: Run, tmp_path: Path) -> None:
     text = Page(report([softmax, cosface], tmp_path / "a.html", features="none")).text
-    assert "540 test images;" in text
+    assert "540 test images." in text
     assert "chose the epoch" not in text
     assert [model.judged_on for model in read_models([softmax, cosface])] == ["test images"] * 2
     assert read_models(geometry()).models[0].judged_on == "images"
+
+
+def test_advice_is_said_once_for_all_models_it_is_meant_for() -> None:
+    found = geometry()
+    assert found.compactness is not None
+    wide = replace(found, compactness=replace(found.compactness, ideal_ratio=2.0))
+    models = ReportModels(
+        tuple(
+            ReportModel(
+                name, wide, ("a", "b", "c"), config=RunConfig(objective=ObjectiveConfig(name))
+            )
+            for name in ("cross_entropy", "cosface", "cross_entropy + discriminative")
+        )
+    )
+    (block,) = [each for each in verdict_section(models).blocks if each.kind == "advice"]
+    advice = [each for each in block.content if "wider than" in each["seen"]]  # type: ignore[union-attr]
+    assert [each["models"] for each in advice] == [
+        *("cross_entropy, cosface", "cross_entropy + discriminative")
+    ]
+    assert advice[0]["options"] == [
+        "--objective 'cross_entropy + discriminative'",
+        "--objective 'cosface + discriminative'",
+    ]
+
+
+def test_marks_stand_at_what_is_judged() -> None:
+    good = measured(accuracy=0.99, samples=1000)
+    table = glance(ReportModels((good,)), {"model": judge(good, None)})
+    (row,) = table.rows
+    cells = dict(zip(table.columns, row, strict=True))
+    assert (cells["accuracy"].level, cells["accuracy"].title) == ("green", "good")
+    assert cells["perturbed accuracy"].level == ""
+    assert set(table.rules) == {
+        *("accuracy", "worst class", "class margin", "perturbed accuracy", "calibration error")
+    }

@@ -7,12 +7,12 @@ written in one way everywhere; what is not known is a dash.
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard, get_args
 
 Number = float | int | None
-Form = Literal["line", "points", "bars", "steps", "box"]
+Form = Literal["line", "points", "bars"]
 Dash = Literal["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]
 
 
@@ -24,6 +24,12 @@ class Cell:
     value: float | str | None = None
     strong: bool = False
     title: str = ""
+    level: str = ""
+    """Green, amber or red, where it is judged."""
+    detail: str = ""
+    """Small print below."""
+    swatch: str = ""
+    """The variable of a colour that stands before the text."""
 
     @classmethod
     def of(cls, text: object, *, strong: bool = False) -> "Cell":
@@ -71,6 +77,8 @@ class Table:
     """With a search box, and headings that sort."""
     classes: tuple[int, ...] = ()
     """The class each row is about, for choosing classes in the table; empty for other tables."""
+    rules: Mapping[str, str] = field(default_factory=dict)
+    """By column, how its cells are judged; folded below."""
     kind: str = "table"
 
     def class_of(self, row: int) -> int | None:
@@ -138,18 +146,18 @@ class Series:
 
 @dataclass(frozen=True)
 class Heat:
-    """A matrix as colours."""
+    """A square matrix as colours."""
 
     values: tuple[tuple[Number, ...], ...]
-    rows: tuple[str, ...] = ()
-    columns: tuple[str, ...] = ()
-    x: tuple[float, ...] = ()
-    y: tuple[float, ...] = ()
+    names: tuple[str, ...]
+    """Of the classes, which are its rows and its columns."""
     unit: str = ""
     low: float | None = None
     high: float | None = None
     classes: tuple[int, ...] = ()
     """The class of each row and column, framed where it is chosen."""
+    counts: bool = False
+    """With its numbers written into the cells, where they are not 0."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +194,11 @@ class Chart:
     note: str = ""
     table: Table | None = None
     wide: bool = False
-    kind: str = "chart"
+
+    @property
+    def kind(self) -> str:
+        """Maps are square and small: those of all models stand in one row."""
+        return "map" if self.equal or self.heat is not None else "chart"
 
     @property
     def legend(self) -> list[tuple[int, Series]]:
@@ -196,7 +208,7 @@ class Chart:
             if not series.faint:
                 first.setdefault(series.family, (place, series))
         needed = len(first) > 1 or bool(self.styles)
-        return list(first.values()) if needed and not self.solid else []
+        return list(first.values()) if needed and not self.solid and not self.equal else []
 
     @property
     def styles(self) -> dict[str, str]:
@@ -238,24 +250,29 @@ Block = Chart | Table | Note | Cards | Blocks
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the report, with one sentence that says how to read it."""
+    """A section of the report, with one sentence that says how to read it.
+
+    ``more`` is folded, below the words ``folded``.
+    """
 
     key: str
     title: str
     reading: str
-    blocks: tuple[Block, ...] = field(default=())
-
-    @classmethod
-    def arranged(cls, key: str, title: str, reading: str, blocks: Sequence[Block]) -> "Section":
-        """Small figures first, then wide ones, tables, and sentences: no holes in the page.
-
-        Figures and tables with nothing in them are left out.
-        """
-        return cls(key, title, reading, tuple(sorted(filter(_has_content, blocks), key=_rank)))
+    blocks: Sequence[Block] = ()
+    more: Sequence[Block] = ()
+    folded: str = "More"
 
     @property
     def charts(self) -> tuple[Chart, ...]:
-        return tuple(block for block in self.blocks if isinstance(block, Chart))
+        return tuple(block for block in (*self.blocks, *self.more) if isinstance(block, Chart))
+
+
+def arranged(blocks: Iterable[Block]) -> tuple[Block, ...]:
+    """Small figures first, then maps, wide figures, tables, and sentences: no holes in the page.
+
+    Figures and tables with nothing in them are left out.
+    """
+    return tuple(sorted(filter(_has_content, blocks), key=_rank))
 
 
 def _has_content(block: Block) -> bool:
@@ -265,11 +282,8 @@ def _has_content(block: Block) -> bool:
 
 
 def _rank(block: Block) -> int:
-    if isinstance(block, Chart):
-        return 2 if block.wide else 1
-    if isinstance(block, Note):
-        return 4
-    return 0 if block.kind == "chooser" else 3
+    ranks = {"chooser": 0, "chart": 1, "map": 2, "table": 4, "note": 5}
+    return 3 if isinstance(block, Chart) and block.wide else ranks.get(block.kind, 4)
 
 
 # Colours that stay apart for colour-blind readers, on white and on dark paper: those of Okabe and
@@ -297,13 +311,24 @@ DASHES: tuple[Dash, ...] = get_args(Dash)
 SCALE = "Viridis"
 """Of heat maps: even in lightness, so it also works in grey."""
 
+COUNTS = ((0, "rgba(43, 134, 181, 0.1)"), (1, "rgb(43, 134, 181)"))
+"""Of counts, which are mostly 0: from the colour of the paper on."""
+
+WRITTEN = 16
+"""Classes of a matrix up to which counts are written into it."""
+
 
 def light(place: int | None) -> str:
     """A place in the palette as a colour on white paper."""
     return NEUTRAL_LIGHT if place is None else LIGHT[place % len(LIGHT)]
 
 
-FEW = 12
+def swatch(place: int | None) -> str:
+    """A place in the palette as a variable of the page."""
+    return "--neutral" if place is None else f"--c{place % len(LIGHT)}"
+
+
+FEW = 16
 """Points of a line that are marked."""
 
 NARROW = 1000.0

@@ -113,22 +113,17 @@ def accuracy(model: ReportModel, baseline: ReportModel | None) -> Judgement:
         command = model.evaluate_command
         return Judgement(name, "unknown", NOTHING, "Needs test images.", command=command)
     low, high = interval(model)
-    detail = f"95 % interval {percent(low)} to {percent(high)}" if known(low) else ""
+    detail = f"{100 * low:.2f} to {percent(high)}" if known(low) else ""
     if model.judged_on == VALIDATION:
         detail = "; ".join(filter(None, (detail, f"on the {VALIDATION}, which chose the epoch")))
     if baseline is not None and baseline.accuracy is not None:
-        least, most = difference(model, baseline)
-        change = f"{100 * (value - baseline.accuracy):+.2f} points against the baseline"
-        if known(least) and least <= 0 <= most:
-            change += ", no clear difference"
-        details = "; ".join(filter(None, (detail, change)))
         level: Level = "green"
         if near_guessing(value, model):
             level = "red"
         elif value < baseline.accuracy:
             # An interval that is not known is NaN, of which no comparison holds.
             level = "red" if high < interval(baseline)[0] else "amber"
-        return Judgement(name, level, percent(value), AGAINST_BASELINE, details)
+        return Judgement(name, level, percent(value), AGAINST_BASELINE, detail)
     chance = 1 / max(2, len(model.classes))
     level = graded((value - chance) / (1 - chance), 0.9, 0.5)
     return Judgement(name, level, percent(value), ALONE, detail)
@@ -182,7 +177,7 @@ def worst_classes(model: ReportModel) -> Judgement:
         return Judgement(name, "unknown", NOTHING, rule, command=model.evaluate_command)
     mean, worst = statistics.fmean(share for share, _ in ranked), ranked[0][0]
     level: Level = "red" if near_guessing(worst, model) else graded(worst - mean, -0.10, -0.25)
-    shown = ", ".join(f"{model.class_name(c)} ({percent(s)})" for s, c in ranked[:3])
+    shown = ", ".join(model.class_name(label) for _, label in ranked[:3])
     return Judgement(name, level, percent(worst), rule, f"lowest: {shown}")
 
 
@@ -205,7 +200,7 @@ def robustness(model: ReportModel) -> Judgement:
     mean = statistics.fmean(shares.values())
     hardest = min(shares, key=lambda noise: shares[noise])
     worst = f"{hardest.replace('_', ' ')} ({percent(shares[hardest])})"
-    detail = f"mean of {len(shares)} perturbations; hardest: {worst}"
+    detail = f"hardest of {len(shares)}: {worst}"
     clean: float = evaluation.clean.accuracy
     level: Level = "red"
     if clean and not near_guessing(clean, model):
@@ -226,7 +221,7 @@ def calibration(model: ReportModel) -> Judgement:
     details = []
     if known(gap) and gap:
         direction = "overconfident" if gap > 0 else "underconfident"
-        details.append(f"{direction} by {percent(abs(gap))} on average")
+        details.append(f"{direction} by {percent(abs(gap))}")
     evaluation = model.evaluation
     if evaluation is not None and evaluation.calibrated is not None:
         calibrated = percent(evaluation.calibrated.expected_error)
@@ -329,9 +324,8 @@ def _features(model: ReportModel) -> Iterator[Advice]:
     if compact is not None and known(compact.ideal_ratio) and compact.ideal_ratio >= 1:
         gathers = any(loss.gathers_classes for loss in _losses(model))
         yield Advice(
-            f"Classes are wider than they are apart: dispersion / separation is "
-            f"{number(compact.ideal_ratio, 3)}, ideal is below 1. A few outliers are enough for "
-            "that: look at the worst samples first.",
+            "Classes are wider than they are apart. A few outliers are enough for that: look at "
+            "the hardest samples first.",
             "more weight on the term that pulls samples to their class mean"
             if gathers
             else "a term that pulls samples to their class mean",
@@ -348,7 +342,7 @@ def _classes(model: ReportModel, level: str) -> Iterator[Advice]:
     yield Advice(
         f"Class {model.class_name(label)} has an accuracy of only {percent(share)}"
         + (", and the training classes differ widely in size." if few else "."),
-        "wider margins for small classes" if few else "looking at its worst samples below",
+        "wider margins for small classes" if few else "looking at its hardest samples below",
         "--objective ldam" if few else "",
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 from largemargin.app.report.charts import (
     LIGHT,
     MARKERS,
+    WRITTEN,
     Chart,
     Heat,
     Number,
@@ -62,9 +63,8 @@ def draw(chart: Chart, picture: Any) -> None:
     if chart.heat is not None:
         _heat(chart.heat, axes, picture)
     _bars([series for series in chart.series if series.form == "bars"], axes)
-    _boxes([series for series in chart.series if series.form == "box"], axes)
     for series in chart.series:
-        if series.form in ("line", "points", "steps"):
+        if series.form in ("line", "points"):
             _curve(chart, series, axes)
     axes.set(xlabel=_text(chart.x), ylabel=_text(chart.y))
     axes.set_title(_text(chart.title), fontsize=10)
@@ -83,16 +83,15 @@ def _curve(chart: Chart, series: Series, axes: Any) -> None:
     place = [_numbers(column) for column in columns]
     if series.points is not None:
         _samples(series.points, columns, axes)
+    elif chart.equal:
+        for x, y, text in zip(*place, series.texts, strict=True):
+            axes.text(x, y, _text(text), fontsize=8, weight="bold", ha="center", va="center")
     elif series.form == "points":
         axes.scatter(*place, s=14, color=light(series.color), label=label)
         _error_bars(series, axes)
         if chart.solid:
             for *at, text in zip(*place, series.texts, strict=False):
                 axes.text(*at, _text(text), fontsize=7)
-    elif series.form == "steps":
-        color = light(series.color)
-        axes.step(*place, where="mid", label=label, color=color)
-        axes.fill_between(*place, step="mid", alpha=0.12, color=color)
     else:
         axes.plot(*place, label=label, **_line(series))
         _error_bars(series, axes)
@@ -143,36 +142,16 @@ def _bars(bars: Sequence[Series], axes: Any) -> None:
         )
 
 
-def _boxes(boxes: Sequence[Series], axes: Any) -> None:
-    from matplotlib.colors import to_rgba
-
-    names = ("label", "whislo", "q1", "med", "q3", "whishi")
-    stats = [
-        dict(zip(names, (_text(series.name), *_numbers(series.y)), strict=True)) for series in boxes
-    ]
-    if not boxes:
-        return
-    drawn = axes.bxp(stats, showfliers=False, patch_artist=True, medianprops={"color": "black"})
-    for series, box in zip(boxes, drawn["boxes"], strict=True):
-        box.set_facecolor(to_rgba(light(series.color), 0.35))
-
-
 def _heat(heat: Heat, axes: Any, picture: Any) -> None:
     values = [_numbers(row) for row in heat.values]
-    extent = None if heat.rows else (heat.x[0], heat.x[-1], heat.y[0], heat.y[-1])
-    drawn = axes.imshow(
-        values,
-        cmap="viridis",
-        vmin=heat.low,
-        vmax=heat.high,
-        extent=extent,
-        origin="upper" if heat.rows else "lower",
-        interpolation="nearest" if heat.rows else "bilinear",
-    )
+    scale = {"cmap": "Blues" if heat.counts else "viridis", "vmin": heat.low, "vmax": heat.high}
+    drawn = axes.imshow(values, interpolation="nearest", **scale)
     picture.colorbar(drawn, ax=axes, label=_text(heat.unit))
-    if heat.rows:
-        _names(axes.xaxis, heat.columns)
-        _names(axes.yaxis, heat.rows)
+    for y, row in enumerate(heat.values if heat.counts and len(heat.names) <= WRITTEN else ()):
+        for x, value in enumerate(row):
+            axes.text(x, y, str(value or ""), ha="center", va="center", fontsize=7)
+    _names(axes.xaxis, heat.names)
+    _names(axes.yaxis, heat.names)
 
 
 def _ticks(chart: Chart, axes: Any) -> None:

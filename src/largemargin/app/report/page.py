@@ -21,6 +21,7 @@ from largemargin.app.report.charts import (
     NEUTRAL_DARK,
     NEUTRAL_LIGHT,
     SYMBOLS,
+    Block,
     Cell,
     Chart,
     Heat,
@@ -36,6 +37,21 @@ from largemargin.version import __version__
 
 TEMPLATES = Path(__file__).with_name("templates")
 NEEDED = "a report needs {name}. Install it: pip install 'largemargin[report]'"
+
+
+def _palette(colors: Sequence[str]) -> str:
+    return "".join(f"--c{at}:{color};" for at, color in enumerate(colors))
+
+
+THEMES = {
+    "light": "--paper:#ffffff;--page:#f5f6f8;--ink:#1b1f24;--soft:#57606a;--line:#d8dde3;"
+    "--accent:#0b5fa5;--shade:#eef1f4;--green:#1a7f37;--amber:#8a5a00;--red:#b42318;"
+    f"--mark:#d6006c;--neutral:{NEUTRAL_LIGHT};{_palette(LIGHT)}",
+    "dark": "--paper:#171b21;--page:#0e1116;--ink:#e6e9ed;--soft:#9fa9b5;--line:#303843;"
+    "--accent:#6cb6ff;--shade:#20262e;--green:#57c779;--amber:#e3b341;--red:#ff8a7d;"
+    f"--mark:#ff7ac0;--neutral:{NEUTRAL_DARK};{_palette(DARK)}",
+}
+"""Variables of the page by theme."""
 
 
 def render(models: ReportModels, sections: Sequence[Section], title: str) -> str:
@@ -56,8 +72,9 @@ def render(models: ReportModels, sections: Sequence[Section], title: str) -> str
     environment.filters["slug"] = slug
     sections = [with_numbers(section) for section in sections]
     plotly, script = _inline(get_plotlyjs()), _inline(_read("script.js"))
-    style = _read("style.css").replace("/*light*/", _colors(LIGHT, NEUTRAL_LIGHT))
-    style = style.replace("/*dark*/", _colors(DARK, NEUTRAL_DARK))
+    style = _read("style.css")
+    for theme, colors in THEMES.items():
+        style = style.replace(f"/*{theme}*/", f"color-scheme: {theme}; {colors}")
     return environment.get_template("page.html").render(
         title=title,
         version=__version__,
@@ -86,11 +103,6 @@ def _read(name: str) -> str:
 def _inline(script: str) -> str:
     """A script that cannot end its own element."""
     return re.sub(r"</(script)", r"<\\/\1", script, flags=re.IGNORECASE)
-
-
-def _colors(palette: Sequence[str], neutral: str) -> str:
-    named = "".join(f"--c{at}:{color};" for at, color in enumerate(palette))
-    return f"{named}--neutral:{neutral};"
 
 
 def _policy(*scripts: str) -> str:
@@ -141,17 +153,19 @@ ROWS = 16
 MATRIX = 12
 """Classes of a matrix that is written out whole."""
 
-GRID = 5
-"""Rows and columns of a surface."""
-
 
 def with_numbers(section: Section) -> Section:
     """The section with a table for every figure that has numbers to read."""
-    blocks = list(section.blocks)
-    for at, block in enumerate(blocks):
-        if isinstance(block, Chart) and block.table is None:
-            blocks[at] = replace(block, table=numbers(block))
-    return replace(section, blocks=tuple(blocks))
+
+    def tabled(blocks: Sequence[Block]) -> list[Block]:
+        return [
+            replace(block, table=block.table or numbers(block))
+            if isinstance(block, Chart)
+            else block
+            for block in blocks
+        ]
+
+    return replace(section, blocks=tabled(section.blocks), more=tabled(section.more))
 
 
 def numbers(chart: Chart) -> Table | None:
@@ -191,17 +205,9 @@ def thinned(items: Sequence[Item], most: int) -> list[Item]:
 
 
 def _matrix(chart: Chart, heat: Heat) -> Table | None:
-    if len(heat.rows) > MATRIX:
+    if len(heat.names) > MATRIX:
         return None
-    if heat.rows:
-        rows, columns = list(range(len(heat.rows))), list(range(len(heat.columns)))
-        names, heads = list(heat.rows), ("", *heat.columns)
-    else:
-        rows, columns = (thinned(range(len(side)), GRID) for side in (heat.y, heat.x))
-        names = [f"{heat.y[at]:.3g}" for at in rows]
-        heads = (f"{chart.y} \\ {chart.x}", *(f"{heat.x[at]:.3g}" for at in columns))
-    cells = tuple(
-        (Cell.of(name), *(Cell.number(heat.values[row][at]) for at in columns))
-        for name, row in zip(names, rows, strict=True)
-    )
+    rows = zip(heat.names, heat.values, strict=True)
+    cells = tuple((Cell.of(name), *map(Cell.number, values)) for name, values in rows)
+    heads = ("", *heat.names)
     return Table(heads, cells, key=f"numbers-{chart.key}", numeric=tuple(range(1, len(heads))))

@@ -8,8 +8,10 @@ light or the dark theme.
 from typing import Any
 
 from largemargin.app.report.charts import (
+    COUNTS,
     LABELS,
     SCALE,
+    WRITTEN,
     Chart,
     Heat,
     Number,
@@ -51,12 +53,6 @@ def figure(chart: Chart) -> dict[str, Any]:
 def _trace(chart: Chart, series: Series) -> dict[str, Any]:
     named: dict[str, Any] = {"name": said(series.name), "legendgroup": said(series.family)}
     color = {"color": _color(series.color)}
-    if series.form == "box":
-        # Five numbers: whiskers at the 5 % and 95 % quantiles.
-        parts = ("lowerfence", "q1", "median", "q3", "upperfence")
-        five = {part: [value] for part, value in zip(parts, _numbers(series.y), strict=True)}
-        look = {"type": "box", "x": [said(series.name)], "marker": color, "line": color}
-        return named | five | look
     trace = named | {"x": _numbers(series.x), "y": _numbers(series.y)}
     if chart.solid:
         trace["z"] = _numbers(series.z)
@@ -76,7 +72,7 @@ def _trace(chart: Chart, series: Series) -> dict[str, Any]:
 
 
 def _scatter(chart: Chart, series: Series) -> dict[str, Any]:
-    """How a line, steps or points are drawn."""
+    """How a line or points are drawn."""
     color = _color(series.color)
     line = {"color": color, "dash": series.dash, "width": 1 if series.faint else 2}
     line_mode = "lines+markers" if series.marked else "lines"
@@ -88,8 +84,8 @@ def _scatter(chart: Chart, series: Series) -> dict[str, Any]:
     }
     if chart.solid and series.texts:
         made |= {"mode": "markers+text", "textposition": "top center"}
-    if series.form == "steps":
-        made |= {"line": line | {"shape": "hvh"}, "fill": "tozeroy"}
+    if chart.equal and series.texts:
+        made |= {"mode": "text", "textfont": {"size": 14, "weight": 700, "shadow": "auto"}}
     return made
 
 
@@ -111,32 +107,34 @@ def _hover(chart: Chart, series: Series) -> dict[str, Any]:
     if series.classes:
         template = f"%{{text}}: %{{y:.4g}}{extra}"
         return {"meta": {"classes": list(series.classes)}, "hovertemplate": template}
-    if series.faint:
+    if series.faint or chart.equal:
         return {"hoverinfo": "skip"}
     y = "%{y:.2%}" if chart.percent_y else "%{y:.4g}"
     return {"hovertemplate": f"%{{x}}: {y}{extra}"}
 
 
 def _heat(heat: Heat) -> dict[str, Any]:
+    # Places, not names: two classes of one name stay two.
+    places = list(range(len(heat.names)))
     made: dict[str, Any] = {
         "type": "heatmap",
+        "x": places,
+        "y": places,
         "z": [[rounded(value, 4) for value in row] for row in heat.values],
-        "colorscale": SCALE,
-        "colorbar": {"title": {"text": said(heat.unit)}, "thickness": 12, "len": 0.9},
+        "colorscale": COUNTS if heat.counts else SCALE,
+        "showscale": False,
         "zmin": rounded(heat.low),
         "zmax": rounded(heat.high),
         "hoverongaps": False,
     }
-    if heat.rows:
-        # Places, not names: two classes of one name stay two.
-        made |= {"x": list(range(len(heat.columns))), "y": list(range(len(heat.rows)))}
-        if heat.classes:
-            made["meta"] = {"framed": list(heat.classes)}
-        if len(heat.rows) <= 32:
-            cells = [[f"{said(a)} · {said(b)}" for b in heat.columns] for a in heat.rows]
-            made |= {"text": cells, "hovertemplate": "%{text}: %{z:.4g}<extra></extra>"}
-    else:
-        made |= {"x": _numbers(heat.x), "y": _numbers(heat.y), "zsmooth": "best"}
+    if heat.classes:
+        made["meta"] = {"framed": list(heat.classes)}
+    if len(places) <= 32:
+        made["customdata"] = [[f"{said(a)} · {said(b)}" for b in heat.names] for a in heat.names]
+        made["hovertemplate"] = "%{customdata}: %{z:.4g}<extra></extra>"
+    if heat.counts and len(places) <= WRITTEN:
+        made["text"] = [[str(value or "") for value in row] for row in heat.values]
+        made |= {"texttemplate": "%{text}", "textfont": {"color": "ink"}, "xgap": 1, "ygap": 1}
     return made
 
 
@@ -151,16 +149,13 @@ def _layout(chart: Chart) -> dict[str, Any]:
         if len("  ".join(name[:18] for name in chart.names[:LABELS])) + 2 > CROWDED:
             # Names that lean to the left end at their place: the last one has room too.
             x["tickangle"] = -30
-    if "box" in forms:
-        x["showticklabels"] = False
     if "bars" in forms:
         layout["barmode"] = "group"
     if chart.zero:
         x["zeroline"] = True
     if chart.heat is not None:
-        if chart.heat.rows:
-            x |= _places(chart.heat.columns, MATRIX_NAMES)
-            y |= _places(chart.heat.rows, MATRIX_NAMES) | {"autorange": "reversed"}
+        x |= _places(chart.heat.names, MATRIX_NAMES)
+        y |= _places(chart.heat.names, MATRIX_NAMES) | {"autorange": "reversed"}
         square = {"constrain": "domain", "showgrid": False}
         x, y = x | square, y | square | {"scaleanchor": "x"}
     if chart.equal:

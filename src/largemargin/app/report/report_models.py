@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from largemargin.app.config import RunConfig
-from largemargin.app.report.charts import Dash, Number, Series, finite
+from largemargin.app.report.charts import Dash, Note, Number, Series, finite
 from largemargin.app.report.sample_views import Rivals, SampleViews, rivals_in
 from largemargin.app.training.checkpoints import DATA
 from largemargin.app.training.comparison_result import RESULT as COMPARISON
@@ -168,6 +168,13 @@ class ReportModel:
         return () if self.views is None else self.views.class_accuracy
 
     @property
+    def confusion(self) -> tuple[tuple[int, ...], ...]:
+        """Test images by label and prediction; empty where it is not known."""
+        if self.evaluation is not None:
+            return self.evaluation.clean.confusion or ()
+        return () if self.views is None else self.views.confusion
+
+    @property
     def worst_class(self) -> float | None:
         """The lowest accuracy of a class."""
         return min(finite(self.class_accuracy), default=None)
@@ -259,6 +266,14 @@ class ReportModels:
         """Names of the classes where all models have the same, else none."""
         first = self[0].classes
         return first if all(model.classes == first for model in self) else ()
+
+
+def unknown(
+    without: Sequence[ReportModel], words: str, command: Callable[[ReportModel], str]
+) -> list[Note]:
+    """What was not measured of some models, in one sentence, with the command for the first."""
+    names = ", ".join(model.title for model in without)
+    return [Note(f"{names}: {words}", command(without[0]))] if without else []
 
 
 def read_models(source: ReportSources) -> ReportModels:

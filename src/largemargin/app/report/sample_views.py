@@ -1,14 +1,12 @@
 """What a report measures by itself, with the model and the images of a run.
 
-Samples in the plane, angles to class vectors, the loss around a sample, small pictures.
+Samples in the plane, which classes are taken for which, neighbours of hard samples, small pictures.
 """
 
 import base64
 import io
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -16,22 +14,22 @@ from torch import Tensor, nn
 from largemargin.app.data.samples import Batches, Samples
 from largemargin.app.training.runs import Run
 from largemargin.errors import LargeMarginError, check_choice, check_number
-from largemargin.measuring.batches import call
-from largemargin.measuring.distributions import Distribution, describe
 from largemargin.measuring.embed import Embeddings, embed
 from largemargin.measuring.feature_geometry import Sphere
 from largemargin.measuring.geometry_result import Geometry
-from largemargin.measuring.input_curvature import LossSurface, measure_surface
 from largemargin.measuring.probe import Probe
 
 METHODS = {"tsne": "t-SNE", "pca": "PCA", "none": "none"}
-ANGLE_SAMPLES = 10_000
+MOST_SAMPLES = 10_000
+"""Among which neighbours are looked for and mistakes counted; of more, every k-th."""
+NEIGHBOURS = 4
+CONFUSION_CLASSES = 2048
 HOVER_PICTURES = 600
 """Of the samples in the plane and on the sphere; of more, every k-th has a picture. With the sizes
 below, five runs on five data sets of pure noise stay below 7 MB of pictures."""
 HOVER_SIDE, WORST_SIDE = 28, 64
 JPEG_QUALITY = 85
-WORST = 20
+WORST = 12
 SPHERE_POINTS = 1500
 """Of one sphere; more would only hide each other."""
 MATRIX_CLASSES = 64
@@ -71,37 +69,38 @@ class Rivals:
 
 
 @dataclass(frozen=True)
+class Neighbour:
+    """A sample close to another one, by the angle between their features."""
+
+    index: int
+    label: int
+    angle: float
+    """Degrees."""
+
+
+@dataclass(frozen=True)
 class SampleViews:
     """A model on the images it was measured on."""
 
     embeddings: Embeddings | None = None
-    own_angle: Distribution | None = None
-    """Of features to the vector of their class, degrees."""
-    rival_angle: Distribution | None = None
-    """To the nearest vector of another class."""
+    confusion: tuple[tuple[int, ...], ...] = ()
+    """Samples by label and prediction; empty for very many classes."""
     class_accuracy: tuple[float, ...] = ()
     rivals: Rivals | None = None
-    surface: LossSurface | None = None
-    surface_sample: int | None = None
-    """The sample at the centre of the surface."""
+    neighbours: dict[int, tuple[Neighbour, ...]] = field(default_factory=dict)
+    """Of the worst samples, closest first."""
     ids: dict[int, str] = field(default_factory=dict)
     pictures: dict[int, str] = field(default_factory=dict)
     worst_pictures: dict[int, str] = field(default_factory=dict)
+    near_pictures: dict[int, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def sample_id(self, index: int) -> str:
         return self.ids.get(index, f"sample {index}")
 
 
-def view_samples(
-    run: Run, geometry: Geometry | None, options: ViewOptions, *, around: int | None = None
-) -> SampleViews:
-    """Run a run's model on its own images; what fails is said in ``notes``.
-
-    Args:
-        around: the sample whose loss surface to draw if it is classified correctly; default the
-            first that is.
-    """
+def view_samples(run: Run, geometry: Geometry | None, options: ViewOptions) -> SampleViews:
+    """Run a run's model on its own images; what fails is said in ``notes``."""
     options.check()
     try:
         data = run.data()
@@ -116,16 +115,15 @@ def view_samples(
     worst, drawn = _geometry_samples(geometry, samples, notes)
     drawn |= set(embeddings.index if embeddings else ())
     hovered = sorted(drawn)[:: -(-len(drawn) // HOVER_PICTURES) or 1]
-    surface, surface_sample = _surface(model, samples, options.device, around, notes)
-    named = {*drawn, *worst, *(() if surface_sample is None else (surface_sample,))}
-    return SampleViews(
+    views = _read_samples(model, samples, worst, options.device)
+    near = {each.index for found in views.neighbours.values() for each in found}
+    return replace(
+        views,
         embeddings=embeddings,
-        **_angles(model, samples, options.device),
-        surface=surface,
-        surface_sample=surface_sample,
-        ids={index: str(samples.ids[index]) for index in sorted(named)},
+        ids={index: str(samples.ids[index]) for index in sorted({*drawn, *worst, *near})},
         pictures=pictures(samples, hovered, HOVER_SIDE),
         worst_pictures=pictures(samples, worst, WORST_SIDE),
+        near_pictures=pictures(samples, sorted(near), HOVER_SIDE),
         notes=tuple(notes),
     )
 
@@ -159,6 +157,8 @@ def _embeddings(
             layers=options.layers,
             method=options.features,
             noise=options.noise or None,
+            # A head on cosines does not see how long features are.
+            unit=Probe(model).view().similarity == "cosine",
             max_samples=options.max_samples,
             device=options.device,
         )
@@ -172,32 +172,49 @@ def drawn_points(sphere: Sphere) -> range:
     return range(0, len(sphere.points), -(-len(sphere.points) // SPHERE_POINTS) or 1)
 
 
-def _angles(model: nn.Module, samples: Samples, device: str) -> dict[str, Any]:
-    """Angles of at most 10,000 features to class vectors; accuracy and rivals by class."""
-    stride = -(-len(samples) // ANGLE_SAMPLES)
-    chosen = samples if stride == 1 else samples.subset(range(0, len(samples), stride))
+def _read_samples(
+    model: nn.Module, samples: Samples, worst: Sequence[int], device: str
+) -> SampleViews:
+    """Mistakes of at most 10,000 samples, rivals of classes, neighbours of the worst samples."""
+    stride = -(-len(samples) // MOST_SAMPLES)
+    index = torch.tensor(sorted({*range(0, len(samples), stride), *worst}))
     probe = Probe(model)
-    own, rival, labels, right = [], [], [], []
+    features, predicted = [], []
     with probe.evaluating():
-        weight = torch.nn.functional.normalize(probe.view().weight.double().cpu(), dim=1)
-        for images, label in Batches(chosen, 256, device=device, shuffle=False):
-            features, logits, _ = probe.read(images)
-            unit = torch.nn.functional.normalize(features.double().cpu(), dim=1)
-            angles = _degrees(unit @ weight.T)
-            column = label.cpu()[:, None]
-            own.append(angles.gather(1, column)[:, 0])
-            rival.append(angles.scatter(1, column, torch.inf).amin(1))
-            labels.append(column[:, 0])
-            right.append(logits.argmax(1).cpu() == column[:, 0])
-    label, correct = torch.cat(labels), torch.cat(right).double()
-    sizes = torch.bincount(label, minlength=len(weight)).double()
-    counted = torch.zeros_like(sizes).index_add_(0, label, correct)
-    return {
-        "own_angle": describe(torch.cat(own)),
-        "rival_angle": describe(torch.cat(rival)),
-        "class_accuracy": tuple((counted / sizes).tolist()),
-        "rivals": rivals_of(weight),
-    }
+        weight = probe.view().weight.cpu()
+        chosen = samples.subset(index.tolist())
+        for images, _ in Batches(chosen, 256, device=device, shuffle=False):
+            entered, logits, _ = probe.read(images)
+            features.append(torch.nn.functional.normalize(entered.float().cpu(), dim=1))
+            predicted.append(logits.argmax(1).cpu())
+    labels, even = samples.labels[index], index % stride == 0
+    guesses, known, classes = torch.cat(predicted)[even], labels[even], len(weight)
+    sizes = torch.bincount(known, minlength=classes).double()
+    right = torch.bincount(known[guesses == known], minlength=classes)
+    confusion: tuple[tuple[int, ...], ...] = ()
+    if classes <= CONFUSION_CLASSES:
+        pairs = torch.bincount(known * classes + guesses, minlength=classes**2)
+        confusion = tuple(map(tuple, pairs.view(classes, classes).tolist()))
+    return SampleViews(
+        confusion=confusion,
+        class_accuracy=tuple((right / sizes).tolist()),
+        rivals=rivals_of(weight),
+        neighbours=neighbours_of(worst, torch.cat(features), index, labels),
+    )
+
+
+def neighbours_of(
+    wanted: Sequence[int], unit: Tensor, index: Tensor, labels: Tensor
+) -> dict[int, tuple[Neighbour, ...]]:
+    """The closest others of some samples, from features (N, D) of length 1."""
+    found = {}
+    for sample in wanted:
+        cosines = (unit @ unit[index == sample][0]).masked_fill(index == sample, -torch.inf)
+        best = cosines.topk(min(NEIGHBOURS, len(index) - 1))
+        angles = _degrees(best.values).tolist()
+        places = (index[best.indices].tolist(), labels[best.indices].tolist())
+        found[sample] = tuple(map(Neighbour, *places, angles))
+    return found
 
 
 def rivals_of(weight: Tensor) -> Rivals:
@@ -242,34 +259,6 @@ def _closest(angle: Tensor) -> Tensor:
 
 def _degrees(cosines: Tensor) -> Tensor:
     return torch.rad2deg(torch.arccos(cosines.clamp(-1, 1)))
-
-
-def _surface(
-    model: nn.Module, samples: Samples, device: str, around: int | None, notes: list[str]
-) -> tuple[LossSurface | None, int | None]:
-    """The loss around an image that is classified correctly, and which it is."""
-    first = () if around is None else (around,)
-    tried = [index for index in dict.fromkeys((*first, *range(64))) if index < len(samples)]
-    images = torch.stack([samples.image(index) for index in tried]).to(device)
-    labels = samples.labels[tried]
-    with torch.no_grad():
-        logits = call(model, images)
-    correct = (logits.argmax(1).cpu() == labels).nonzero()[:, 0].tolist()
-    if not correct:
-        notes.append("no loss surface: none of the first images is classified correctly")
-        return None, None
-    at = correct[0]
-    try:
-        (surface,) = measure_surface(
-            model, images[at : at + 1], labels[at : at + 1], seed=0, points=21
-        )
-    except LargeMarginError as error:
-        notes.append(f"no loss surface: {error}")
-        return None, None
-    if not all(math.isfinite(loss) for row in surface.losses for loss in row):
-        notes.append("no loss surface: the loss around a sample is not finite")
-        return None, None
-    return surface, tried[at]
 
 
 def pictures(samples: Samples, wanted: Iterable[int], side: int) -> dict[int, str]:

@@ -8,8 +8,9 @@ from largemargin.app.report.matplotlib_charts import write_pictures
 from largemargin.app.report.page import render, slug
 from largemargin.app.report.report_models import ReportModels, ReportSources, read_models
 from largemargin.app.report.sample_views import ViewOptions, view_samples
-from largemargin.app.report.sections.features import features_section, worst_section
+from largemargin.app.report.sections.features import features_section
 from largemargin.app.report.sections.margins import margins_section
+from largemargin.app.report.sections.mistakes import mistakes_section
 from largemargin.app.report.sections.provenance import provenance_section
 from largemargin.app.report.sections.robustness import robustness_section
 from largemargin.app.report.sections.theory import theory_section
@@ -80,11 +81,11 @@ def all_sections(models: ReportModels) -> tuple[Section, ...]:
     """In the order of the page."""
     return (
         verdict_section(models),
-        training_section(models),
+        mistakes_section(models),
         margins_section(models),
         features_section(models),
-        worst_section(models),
         robustness_section(models),
+        training_section(models),
         theory_section(models),
         provenance_section(models),
     )
@@ -94,16 +95,10 @@ def _with_views(models: ReportModels, options: ViewOptions) -> ReportModels:
     """The models with views of their samples: the one place where a report runs models."""
     if options.features == "none":
         return models
-    around: dict[str, int] = {}
-    viewed = []
-    for model in models:
-        if model.run is not None:
-            views = view_samples(
-                model.run, model.geometry, options, around=around.get(model.data_key)
-            )
-            if views.surface_sample is not None:
-                # Models of the same images show their loss around the same one.
-                around.setdefault(model.data_key, views.surface_sample)
-            model = replace(model, views=views)
-        viewed.append(model)
+    viewed = (
+        replace(model, views=view_samples(model.run, model.geometry, options))
+        if model.run is not None
+        else model
+        for model in models
+    )
     return replace(models, models=tuple(viewed))

@@ -1,11 +1,13 @@
-"""Sections 4 and 5: samples in the plane, as the network sees them; those of smallest margin."""
+"""Samples in the plane, as the network sees them."""
 
+import itertools
+import statistics
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from largemargin.app.report.charts import (
     Block,
     Blocks,
-    Cards,
     Cell,
     Chart,
     Note,
@@ -13,16 +15,20 @@ from largemargin.app.report.charts import (
     Section,
     Series,
     Table,
-    number,
+    arranged,
+    shortened,
 )
 from largemargin.app.report.report_models import ReportModel, ReportModels
-from largemargin.app.report.sample_views import METHODS, WORST, SampleViews
-from largemargin.measuring.embed import Embeddings
+from largemargin.app.report.sample_views import METHODS
+from largemargin.measuring.embed import CLEAN, Embeddings, LayerEmbedding
 
 READING = (
-    "Every point is a sample, coloured by its class; hover over one to see it. Good is one tight "
-    "group for each class, also under noise. Distances between groups of t-SNE mean little."
+    "Every point is a sample, coloured by its class, whose name stands at its middle; hover over "
+    "one to see it. Good is one tight group for each class. Distances between groups of t-SNE mean "
+    "little."
 )
+NAMED = 32
+"""Classes that are named in a map."""
 
 Embedded: TypeAlias = tuple[ReportModel, Embeddings]
 
@@ -35,13 +41,15 @@ def features_section(models: ReportModels) -> Section:
     ]
     if not embedded:
         return Section("features", "Features", READING, (_missing(models),))
-    blocks: list[Block] = [
-        Blocks("chooser", models.classes),
-        *(chart for model, embeddings in embedded for chart in _charts(model, embeddings)),
-        _table(embedded),
-        Note(f"How: {'; '.join(embedded[0][1].assumed)}."),
-    ]
-    return Section.arranged("features", "Features", READING, blocks)
+    clean: list[Block] = [Blocks("chooser", models.classes)]
+    noisy: list[Block] = [_table(embedded), Note(f"How: {'; '.join(embedded[0][1].assumed)}.")]
+    for model, embeddings in embedded:
+        for layer in embeddings.layers:
+            for condition in layer.points:
+                chart = _chart(model, embeddings, layer, condition)
+                (clean if condition == CLEAN else noisy).append(chart)
+    folded = "Under noise, and how the maps were made"
+    return Section("features", "Features", READING, arranged(clean), arranged(noisy), folded)
 
 
 def _missing(models: ReportModels) -> Note:
@@ -56,34 +64,46 @@ def _missing(models: ReportModels) -> Note:
     return Note(words, f"largemargin report {models[0].shell_path} --features tsne")
 
 
-def _charts(model: ReportModel, embeddings: Embeddings) -> list[Chart]:
-    """One map for every layer, of clean and of noisy samples."""
-    charts = []
-    method = METHODS[embeddings.method]
-    for layer in embeddings.layers:
-        name = layer.layer if len(embeddings.layers) > 1 else ""
-        for condition, places in layer.points.items():
-            words = condition if condition == "clean" else f"{condition} ({embeddings.noise})"
-            samples = Points(
-                embeddings.index,
-                embeddings.labels,
-                embeddings.predictions.get(condition, ()),
-                embeddings.margins.get(condition, ()),
-                model.data_key,
-                classes=model.classes,
-            )
-            xs, ys = [x for x, _ in places], [y for _, y in places]
-            charts.append(
-                Chart(
-                    f"features-{model.name}-{layer.layer}-{condition}",
-                    ", ".join(filter(None, (model.title, name, words))),
-                    (Series(model.title, xs, ys, form="points", points=samples),),
-                    equal=True,
-                    alt=f"{embeddings.samples:,} samples at layer {layer.layer} in the plane by "
-                    f"{method}, {words}.",
-                )
-            )
-    return charts
+def _chart(
+    model: ReportModel, embeddings: Embeddings, layer: LayerEmbedding, condition: str
+) -> Chart:
+    """The map of one layer, of clean or of noisy samples."""
+    method, places = METHODS[embeddings.method], layer.points[condition]
+    name = layer.layer if len(embeddings.layers) > 1 else ""
+    noise = "" if condition == CLEAN else f"noise: {embeddings.noise}"
+    samples = Points(
+        embeddings.index,
+        embeddings.labels,
+        embeddings.predictions.get(condition, ()),
+        embeddings.margins.get(condition, ()),
+        model.data_key,
+        classes=model.classes,
+    )
+    xs, ys = [x for x, _ in places], [y for _, y in places]
+    points = Series(model.title, xs, ys, form="points", points=samples)
+    return Chart(
+        f"features-{model.name}-{layer.layer}-{condition}",
+        ", ".join(filter(None, (model.title, name, noise))),
+        (points, *_names(model, embeddings.labels, xs, ys)),
+        equal=True,
+        alt=f"{embeddings.samples:,} samples at layer {layer.layer} by {method}.",
+    )
+
+
+def _names(
+    model: ReportModel, labels: Sequence[int], xs: list[float], ys: list[float]
+) -> list[Series]:
+    """Names of the classes, each in the middle of its samples; none of very many."""
+    present = sorted(set(labels))
+    if len(present) > NAMED:
+        return []
+
+    def middles(places: list[float]) -> list[float]:
+        own = (itertools.compress(places, (each == c for each in labels)) for c in present)
+        return [statistics.median(each) for each in own]
+
+    texts = tuple(shortened(model.class_name(label), 12) for label in present)
+    return [Series("classes", middles(xs), middles(ys), form="points", texts=texts)]
 
 
 def _table(embedded: list[Embedded]) -> Table:
@@ -106,35 +126,3 @@ def _table(embedded: list[Embedded]) -> Table:
         key="variance",
         numeric=(3, 4),
     )
-
-
-WORST_READING = (
-    "The samples closest to being mistaken, or mistaken most clearly (negative logit margin). "
-    "Good is a list of images that people would argue about too; wrong labels show up here first."
-)
-
-
-def worst_section(models: ReportModels) -> Section:
-    blocks: list[Block] = []
-    for model in models:
-        if model.geometry is None or not model.geometry.worst:
-            blocks.append(Note(f"{model.title}: no samples were listed.", model.measure_command()))
-        else:
-            views = model.views or SampleViews()
-            cards = tuple(
-                {
-                    "id": views.sample_id(sample.index),
-                    "picture": views.worst_pictures.get(sample.index, ""),
-                    "label": model.class_name(sample.label),
-                    "predicted": model.class_name(sample.predicted),
-                    "rival": model.class_name(sample.rival),
-                    "wrong": sample.predicted != sample.label,
-                    "margin": number(sample.raw, 3),
-                    "title": f"cosine margin {number(sample.cosine, 3)}, "
-                    f"distance {number(sample.distance, 3)}",
-                    "class": sample.label,
-                }
-                for sample in model.geometry.worst[:WORST]
-            )
-            blocks.append(Cards(model.title, cards))
-    return Section("worst", "Worst samples", WORST_READING, tuple(blocks))

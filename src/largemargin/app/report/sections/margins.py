@@ -1,4 +1,4 @@
-"""Section 3: how far samples and classes are from being mistaken, and the geometry behind it."""
+"""How far samples and classes are from being mistaken, and the geometry behind it."""
 
 import functools
 import inspect
@@ -17,18 +17,24 @@ from largemargin.app.report.charts import (
     Cell,
     Chart,
     ClassMarks,
-    Dash,
     Heat,
     Note,
     Points,
     Section,
     Series,
     Table,
+    arranged,
     finite,
     known,
 )
 from largemargin.app.report.judgements import class_margin_share
-from largemargin.app.report.report_models import Measured, ReportModel, ReportModels, number_at
+from largemargin.app.report.report_models import (
+    Measured,
+    ReportModel,
+    ReportModels,
+    number_at,
+    unknown,
+)
 from largemargin.app.report.sample_views import drawn_points
 from largemargin.app.training.objective import parse_objective
 from largemargin.integrations.objective_text import build_loss, needs_counts
@@ -39,7 +45,7 @@ from largemargin.measuring.geometry_result import Geometry, relative_margin
 
 READING = (
     "A margin is how far a sample is from being mistaken, negative where it is. Good is a curve "
-    "that lies to the right of the baseline's and is narrow, with little left of 0."
+    "that stays low and rises late, to the right of the baseline's."
 )
 
 
@@ -49,22 +55,20 @@ def margins_section(models: ReportModels) -> Section:
         missing = Note("No geometry was measured.", models[0].measure_command())
         return Section("margins", "Margins", READING, (missing,))
     blocks: list[Block] = [
-        *(_density(measured, kind) for kind in KINDS),
-        _cumulative(measured),
+        *(_cumulative(measured, kind) for kind in KINDS),
         _class_margins(measured),
-        *_angles(models),
         _target_curves(models),
         *_class_angles(models),
         *(_sphere(model, sphere) for model, g in measured if (sphere := g.sphere) is not None),
         *geometry_blocks(measured),
-        class_table(measured),
     ]
-    blocks += [
-        Note(f"{model.title}: no geometry was measured.", model.measure_command())
-        for model in models
-        if model.geometry is None
-    ]
-    return Section.arranged("margins", "Margins", READING, blocks)
+    blocks += unknown(
+        [model for model in models if model.geometry is None],
+        "no geometry was measured.",
+        ReportModel.measure_command,
+    )
+    more: list[Block] = [class_table(measured), *geometry_notes(measured)]
+    return Section("margins", "Margins", READING, arranged(blocks), arranged(more), "Every class")
 
 
 KINDS = {
@@ -75,15 +79,15 @@ IN_SPREADS = "signed distance / spread of a class"
 """Distances grow with the features: those of several models compare in units of their spread."""
 
 
-def _density(measured: list[Measured], kind: str) -> Chart:
-    """Histograms and densities of the margins of all samples, one for each model."""
+def _cumulative(measured: list[Measured], kind: str) -> Chart:
+    """Share of all samples below a margin, one curve for each model."""
     title, axis = KINDS[kind]
     units = _units(measured, kind)
     scaled = any(unit != 1 for unit in units)
     series, marks = [], []
     for (model, geometry), unit in zip(measured, units, strict=True):
         margins = geometry.margins[kind]
-        series += histogram(margins.overall, model.title, model.color, unit)
+        series.append(cumulative(margins.overall, model, unit))
         means = [mean / unit for mean in margins.classes.mean]
         marks.append(ClassMarks(model.title, model.color, means))
     return Chart(
@@ -91,13 +95,12 @@ def _density(measured: list[Measured], kind: str) -> Chart:
         title,
         tuple(series),
         x=IN_SPREADS if scaled else axis,
-        y="density",
+        y="share of samples below",
+        percent_y=True,
         zero=True,
-        alt=f"Histogram and density of the {kind} margins of samples, one curve for each model.",
+        alt="The height at 0 is the share on the wrong side. A chosen class is marked at its mean.",
         table=_quantiles(measured, kind, units),
-        note="histograms of 50 bins (steps) under kernel densities (lines), of all samples; a "
-        "chosen class is marked by its mean"
-        + ("; the spread is the standard deviation within classes" if scaled else ""),
+        note="the spread is the standard deviation within classes" if scaled else "",
         marks=tuple(marks),
     )
 
@@ -109,22 +112,10 @@ def _units(measured: list[Measured], kind: str) -> list[float]:
     return spreads if kind == "distance" and len(measured) > 1 and usable else [1.0] * len(measured)
 
 
-def histogram(
-    values: Distribution, name: str, color: int | None, unit: float = 1.0
-) -> list[Series]:
-    """A density over its histogram, both of area 1, of values divided by ``unit``."""
-    series = []
-    if values.counts and values.count:
-        edges = [edge / unit for edge in values.edges]
-        widths = [b - a for a, b in itertools.pairwise(edges)]
-        middles = [(a + b) / 2 for a, b in itertools.pairwise(edges)]
-        heights = [n / values.count / w for n, w in zip(values.counts, widths, strict=True)]
-        faint = bool(values.density)
-        series.append(Series(name, middles, heights, form="steps", color=color, faint=faint))
-    if values.density:
-        xs = [x / unit for x in values.density_at]
-        series.append(Series(name, xs, [y * unit for y in values.density], color=color))
-    return series
+def cumulative(values: Distribution, model: ReportModel, unit: float = 1.0) -> Series:
+    """From a histogram: the share of the values, divided by ``unit``, below each of its edges."""
+    shares = [n / max(1, values.count) for n in itertools.accumulate(values.counts, initial=0)]
+    return model.line([edge / unit for edge in values.edges], shares)
 
 
 def _quantiles(measured: list[Measured], kind: str, units: list[float]) -> Table:
@@ -133,40 +124,13 @@ def _quantiles(measured: list[Measured], kind: str, units: list[float]) -> Table
         d = geometry.margins[kind].overall
         ends = (value / unit for value in (d.minimum, d.quantiles[0.05], d.median, d.maximum))
         values = (d.mean / unit, d.std / unit, d.ratio, *ends)
-        rows.append((Cell.of(model.title), *map(Cell.number, values)))
-    heads = ("model", "mean", "std", "mean / std", "minimum", "5 %", "median", "maximum")
-    return Table(heads, tuple(rows), key=f"quantiles-{kind}", numeric=tuple(range(1, 8)))
+        wrong = Cell.percent(share_below(d, 0.0))
+        rows.append((Cell.of(model.title), wrong, *map(Cell.number, values)))
+    heads = ("model", "below 0", "mean", "std", "mean / std", "minimum", "5 %", "median", "maximum")
+    return Table(heads, tuple(rows), key=f"quantiles-{kind}", numeric=tuple(range(1, 9)))
 
 
-LIMITS = (0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
-"""Cosine margins at which the cumulative curve is written out."""
-
-
-def _cumulative(measured: list[Measured]) -> Chart:
-    series, rows = [], []
-    for model, geometry in measured:
-        margins = geometry.margins["cosine"].overall
-        total = list(itertools.accumulate(margins.counts, initial=0))
-        shares = [n / max(1, margins.count) for n in total]
-        series.append(Series(model.title, margins.edges, shares, color=model.color))
-        below = (_share_below(margins, limit) for limit in LIMITS)
-        rows.append((Cell.of(model.title), *map(Cell.percent, below)))
-    heads = ("model", *(f"below {limit:g}" for limit in LIMITS))
-    return Chart(
-        "cumulative",
-        "Share of samples below a cosine margin",
-        tuple(series),
-        x="cosine margin",
-        y="share of samples",
-        percent_y=True,
-        zero=True,
-        alt="Cumulative curve of cosine margins; the height at 0 is the share on the wrong side.",
-        table=Table(heads, tuple(rows), key="below", numeric=tuple(range(1, len(heads)))),
-        note="from histograms of 50 bins",
-    )
-
-
-def _share_below(values: Distribution, limit: float) -> float:
+def share_below(values: Distribution, limit: float) -> float:
     """Share of samples below a number, with bins taken as even inside."""
     if not values.count:
         return math.nan
@@ -177,6 +141,8 @@ def _share_below(values: Distribution, limit: float) -> float:
 
 DRAWN = 100
 """Of more classes than this, those of the smallest margins are drawn."""
+NARROW = 48
+"""Points up to which the figure stands beside others."""
 WIDTH = 0.6
 """Of the room of one class that the points of all models share."""
 
@@ -220,53 +186,11 @@ def _class_margins(measured: list[Measured]) -> Chart:
         x="class",
         y="cosine margin",
         names=tuple(first.class_name(label) for label in labels),
-        alt="Mean cosine margin of the samples of every class, the line reaching down to their 5 % "
-        "quantile. Good is high and even, with no line that crosses 0.",
+        alt="Mean of the samples of a class, the line reaching down to their 5 % quantile. Good is "
+        "high and even.",
         note=note,
-        wide=True,
+        wide=len(labels) * len(same) > NARROW,
     )
-
-
-def _angles(models: ReportModels) -> list[Block]:
-    """Angles of features to the vectors of their class and of its nearest rival."""
-    series: list[Series] = []
-    rows = []
-    for model, _ in models.measured:
-        views = model.views
-        if views is None or views.own_angle is None or views.rival_angle is None:
-            continue
-        cells = [Cell.of(model.title)]
-        pairs: list[tuple[Distribution, str, Dash]] = [
-            (views.own_angle, "own class", "solid"),
-            (views.rival_angle, "nearest rival", "dot"),
-        ]
-        for angles, style, dash in pairs:
-            cells += map(Cell.number, (angles.mean, angles.std, angles.median))
-            if angles.density:
-                xs, ys = angles.density_at, angles.density
-                series.append(model.line(xs, ys, style, dash))
-        rows.append(tuple(cells))
-    if not rows:
-        return [
-            Note(
-                "Angles between features and class vectors need the model and its images.",
-                f"largemargin report {models.measured[0][0].shell_path}",
-            )
-        ]
-    heads = ("model", "own: mean", "std", "median", "rival: mean", "std", "median")
-    return [
-        Chart(
-            "theta",
-            "Angle θ of features to class vectors",
-            tuple(series),
-            x="degrees",
-            y="density",
-            alt="Densities of the angle to the own class and to the nearest rival. Good is a "
-            "wide gap between the two.",
-            table=Table(heads, tuple(rows), key="angles", numeric=tuple(range(1, 7))),
-            note="at most 10,000 samples",
-        )
-    ]
 
 
 def _target_curves(models: ReportModels) -> Chart:
@@ -290,8 +214,7 @@ def _target_curves(models: ReportModels) -> Chart:
         tuple(series),
         x="θ, degrees",
         y="ψ(θ)",
-        alt="What the loss makes of the cosine to the own class. The further below cos θ, the "
-        "larger the margin it asks for.",
+        alt="The further below cos θ, the larger the margin the loss asks for.",
         note=f"no such curve: {', '.join(without)}" if without else "",
     )
 
@@ -365,10 +288,10 @@ def _class_angles(models: ReportModels) -> list[Chart]:
         charts.append(
             Chart(
                 f"angles-{model.name}",
-                f"Angles between class vectors: {model.title}",
-                heat=Heat(values, names, names, unit="degrees", low=low, high=high, classes=shown),
-                alt="Angle of every pair of class vectors; all models share one scale. Good is one "
-                "even colour, without dark cells.",
+                f"Angles of class vectors: {model.title}",
+                heat=Heat(values, names, "degrees", low, high, shown),
+                alt=f"From {low:.0f}° (dark) to {high:.0f}° (bright) in all maps. Good is one even "
+                "colour.",
                 note=note if len(shown) < count else "",
             )
         )
@@ -497,13 +420,17 @@ def class_table(measured: list[Measured]) -> Table:
 
 
 def geometry_blocks(measured: list[Measured]) -> list[Block]:
-    """A table of all models, curves over layers, and what could not be measured."""
-    notes = [
-        Note(f"{model.title}: {'; '.join(geometry.notes)}.")
-        for model, geometry in measured
-        if geometry.notes
-    ]
-    return [_geometry_table(measured), *_layers(measured), *notes]
+    """A table of all models, and curves over layers."""
+    return [_geometry_table(measured), *_layers(measured)]
+
+
+def geometry_notes(measured: list[Measured]) -> list[Note]:
+    """What could not be measured, said once for all models it is true of."""
+    said: dict[str, list[str]] = {}
+    for model, geometry in measured:
+        for note in geometry.notes:
+            said.setdefault(note, []).append(model.title)
+    return [Note(f"{', '.join(titles)}: {note}.") for note, titles in said.items()]
 
 
 COMPUTED = {"class_margin_share": class_margin_share, "relative_margin": relative_margin}

@@ -1,8 +1,9 @@
-"""Section 8: where everything comes from, and the data as files inside the page."""
+"""Where everything comes from, and the data as files inside the page."""
 
 import base64
 import csv
 import io
+import itertools
 import json
 import shlex
 from collections.abc import Iterable, Sequence
@@ -17,6 +18,7 @@ from largemargin.app.report.charts import (
     Note,
     Section,
     Table,
+    arranged,
     number,
     seconds,
 )
@@ -27,26 +29,25 @@ from largemargin.measuring.predictions import harmless
 from largemargin.measuring.records import plain
 
 READING = (
-    "Everything needed to reproduce these numbers. Settings in which the models differ are bold "
-    "and come first; good is a comparison in which only the objective and its settings differ."
+    "Everything needed to reproduce these numbers, and the numbers as files. Good is a comparison "
+    "in which only the objective differs."
 )
 IGNORED = ("name", "out")
 """Settings that are no part of the method."""
 
 
 def provenance_section(models: ReportModels) -> Section:
-    blocks: list[Block] = []
+    blocks: list[Block] = [Blocks("downloads", downloads(models))]
     runs = [model for model in models if model.run is not None]
-    if runs:
-        blocks += [_origin(runs), _settings(runs)]
-    else:
+    more: list[Block] = [_differing(runs), _equal(runs)] if runs else []
+    if not runs:
         words = "A geometry alone does not say which model it is of: give the report a run."
         for model in models:
             if model.geometry is not None and model.geometry.data is not None:
                 words += f" {model.title} was measured on {model.geometry.data}."
         blocks.append(Note(words, "largemargin report RUN"))
-    blocks.append(Blocks("downloads", downloads(models)))
-    return Section("provenance", "Provenance", READING, tuple(blocks))
+    folded = "Origin and settings of every run"
+    return Section("provenance", "Provenance", READING, blocks, arranged(more), folded)
 
 
 def _facts(model: ReportModel) -> dict[str, str]:
@@ -85,33 +86,49 @@ def _modifier(record: dict[str, Any]) -> str:
     return f"{record.get('name')} ({rest})" if rest else str(record.get("name"))
 
 
-def _origin(runs: list[ReportModel]) -> Table:
-    facts = [_facts(model) for model in runs]
-    rows = tuple(
-        (Cell.of(name), *(Cell.of(each[name] or "–") for each in facts)) for name in facts[0]
-    )
-    return Table(("", *(model.title for model in runs)), rows, caption="Origin", key="origin")
-
-
-def _settings(runs: list[ReportModel]) -> Table:
-    settings = [flat(model.settings) for model in runs]
-    rows = []
-    for name in dict.fromkeys(name for own in settings for name in own):
-        values = [_shown(own.get(name, NOTHING)) for own in settings]
-        differs = len(set(values)) > 1 and name not in IGNORED
-        cells = (Cell(value, value, differs) for value in values)
-        rows.append((Cell.of(name, strong=differs), *cells))
-    rows.sort(key=lambda row: not row[0].strong)
+def _differing(runs: list[ReportModel]) -> Table:
+    rows = split([_facts(model) for model in runs])[0] + settings_of(runs)[0]
     return Table(
-        ("setting", *(model.title for model in runs)),
-        tuple(rows),
-        caption="Settings",
+        ("", *(model.title for model in runs)),
+        tuple(tuple(map(Cell.of, row)) for row in rows),
+        caption="In what the runs differ",
+        key="origin",
+    )
+
+
+def _equal(runs: list[ReportModel]) -> Table:
+    rows = split([_facts(model) for model in runs])[1] + settings_of(runs)[1]
+    return Table(
+        ("", "all runs" if len(runs) > 1 else runs[0].title),
+        tuple(tuple(map(Cell.of, row[:2])) for row in rows),
+        caption="What is the same in all runs" if len(runs) > 1 else "The run",
         key="settings",
         searchable=True,
     )
 
 
+Rows = list[tuple[str, ...]]
+"""A name, and the value of every model."""
+
+
+def settings_of(runs: list[ReportModel]) -> tuple[Rows, Rows]:
+    settings = [flat(model.settings) for model in runs]
+    return split([{name: own[name] for name in own if name not in IGNORED} for own in settings])
+
+
+def split(records: Sequence[dict[str, Any]]) -> tuple[Rows, Rows]:
+    """What differs between records, and what does not."""
+    differing: Rows = []
+    equal: Rows = []
+    for name in dict.fromkeys(itertools.chain.from_iterable(records)):
+        values = tuple(_shown(own.get(name, "")) for own in records)
+        (differing if len(set(values)) > 1 else equal).append((name, *values))
+    return differing, equal
+
+
 def _shown(value: Any) -> str:
+    if value in ({}, ""):
+        return NOTHING
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
 
 

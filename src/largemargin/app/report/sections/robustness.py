@@ -1,8 +1,8 @@
-"""Section 6: accuracy under noise, occlusion and attacks, and how curved the loss is."""
+"""Accuracy under noise, occlusion and attacks, calibration, and how curved the loss is."""
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -13,22 +13,23 @@ from largemargin.app.report.charts import (
     Cell,
     Chart,
     Dash,
-    Heat,
     Note,
     Section,
     Series,
     Table,
+    arranged,
     known,
 )
-from largemargin.app.report.report_models import ReportModel, ReportModels
+from largemargin.app.report.report_models import ReportModel, ReportModels, unknown
+from largemargin.measuring.accuracy import wilson
 from largemargin.measuring.calibration import Calibration
 from largemargin.measuring.evaluate import Evaluation
-from largemargin.measuring.input_curvature import Curvature, CurvatureRobustness
+from largemargin.measuring.input_curvature import Curvature
 from largemargin.measuring.robust_accuracy import PerturbedAccuracy
 
 READING = (
-    "Accuracy on disturbed images; bars show the spread of repeated draws, or 95 % intervals for "
-    "attacks. Good is a line that stays high to the right, above the baseline's."
+    "Accuracy on disturbed images; bars show the spread of repeated draws, or 95 % intervals. Good "
+    "is a line that stays high to the right; of the reliability diagram, one on the diagonal."
 )
 
 Evaluated: TypeAlias = tuple[ReportModel, Evaluation]
@@ -37,15 +38,17 @@ Evaluated: TypeAlias = tuple[ReportModel, Evaluation]
 def robustness_section(models: ReportModels) -> Section:
     evaluated = [(model, model.evaluation) for model in models if model.evaluation is not None]
     blocks: list[Block] = []
+    more: list[Block] = []
     if evaluated:
-        blocks += [_noise(evaluated), _perturbations(evaluated), *_attacks(evaluated)]
-        blocks += [_calibration(evaluated), _ood(evaluated), _retrieval(evaluated)]
-    for model in models:
-        if model.evaluation is None:
-            words = f"{model.title}: accuracy under noise, perturbations and attacks is not known."
-            blocks.append(Note(words, model.evaluate_command))
-    blocks += [*_curvature(models), *_surfaces(models)]
-    return Section.arranged("robustness", "Robustness", READING, blocks)
+        blocks += [_noise(evaluated), *_attacks(evaluated), _perturbations(evaluated)]
+        more += [_ood(evaluated), _retrieval(evaluated)]
+    without = [model for model in models if model.evaluation is None]
+    words = "accuracy under noise, perturbations and attacks is not known."
+    blocks += unknown(without, words, lambda model: model.evaluate_command)
+    blocks.insert(2, _reliability(models))
+    more += _curvature(models)
+    folded = "Curvature, retrieval, other images"
+    return Section("robustness", "Robustness", READING, arranged(blocks), arranged(more), folded)
 
 
 def _noise(evaluated: list[Evaluated]) -> Chart:
@@ -67,7 +70,7 @@ def _noise(evaluated: list[Evaluated]) -> Chart:
         x="standard deviation, pixels in [0, 1]",
         y="accuracy",
         percent_y=True,
-        alt="Accuracy against the strength of Gaussian noise, one line for each model.",
+        alt="Accuracy against the strength of Gaussian noise.",
     )
 
 
@@ -93,11 +96,16 @@ def _perturbations(evaluated: list[Evaluated]) -> Block:
     if not names:
         command = f"{evaluated[0][0].evaluate_command} --perturbations auto"
         return Note("No perturbations were evaluated.", command)
-    shown = tuple(name.replace("_", " ") for name in names)
     rows = tuple(
-        (Cell.of(words), *(_accuracy_cell(each.perturbed.get(name)) for _, each in evaluated))
-        for name, words in zip(names, shown, strict=True)
+        (
+            Cell.of(name.replace("_", " ")),
+            *(_accuracy_cell(each.perturbed.get(name)) for _, each in evaluated),
+        )
+        for name in names
     )
+    # Levels of Gaussian noise have a curve of their own.
+    curve = {name for _, evaluation in evaluated for _, name in gaussian_levels(evaluation)}
+    names = [name for name in names if name not in curve] or names
     heads = ("perturbation", *(model.title for model, _ in evaluated))
     return Chart(
         "perturbations",
@@ -105,8 +113,8 @@ def _perturbations(evaluated: list[Evaluated]) -> Block:
         tuple(_bars(model, evaluation, names) for model, evaluation in evaluated),
         y="accuracy",
         percent_y=True,
-        names=shown,
-        alt="Accuracy under each perturbation, a group of bars for each, a bar for each model.",
+        names=tuple(name.replace("_", " ") for name in names),
+        alt="A group of bars for each perturbation.",
         table=Table(heads, rows, key="perturbed", numeric=tuple(range(1, len(heads)))),
         wide=True,
     )
@@ -133,9 +141,9 @@ NORMS = {"linf": "largest change of a pixel", "l2": "Euclidean length"}
 
 def _attacks(evaluated: list[Evaluated]) -> list[Block]:
     """Accuracy by the strength of attacks, one chart for each norm."""
-    first = evaluated[0][0]
     if not any(evaluation.attacked for _, evaluation in evaluated):
-        return [Note("No attacks were evaluated.", _attack_command(first, "[fgsm,pgd]"))]
+        command = f"{evaluated[0][0].evaluate_command} --attacks '[fgsm,pgd]' --linf '[0.02,0.04]'"
+        return [Note("No attacks were evaluated.", command)]
     charts = []
     for norm in NORMS:
         curves = [_attack_curves(model, evaluation, norm) for model, evaluation in evaluated]
@@ -150,12 +158,7 @@ def _attacks(evaluated: list[Evaluated]) -> list[Block]:
         )
         if chart.series:
             charts.append(chart)
-    strengths = {(one.norm, one.epsilon) for _, found in evaluated for one in found.attacked}
-    blocks: list[Block] = [replace(charts[0], table=_attack_table(evaluated)), *charts[1:]]
-    if len(strengths) == len({norm for norm, _ in strengths}):
-        words = "Attacks were evaluated at one strength each; several make a curve."
-        blocks.append(Note(words, _attack_command(first, "[pgd]")))
-    return blocks
+    return [replace(charts[0], table=_attack_table(evaluated)), *charts[1:]]
 
 
 def _attack_curves(model: ReportModel, evaluation: Evaluation, norm: str) -> Iterator[Series]:
@@ -194,46 +197,47 @@ def _attack_table(evaluated: list[Evaluated]) -> Table:
     return Table(heads, rows, key="attacks", numeric=(2, 3, 4, 5))
 
 
-def _attack_command(model: ReportModel, attacks: str) -> str:
-    return f"{model.evaluate_command} --attacks '{attacks}' --linf '[0.01,0.02,0.04,0.08]'"
-
-
 BIN_SAMPLES = 5
 """Accuracy of fewer predictions of similar confidence says little."""
 
 
-def _calibration(evaluated: list[Evaluated]) -> Chart:
-    series = [Series("calibrated", [0.0, 1.0], [0.0, 1.0], color=None, dash="dash", faint=True)]
-    rows = []
+def _reliability(models: ReportModels) -> Chart:
+    """Accuracy of predictions by their confidence, as they are and with a temperature."""
     found: list[tuple[ReportModel, Calibration, str]] = []
-    for model, evaluation in evaluated:
-        found.append((model, evaluation.clean.calibration, model.title))
-        if evaluation.calibrated is not None:
-            title = f"{model.title}, temperature {evaluation.temperature:.3g}"
-            found.append((model, evaluation.calibrated, title))
-    for model, fit, title in found:
-        bins = list(zip(fit.confidence, fit.accuracy, fit.counts, strict=True))
-        drawn = [(x, y) for x, y, count in bins if count >= BIN_SAMPLES]
-        xs, ys = [x for x, _ in drawn], [y for _, y in drawn]
-        dash: Dash = "solid" if title == model.title else "dot"
-        series.append(Series(title, xs, ys, color=model.color, dash=dash))
+    for model in models:
+        if model.calibration is not None:
+            found.append((model, model.calibration, ""))
+        if model.evaluation is not None and model.evaluation.calibrated is not None:
+            words = f"temperature {model.evaluation.temperature:.3g}"
+            found.append((model, model.evaluation.calibrated, words))
+    series = [Series("calibrated", [0.0, 1.0], [0.0, 1.0], color=None, dash="dash", faint=True)]
+    rows: list[tuple[Cell, ...]] = []
+    for model, fit, words in found:
+        every = zip(fit.confidence, fit.accuracy, fit.counts, strict=True)
+        bins = [each for each in every if each[2]]
+        drawn = [each for each in bins if each[2] >= BIN_SAMPLES]
+        ends = [wilson(round(share * count), count) for _, share, count in drawn]
+        xs, ys = [x for x, _, _ in drawn], [y for _, y, _ in drawn]
+        low, high = [low for low, _ in ends], [high for _, high in ends]
+        dash: Dash = "dot" if words else "solid"
+        curve = model.line(xs, ys, dash=dash, low=low, high=high)
+        series.append(replace(curve, name=", ".join(filter(None, (model.title, words)))))
         rows += [
-            (Cell.of(title), Cell.percent(x), Cell.percent(y), Cell.count(count))
+            (Cell.of(series[-1].name), Cell.percent(x), Cell.percent(y), Cell.count(count))
             for x, y, count in bins
-            if count
         ]
     heads = ("model", "confidence", "accuracy", "samples")
     return Chart(
         "calibration",
-        "Confidence against accuracy",
-        tuple(series),
+        "Reliability: accuracy by confidence",
+        tuple(series) if found else (),
         x="confidence",
         y="accuracy",
         percent_y=True,
-        alt="Accuracy of predictions by their confidence. Good lies on the diagonal; below it "
-        "the model is overconfident.",
+        alt="Good lies on the diagonal; below it the model is overconfident.",
         table=Table(heads, tuple(rows), key="bins", numeric=(1, 2, 3)),
-        note=f"bins of fewer than {BIN_SAMPLES} samples are in the numbers only",
+        note=f"bins of fewer than {BIN_SAMPLES} samples are in the numbers only"
+        + ("; dotted: with a temperature" if any(words for *_, words in found) else ""),
     )
 
 
@@ -268,138 +272,35 @@ def _retrieval(evaluated: list[Evaluated]) -> Table:
     return Table(heads, tuple(rows), caption="Search by features", key="retrieval", numeric=(2,))
 
 
-SMALLEST = 1e-12
-"""A flat loss has curvature 0, which a logarithmic axis does not show."""
-
 Curved: TypeAlias = tuple[ReportModel, Curvature]
 
 
 def _curvature(models: ReportModels) -> list[Block]:
     """How curved the loss is around samples, and how that goes with robustness."""
     curved = [(model, g.curvature) for model, g in models.measured if g.curvature is not None]
-    blocks: list[Block] = []
-    if curved:
-        blocks += [_boxes(curved), _flattest(curved), _groups(curved)]
-    for model in models:
-        if model.geometry is None or model.geometry.curvature is None:
-            words = f"{model.title}: the curvature of the loss around samples was not measured."
-            command = model.measure_command("--curvature true", "--max_samples 500")
-            blocks.append(Note(words, command))
-    return blocks
+    names = {model.name for model, _ in curved}
+    return [
+        _curvatures(curved),
+        *unknown(
+            [model for model in models if model.name not in names],
+            "the curvature of the loss around samples was not measured.",
+            lambda model: model.measure_command("--curvature true", "--max_samples 500"),
+        ),
+    ]
 
 
-def _boxes(curved: list[Curved]) -> Chart:
-    boxes, rows = [], []
+def _curvatures(curved: list[Curved]) -> Table:
+    rows = []
     for model, curvature in curved:
         overall = curvature.overall
-        five = [max(overall.quantiles[q], SMALLEST) for q in (0.05, 0.25, 0.5, 0.75, 0.95)]
-        boxes.append(Series(model.title, [], five, form="box", color=model.color))
+        values = (*(overall.quantiles[q] for q in (0.05, 0.25, 0.5, 0.75, 0.95)), overall.mean)
         correlations = (found.correlation for found in curvature.robustness.values())
         correlation = next((value for value in correlations if known(value)), None)
-        rows.append(
-            (
-                Cell.of(model.title),
-                *(Cell.number(value) for value in (*five, overall.mean)),
-                Cell.count(curvature.samples),
-                Cell.number(correlation, digits=3),
-            )
-        )
+        last = (Cell.count(curvature.samples), Cell.number(correlation, digits=3))
+        rows.append((Cell.of(model.title), *map(Cell.number, values), *last))
     heads = (
         *("model", "5 %", "25 %", "median", "75 %", "95 %", "mean", "samples"),
         "correlation with robustness",
     )
-    return Chart(
-        "curvature",
-        "Curvature of the loss around samples",
-        tuple(boxes),
-        y="curvature",
-        log_y=True,
-        alt="Box for each model: median, quartiles, and whiskers at 5 % and 95 %. Good is low.",
-        table=Table(heads, tuple(rows), key="curvatures", numeric=tuple(range(1, 9))),
-    )
-
-
-def _flattest(curved: list[Curved]) -> Chart:
-    curves = [
-        _curve(model, place, found, found.shares, found.weak)
-        for model, curvature in curved
-        for place, found in enumerate(curvature.robustness.values())
-    ]
-    return Chart(
-        "curvature-robustness",
-        "Noisy accuracy of the flattest samples",
-        tuple(curves),
-        x="share of samples kept, flattest first",
-        y="accuracy under noise",
-        percent_y=True,
-        alt="Accuracy under noise of the samples of lowest curvature. Falling lines mean that "
-        "flat samples are the robust ones.",
-    )
-
-
-def _groups(curved: list[Curved]) -> Chart:
-    curves = []
-    for model, curvature in curved:
-        for place, found in enumerate(curvature.robustness.values()):
-            groups = [
-                (right / found.draws, max(mean, SMALLEST))
-                for right, mean in enumerate(found.group_curvature)
-                if known(mean)
-            ]
-            shares, means = [share for share, _ in groups], [mean for _, mean in groups]
-            curves.append(_curve(model, place, found, shares, means))
-    several = any(len(curve.x) > 1 for curve in curves)
-    return Chart(
-        "curvature-groups",
-        "Curvature against robustness",
-        tuple(curves) if several else (),
-        x="share of noisy copies classified correctly",
-        y="mean curvature",
-        log_y=True,
-        alt="Mean curvature of samples by how many of their noisy copies are classified "
-        "correctly. Good is low everywhere; lines fall where flat samples are the robust ones.",
-    )
-
-
-def _curve(
-    model: ReportModel,
-    place: int,
-    found: CurvatureRobustness,
-    xs: Sequence[float],
-    ys: Sequence[float],
-) -> Series:
-    """A line of one model under one kind of noise."""
-    style = f"{found.noise} noise {found.amount:g}"
-    name = f"{model.name}, {style}"
-    return model.line(xs, ys, style, DASHES[place % len(DASHES)], name=name)
-
-
-def _surfaces(models: ReportModels) -> list[Chart]:
-    """The loss around one sample, of all models in one scale."""
-    viewed = [
-        (model, model.views, model.views.surface)
-        for model in models
-        if model.views is not None and model.views.surface is not None
-    ]
-    highest = max((max(map(max, surface.losses)) for *_, surface in viewed), default=0.0)
-    return [
-        Chart(
-            f"surface-{model.name}",
-            f"Loss around one sample: {model.title}",
-            heat=Heat(
-                surface.losses,
-                x=surface.across,
-                y=surface.along,
-                unit="loss",
-                low=0.0,
-                high=highest,
-            ),
-            # Runs take images of this range: they normalise inside.
-            x="length across the gradient, pixels in [0, 1]",
-            y="length along it",
-            alt="Cross entropy on a square of the input space around "
-            f"{views.sample_id(views.surface_sample or 0)}, which is classified correctly. Good "
-            "is a wide dark middle. All models share one scale.",
-        )
-        for model, views, surface in viewed
-    ]
+    caption = "Curvature of the loss around samples: less is better"
+    return Table(heads, tuple(rows), caption, "curvatures", tuple(range(1, 9)))

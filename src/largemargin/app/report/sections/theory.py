@@ -1,40 +1,73 @@
-"""Section 7: which statements of the papers hold on these models."""
+"""Which statements of the papers hold on these models, and say something."""
 
-from largemargin.app.report.charts import Block, Cell, Note, Section, Table, known, number, percent
-from largemargin.app.report.report_models import ReportModel, ReportModels
+from dataclasses import replace
+
+from largemargin.app.report.charts import (
+    Block,
+    Cell,
+    Note,
+    Section,
+    Table,
+    arranged,
+    known,
+    number,
+    percent,
+)
+from largemargin.app.report.report_models import ReportModel, ReportModels, unknown
 from largemargin.measuring.geometry_result import Geometry
 
 READING = (
-    "What each statement says about this model. Most bounds exceed what is known anyway and are "
-    "marked as not informative. Good is a statement that holds and is informative."
+    "What each statement says about these models. Good is one that holds and is informative: most "
+    "bounds exceed what is known anyway."
 )
-INFORMATIVE, NOT = "informative", "not informative"
+Row = tuple[Cell, ...]
+COLUMNS = ("model", "statement", "value", "says")
 
 
 def theory_section(models: ReportModels) -> Section:
-    blocks: list[Block] = []
-    rows: list[tuple[Cell, ...]] = []
-    for model in models:
-        if model.geometry is None:
-            words = f"{model.title}: no geometry was measured."
-            blocks.append(Note(words, model.measure_command()))
-            continue
-        g = model.geometry
-        rows += [*_propositions(model, g), *_bounds(model, g), *_stability(model, g)]
-        if g.bounds is None:
-            words = f"{model.title}: generalization bounds were not measured."
-            blocks.append(Note(words, model.measure_command("--bounds true", "--max_samples 500")))
-    heads = ("model", "statement", "value", "says", "mark")
-    table = Table(heads, tuple(rows), caption="Statements", key="theory", numeric=(2,))
-    return Section.arranged("theory", "Theory", READING, [table, *blocks])
+    telling: list[Row] = []
+    rest: list[Row] = []
+    for model, g in models.measured:
+        found = [*_propositions(model, g), *_bounds(model, g), *_stability(model, g)]
+        for row, informs in found:
+            (telling if informs else rest).append(row)
+    blocks: list[Block] = [Table(COLUMNS, _joined(telling), key="theory", numeric=(2,))]
+    if models.measured and not telling:
+        blocks.append(Note(f"None of {len(rest)} statements is informative."))
+    without = [model for model in models if model.geometry is None]
+    blocks += unknown(without, "no geometry was measured.", ReportModel.measure_command)
+    without = [model for model, geometry in models.measured if geometry.bounds is None]
+    blocks += unknown(
+        without,
+        "generalization bounds were not measured.",
+        lambda model: model.measure_command("--bounds true", "--max_samples 500"),
+    )
+    more = [Table(COLUMNS, _joined(rest), key="theory-rest", numeric=(2,))] if rest else []
+    folded = "Statements that do not hold or say nothing"
+    return Section("theory", "Theory", READING, arranged(blocks), arranged(more), folded)
 
 
-def _row(model: ReportModel, name: str, value: Cell, says: str, informs: bool) -> tuple[Cell, ...]:
-    mark = Cell.of(INFORMATIVE if informs else NOT, strong=informs)
-    return Cell.of(model.title), Cell.of(name), value, Cell.of(says), mark
+def _joined(rows: list[Row]) -> tuple[Row, ...]:
+    """Equal statements about several models as one row, with the value of each."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row[1].text, row[3].text), []).append(row)
+    return tuple(
+        (
+            Cell.of(", ".join(row[0].text for row in same)),
+            same[0][1],
+            replace(same[0][2], text=", ".join(dict.fromkeys(row[2].text for row in same))),
+            same[0][3],
+        )
+        for same in found.values()
+    )
 
 
-def _propositions(model: ReportModel, geometry: Geometry) -> list[tuple[Cell, ...]]:
+def _row(model: ReportModel, name: str, value: Cell, says: str, informs: bool) -> tuple[Row, bool]:
+    return (Cell.of(model.title), Cell.of(name), value, Cell.of(says)), informs
+
+
+def _propositions(model: ReportModel, geometry: Geometry) -> list[tuple[Row, bool]]:
     """LMD Propositions 4.1 and 4.2 on the measured features."""
     c = geometry.compactness
     if c is None:
@@ -63,7 +96,7 @@ def _propositions(model: ReportModel, geometry: Geometry) -> list[tuple[Cell, ..
     ]
 
 
-def _bounds(model: ReportModel, geometry: Geometry) -> list[tuple[Cell, ...]]:
+def _bounds(model: ReportModel, geometry: Geometry) -> list[tuple[Row, bool]]:
     rows = []
     for bound in geometry.bounds or ():
         broken = [each.text for each in bound.assumptions if each.state == "broken"]
@@ -73,7 +106,7 @@ def _bounds(model: ReportModel, geometry: Geometry) -> list[tuple[Cell, ...]]:
     return rows
 
 
-def _stability(model: ReportModel, geometry: Geometry) -> list[tuple[Cell, ...]]:
+def _stability(model: ReportModel, geometry: Geometry) -> list[tuple[Row, bool]]:
     found = None if geometry.curvature is None else geometry.curvature.stability
     if found is None:
         return []

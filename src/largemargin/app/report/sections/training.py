@@ -1,4 +1,4 @@
-"""Section 2: how training went."""
+"""How training went."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,34 +13,17 @@ from largemargin.app.report.charts import (
     Section,
     Series,
     Table,
+    arranged,
     seconds,
 )
 from largemargin.app.report.report_models import ReportModel, ReportModels
 
 READING = (
-    "Losses of different objectives have different scales: compare their shape, and compare models "
-    "by accuracy. Good curves fall smoothly and end flat, with validation close to training."
+    "Losses of different objectives have different scales: compare their shape. Good curves fall "
+    "smoothly and end flat."
 )
 GRADIENT_POINTS = 400
 """Of a curve over steps; more are thinned."""
-
-GEOMETRY = {
-    "class_margin_degrees": ("Class margin", "degrees", "Good rises to the ceiling."),
-    "mean_cosine_margin": (
-        *("Sample margin", "cosine margin"),
-        "Mean of the samples, and the smallest one. Good rises above 0.",
-    ),
-    "largest_dispersion": (
-        *("Largest dispersion of a class", "distance of features"),
-        "Good falls while margins stay wide. It grows with the features: compare shapes.",
-    ),
-    "magnitude_ratio": ("Norm ratio of class vectors", "longest / shortest", "Good stays near 1."),
-    "softmax_bias": (
-        *("Implicit bias of softmax", "margin in logits"),
-        "0 where one rival counts, log(C − 1) where all are alike.",
-    ),
-}
-"""What a row of metrics.jsonl may hold under "geometry": title, axis, and what is good."""
 
 Read = Callable[[dict[str, Any]], float | None]
 Values = dict[str, tuple[list[float], list[float | None]]]
@@ -52,16 +35,10 @@ def training_section(models: ReportModels) -> Section:
     if not trained:
         words = "No training was recorded: geometries alone have no curves."
         return Section("training", "Training", READING, (Note(words, "largemargin train"),))
-    blocks: list[Block] = [
-        _losses(trained),
-        _accuracies(trained),
-        _terms(trained),
-        _gradients(trained),
-        _rates(trained),
-        *_geometry(trained),
-        _last_epoch(trained),
-    ]
-    return Section.arranged("training", "Training", READING, blocks)
+    blocks: list[Block] = [_losses(trained), _accuracies(trained), _class_margin(trained)]
+    more = [_terms(trained), _gradients(trained), _sample_margin(trained), _last_epoch(trained)]
+    folded = "Terms, gradients, sample margins, the last epoch"
+    return Section("training", "Training", READING, arranged(blocks), arranged(more), folded)
 
 
 def _curve(model: ReportModel, read: Read, style: str = "", dash: Dash = "solid") -> list[Series]:
@@ -90,7 +67,7 @@ def _losses(trained: list[ReportModel]) -> Chart:
         x="epoch",
         y="loss",
         log_y=all(y is None or y > 0 for curve in series for y in curve.y),
-        alt="Training loss and validation cross entropy over epochs, one line for each model.",
+        alt="Training loss, and where images were held out, validation cross entropy.",
     )
 
 
@@ -107,7 +84,7 @@ def _accuracies(trained: list[ReportModel]) -> Block:
         x="epoch",
         y="accuracy",
         percent_y=True,
-        alt="Accuracy on the validation images over epochs, one line for each model.",
+        alt="Accuracy on the validation images.",
     )
 
 
@@ -177,38 +154,38 @@ def _term_chart(
     )
 
 
-def _rates(trained: list[ReportModel]) -> Chart:
-    series = [curve for model in trained for curve in _curve(model, lambda row: row.get("lr"))]
+def _class_margin(trained: list[ReportModel]) -> Block:
+    read = _in("geometry", "class_margin_degrees")
+    series = [curve for model in trained for curve in _curve(model, read)]
+    if not series:
+        words = "Geometry over epochs was not recorded; see Margins for that of the trained model."
+        return Note(words, "largemargin train --geometry_samples 500")
     return Chart(
-        "rate",
-        "Learning rate",
+        "epochs-class-margin",
+        "Class margin",
         tuple(series),
         x="epoch",
-        y="learning rate",
-        alt="Learning rate at the end of each epoch.",
+        y="degrees",
+        alt="Smallest angle between class vectors after every epoch. Good rises to the ceiling.",
+        note=_measured_on(trained),
     )
 
 
-def _geometry(trained: list[ReportModel]) -> list[Block]:
-    blocks: list[Block] = []
-    note = _measured_on(trained)
-    for key, (title, axis, good) in GEOMETRY.items():
-        both = key == "mean_cosine_margin"
-        series: list[Series] = []
-        for model in trained:
-            series += _curve(model, _in("geometry", key), "mean" if both else "")
-        for model in trained if both else ():
-            series += _curve(model, _in("geometry", "min_cosine_margin"), "smallest", "dot")
-        if series:
-            words = f"{title} after every epoch. {good}"
-            chart = Chart(
-                f"epochs-{key}", title, tuple(series), x="epoch", y=axis, alt=words, note=note
-            )
-            blocks.append(chart)
-    if not blocks:
-        words = "Geometry over epochs was not recorded; see Margins for that of the trained model."
-        blocks.append(Note(words, "largemargin train --geometry_samples 500"))
-    return blocks
+def _sample_margin(trained: list[ReportModel]) -> Chart:
+    series: list[Series] = []
+    for model in trained:
+        series += _curve(model, _in("geometry", "mean_cosine_margin"), "mean")
+    for model in trained:
+        series += _curve(model, _in("geometry", "min_cosine_margin"), "smallest", "dot")
+    return Chart(
+        "epochs-sample-margin",
+        "Sample margin",
+        tuple(series),
+        x="epoch",
+        y="cosine margin",
+        alt="Mean of the samples, and the smallest one. Good rises above 0.",
+        note=_measured_on(trained),
+    )
 
 
 def _measured_on(trained: list[ReportModel]) -> str:

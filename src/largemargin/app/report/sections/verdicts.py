@@ -1,10 +1,11 @@
-"""Section 1: what the models are worth, at a glance, and what to try next."""
+"""What the models are worth, at a glance, and what to try next."""
 
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
 
 from largemargin.app.report.charts import (
+    NOTHING,
     Block,
     Blocks,
     Cell,
@@ -15,9 +16,11 @@ from largemargin.app.report.charts import (
     known,
     minus,
     number,
+    swatch,
 )
 from largemargin.app.report.judgements import (
     VALIDATION,
+    Judgement,
     advise,
     comparable,
     difference,
@@ -25,54 +28,72 @@ from largemargin.app.report.judgements import (
     paired,
 )
 from largemargin.app.report.report_models import ReportModel, ReportModels, number_at
+from largemargin.app.report.sections.provenance import settings_of
 from largemargin.app.training.comparison_result import Comparison, verdict_text
 
 Show = Callable[..., Cell]
 
 READING = (
-    "Green is good, amber needs a closer look, red is weak; the question mark beside a name shows "
-    "the rule. Good is a row of greens, and a margin loss at least as accurate as softmax."
+    "A green disc is good, an amber triangle needs a closer look, a red square is weak. "
+    "Good is a row of greens, and a margin loss at least as accurate as softmax."
 )
 
 
 def verdict_section(models: ReportModels) -> Section:
+    judged = {model.name: judge(model, models.baseline) for model in models}
     blocks: list[Block] = []
     if models.comparison is not None:
         blocks.append(_comparison(models.comparison))
-    blocks += [_glance(models), *changes(models), *_other_images(models)]
-    cards = [
-        {
-            "title": model.title,
-            "color": model.color,
-            "judgements": judge(model, models.baseline),
-            "advice": advise(model, models),
-            "notes": (*model.notes, *(model.views.notes if model.views else ())),
-        }
-        for model in models
-    ]
-    blocks.append(Blocks("verdicts", cards))
+    blocks += [glance(models, judged), *compared(models), *_other_images(models)]
+    blocks += [*_settings(models), *_missing(models, judged), Blocks("advice", _advice(models))]
+    for model in models:
+        notes = (*model.notes, *(model.views.notes if model.views else ()))
+        blocks += [Note(f"{model.title}: {note}") for note in notes]
     return Section("verdict", "Verdict", READING, tuple(blocks))
 
 
-def _glance(models: ReportModels) -> Table:
-    """The few numbers of every model that stand at the top."""
+Judged = dict[str, tuple[Judgement, ...]]
+"""By the name of the model."""
+
+
+def glance(models: ReportModels, judged: Judged) -> Table:
+    """The few numbers of every model, how good they are, and the accuracy against the baseline."""
     ranked = len(models) > 1 and len(_groups(models)) < 2
     columns = [
         _column([number_at(model, path) for model in models], show, better if ranked else 0)
-        for _, path, show, better in QUANTITIES
+        for _, path, show, better, _ in QUANTITIES
     ]
-    rows = tuple(
-        (Cell.of(model.title), *cells)
-        for model, cells in zip(models, zip(*columns, strict=True), strict=True)
-    )
+    heads = ["model", *(name for name, *_ in QUANTITIES)]
+    others = {model.name for model in _others(models)}
+    if others:
+        heads.insert(2, "against baseline")
+    rows = []
+    for model, cells in zip(models, zip(*columns, strict=True), strict=True):
+        told = {each.name: each for each in judged[model.name]}
+        about = "" if model.config is None else model.config.objective.name
+        name = replace(Cell.of(model.title), detail=about, swatch=swatch(model.color))
+        row = [name, *map(_judged, cells, (told.get(rule) for *_, rule in QUANTITIES))]
+        if models.baseline is not None and others:
+            known_change = model.name in others
+            row.insert(2, against(model, models.baseline) if known_change else Cell(NOTHING))
+        rows.append(tuple(row))
     seed = "" if models.comparison is None else ": the runs of the first seed"
+    rules = {each.name: each.rule for each in judged[models[0].name]}
     return Table(
-        ("model", *(name for name, *_ in QUANTITIES)),
-        rows,
-        caption=f"At a glance{seed}" + ("; the best of each column is bold" if ranked else ""),
+        tuple(heads),
+        tuple(rows),
+        caption=f"At a glance{seed}; below the accuracy its 95 % interval"
+        + (", the best of each column bold" if ranked else ""),
         key="glance",
-        numeric=tuple(range(1, len(QUANTITIES) + 1)),
+        numeric=tuple(range(1, len(heads))),
+        rules={name: rules[rule] for name, *_, rule in QUANTITIES if rule},
     )
+
+
+def _judged(cell: Cell, judgement: Judgement | None) -> Cell:
+    if judgement is None or judgement.level == "unknown":
+        return cell
+    return replace(cell, level=judgement.level, detail=judgement.detail, title=judgement.word)
 
 
 def _column(values: list[float | None], show: Show, better: int) -> list[Cell]:
@@ -85,16 +106,17 @@ def _column(values: list[float | None], show: Show, better: int) -> list[Cell]:
     ]
 
 
-QUANTITIES: tuple[tuple[str, str, Show, int], ...] = (
-    ("accuracy", "accuracy", Cell.percent, 1),
-    ("worst class", "worst_class", Cell.percent, 1),
-    ("class margin", "geometry.prototypes.class_margin", Cell.degrees, 1),
-    ("mean cosine margin", "geometry.margins.cosine.overall.mean", Cell.number, 1),
-    ("perturbed accuracy", "perturbed_accuracy", Cell.percent, 1),
-    ("strongest attack", "attacked_accuracy", Cell.percent, 1),
-    ("calibration error", "calibration.expected_error", Cell.percent, -1),
+QUANTITIES: tuple[tuple[str, str, Show, int, str], ...] = (
+    ("accuracy", "accuracy", Cell.percent, 1, "Accuracy"),
+    ("worst class", "worst_class", Cell.percent, 1, "Worst classes"),
+    ("class margin", "geometry.prototypes.class_margin", Cell.degrees, 1, "Class margin"),
+    ("mean cosine margin", "geometry.margins.cosine.overall.mean", Cell.number, 1, ""),
+    ("perturbed accuracy", "perturbed_accuracy", Cell.percent, 1, "Robustness"),
+    ("strongest attack", "attacked_accuracy", Cell.percent, 1, ""),
+    ("calibration error", "calibration.expected_error", Cell.percent, -1, "Calibration"),
 )
-"""Name, path in the model, how it is written, and whether more (1) or less (-1) is better."""
+"""Name, path in the model, how it is written, whether more (1) or less (-1) is better, and how it
+is judged."""
 
 
 CHOSEN = (
@@ -103,33 +125,88 @@ CHOSEN = (
 )
 
 
-def changes(models: ReportModels) -> list[Block]:
-    """Every model against the baseline; nothing where there is none, or more than one seed."""
+def _others(models: ReportModels) -> list[ReportModel]:
+    """What is compared with the baseline; nothing where several seeds are."""
     base = models.baseline
     if base is None or models.comparison is not None:
         return []
-    others = [model for model in models if comparable(model, base) and known(model.accuracy)]
-    if not others:
-        return []
+    return [model for model in models if comparable(model, base) and known(model.accuracy)]
+
+
+def against(model: ReportModel, base: ReportModel) -> Cell:
+    """The difference in points, its interval, and what it says."""
+    low, high = difference(model, base)
+    clear = known(low) and not low <= 0 <= high
     chosen = base.judged_on == VALIDATION
-    names = (name for name, *_ in QUANTITIES[1:])
-    heads = ("model", "accuracy", "95 % interval", "verdict", *names)
+    more, less = ("higher", "lower") if chosen else ("more accurate", "less accurate")
+    says = (more if low > 0 else less) if clear else "no clear difference"
+    detail = f"{Cell.interval(low, high).text}, {says}" if known(low) else "interval not known"
+    change = Cell.points(minus(model.accuracy, base.accuracy))
+    return replace(change, strong=clear, detail=detail)
+
+
+def compared(models: ReportModels) -> list[Note]:
+    """What the differences are of, and what they cannot say."""
+    base, others = models.baseline, _others(models)
+    if base is None or not others:
+        return []
     return [
-        Table(
-            heads,
-            tuple(_changed(model, base) for model in others),
-            caption=f"Differences from {base.title}, shares in percentage points; less calibration "
-            "error is better, more of everything else",
-            key="changes",
-            numeric=(1, 2, *range(4, len(heads))),
-        ),
         Note(
-            f"The interval is of the accuracy on {base.samples or 0:,} {base.judged_on}; other "
-            f"columns have none. {_method(others, base)} {CHOSEN if chosen else ''}Each model is "
-            "one training run, and another seed changes all its numbers: only several seeds show "
-            "whether a method is better.",
+            "The 95 % interval against the baseline, in points, is of the accuracy on "
+            f"{base.samples or 0:,} {base.judged_on}. {_intervals(others, base)} "
+            f"{CHOSEN if base.judged_on == VALIDATION else ''}Each model is one training run: only "
+            "several seeds show whether a method is better.",
             f"largemargin compare --methods {_methods(others)} --seeds 5",
         ),
+    ]
+
+
+def _settings(models: ReportModels) -> list[Block]:
+    """In what the runs differ, beginning with what is no part of the objective."""
+    runs = [model for model in models if model.run is not None]
+    rows = settings_of(runs)[0] if runs else []
+    if not rows:
+        return []
+    rows.sort(key=lambda row: row[0].startswith("objective."))
+    unequal = ", ".join(row[0] for row in rows if not row[0].startswith("objective."))
+    words = f": the models differ in more than the objective ({unequal})" if unequal else ""
+    return [
+        Table(
+            ("setting", *(model.title for model in runs)),
+            tuple(tuple(map(Cell.of, row)) for row in rows),
+            caption=f"Unequal settings{words}",
+            key="unequal",
+        )
+    ]
+
+
+def _missing(models: ReportModels, judged: Judged) -> list[Note]:
+    """What could not be judged, with the command that measures it."""
+    found: dict[str, list[str]] = {}
+    for model in models:
+        for each in judged[model.name]:
+            if each.command:
+                found.setdefault(each.command, []).append(f"{each.name.lower()} of {model.title}")
+    return [Note(f"Not measured: {', '.join(names)}.", run) for run, names in found.items()]
+
+
+def _advice(models: ReportModels) -> list[dict[str, object]]:
+    """What to try next, once for all models it is meant for."""
+    found: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
+    for model in models:
+        for each in advise(model, models):
+            names, options = found.setdefault((each.seen, each.attempt), ([], []))
+            names.append(model.title)
+            options += [each.option] * (each.option not in ("", *options))
+    alone = len(models) == 1
+    return [
+        {
+            "models": "" if alone else ", ".join(names),
+            "seen": seen,
+            "attempt": attempt,
+            "options": options,
+        }
+        for (seen, attempt), (names, options) in found.items()
     ]
 
 
@@ -140,7 +217,7 @@ def _methods(others: list[ReportModel]) -> str:
     return shlex.quote(",".join(names)) if names else "NAME"
 
 
-def _method(others: list[ReportModel], base: ReportModel) -> str:
+def _intervals(others: list[ReportModel], base: ReportModel) -> str:
     """How the intervals were made, in a sentence for readers who know one or the other."""
     alone = [model.title for model in others if paired(model, base) is None]
     by_image = "compares the models image by image (Newcombe 1998, for paired data)"
@@ -154,28 +231,6 @@ def _method(others: list[ReportModel], base: ReportModel) -> str:
     if len(alone) == len(others):
         return f"It {apart}"
     return f"It {by_image}, but for {', '.join(alone)} it {apart}"
-
-
-def _changed(model: ReportModel, base: ReportModel) -> tuple[Cell, ...]:
-    low, high = difference(model, base)
-    clear = known(low) and not low <= 0 <= high
-    more = "higher on them" if base.judged_on == VALIDATION else "more accurate"
-    less = "lower on them" if base.judged_on == VALIDATION else "less accurate"
-    says = (more if low > 0 else less) if clear else "no clear difference"
-    cells = []
-    for _, path, show, _ in QUANTITIES[1:]:
-        change = minus(number_at(model, path), number_at(base, path))
-        cell = Cell.points(change) if show == Cell.percent else show(change)
-        if change is not None and change > 0 and show != Cell.percent:
-            cell = replace(cell, text=f"+{cell.text}")
-        cells.append(cell)
-    return (
-        Cell.of(model.title),
-        Cell.points(minus(model.accuracy, base.accuracy)),
-        Cell.interval(low, high),
-        Cell.of(says if known(low) else "not known", strong=clear),
-        *cells,
-    )
 
 
 def _comparison(comparison: Comparison) -> Table:

@@ -19,7 +19,7 @@
       const made = {};
       for (const key of Object.keys(value)) {
         const each = value[key];
-        made[key] = key === "color" && /^(c[0-7]|neutral)$/.test(each) ? variable("--" + each) : colored(each);
+        made[key] = key === "color" && /^(c[0-7]|neutral|ink)$/.test(each) ? variable("--" + each) : colored(each);
       }
       return made;
     }
@@ -28,7 +28,6 @@
 
   function trace(given) {
     const made = colored(given);
-    if (made.fill) made.fillcolor = made.line.color + "22";
     if (given.meta && given.meta.labels) {
       const colors = palette();
       const labels = given.meta.labels;
@@ -167,8 +166,10 @@
   }
   window.addEventListener("load", () => setTimeout(start, 30));
   /* On paper: light, every figure, as wide as half a page or the whole one. */
-  let onScreen;
+  let onScreen, unfolded = [];
   window.addEventListener("beforeprint", () => {
+    unfolded = Array.from(document.querySelectorAll("details.more:not([open])"));
+    for (const details of unfolded) details.open = true;
     onScreen = root.dataset.theme;
     root.dataset.theme = "light";
     start();
@@ -179,6 +180,7 @@
   });
   window.addEventListener("afterprint", () => {
     if (onScreen === undefined) delete root.dataset.theme; else root.dataset.theme = onScreen;
+    for (const details of unfolded) details.open = false;
     for (const box of drawn) { Plotly.relayout(box, { width: null, autosize: true }); draw(box); }
   });
 
@@ -219,7 +221,7 @@
       const on = "all" in button.dataset ? !any : chosen.has(Number(button.dataset.class));
       button.setAttribute("aria-pressed", String(on));
     }
-    for (const item of document.querySelectorAll(".worst li, tr[data-class]")) {
+    for (const item of document.querySelectorAll(".worst > li, tr[data-class]")) {
       item.classList.toggle("dim", any && !chosen.has(Number(item.dataset.class)));
     }
     const names = Array.from(chosen, className);
@@ -303,6 +305,15 @@
     input.addEventListener("input", search);
     search();
   }
+
+  /* Tables with more columns than fit. */
+  const tables = Array.from(document.querySelectorAll(".scroll"));
+  function cut(box) {
+    box.classList.toggle("wider", box.scrollWidth > box.clientWidth + 1);
+    box.classList.toggle("cut", box.scrollWidth - box.clientWidth - box.scrollLeft > 4);
+  }
+  const sizes = new ResizeObserver((entries) => entries.forEach((entry) => cut(entry.target)));
+  for (const box of tables) { sizes.observe(box); box.addEventListener("scroll", () => cut(box), { passive: true }); }
 
   /* Light and dark. */
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
