@@ -59,16 +59,16 @@ def test_weights_of_samples_that_a_loss_does_not_know_are_refused():
 
 def test_rows_are_only_masked_where_one_does_not_count():
     loss = lm.CrossEntropy()
-    inputs, labels, ignored = loss._drop_ignored((FEATURES,), LABELS, 2)
+    inputs, labels, ignored = loss._drop_ignored((FEATURES,), LABELS, 2, None)
     assert inputs[0] is FEATURES
     assert labels is LABELS
     assert ignored is None
-    inputs, labels, ignored = loss._drop_ignored((FEATURES,), torch.tensor([-100, 1]), 2)
+    inputs, labels, ignored = loss._drop_ignored((FEATURES,), torch.tensor([-100, 1]), 2, None)
     assert inputs[0].tolist() == [[0, 0], [0, 2]]
     assert labels.tolist() == [0, 1]
     assert ignored.tolist() == [True, False]
     elsewhere = [x.to("meta") for x in (FEATURES, LABELS)]  # asking would wait for a GPU
-    assert loss._drop_ignored((elsewhere[0],), elsewhere[1], 2)[2] is not None
+    assert loss._drop_ignored((elsewhere[0],), elsewhere[1], 2, None)[2] is not None
 
 
 def test_smoothed_labels_that_do_not_exist_have_no_value():

@@ -234,6 +234,8 @@ class Loss(Summand, nn.Module):
             cls.key = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
         if "term" not in own:
             cls.term = cls.key
+        if "per_sample" in own and "reads_head_logits" not in own:
+            cls.reads_head_logits = False  # one of yours need not take them
         for table in ("limits", "search_space", "not_tuned"):
             setattr(cls, table, {**getattr(base, table), **own.get(table, {})})
 
