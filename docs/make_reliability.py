@@ -2,7 +2,8 @@
 
 Run ``python docs/make_reliability.py``; a test fails when the committed page is out of date. The
 numbers are committed, too: those of the faults in docs/reliability.json, which ``--take`` makes
-from the last run of tests/faults, those of the mutants in tests/mutants/score.json.
+from the last run of tests/faults, those of the mutants in tests/mutants/score.json and
+score_beyond.json.
 """
 
 import datetime
@@ -16,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
 FIGURES = ROOT / "docs" / "reliability.json"
 MUTANTS = ROOT / "tests" / "mutants" / "score.json"
+BEYOND = ROOT / "tests" / "mutants" / "score_beyond.json"
 GOLDEN = ROOT / "tests" / "golden"
 LAST_RUN = ROOT / "build" / "reliability" / "faults.json"
 COUNTS = ("injected", "tried")
@@ -42,7 +44,7 @@ def taken(run: dict[str, Any], date: str) -> dict[str, Any]:
     return {"date": date, **totals, "given": given, "took": took, "each": list(rows.values())}
 
 
-def page(faults: dict[str, Any], mutants: dict[str, Any]) -> str:
+def page(faults: dict[str, Any], mutants: dict[str, Any], beyond: dict[str, Any]) -> str:
     given = faults["given"]
     injected, tried = (sum(faults[name].values()) for name in COUNTS)
     golden = [json.loads(path.read_text(encoding="utf-8")) for path in GOLDEN.glob("*.json")]
@@ -93,6 +95,8 @@ def page(faults: dict[str, Any], mutants: dict[str, Any]) -> str:
         *(_test(row) for row in faults["each"]),
         "",
         *_mutants(mutants),
+        "",
+        *_beyond(beyond),
     ]
     return "\n".join(lines) + "\n"
 
@@ -162,6 +166,31 @@ def _mutants(mutants: dict[str, Any]) -> list[str]:
         f"**Score: {share:.1%}** of the mutants that compute something else.",
         *([] if whole else SAMPLED),
         "",
+        *_by_file(mutants),
+    ]
+
+
+def _beyond(mutants: dict[str, Any]) -> list[str]:
+    """The rooms beyond the losses, of which a part was tried."""
+    total = mutants["total"]
+    found = total["killed"] + total["timed out"]
+    return [
+        f"## Mutants beyond the losses ({mutants['date']})",
+        "",
+        "The same changes in what attaches, measures, exports, reads data, builds models and",
+        "works with other libraries (`make mutants MUTANTS='--room beyond'`), with the tests",
+        f"that speak of the file. There are {total['possible']:,}.",
+        f"Of {total['tried']:,}, drawn at random with seed {mutants['seed']}, {found:,} were",
+        f"killed, {total['explained']:,} are equivalent and {total['survived']:,} survived.",
+        "Nothing is known of the others, and nothing of the room of training, of which none was",
+        "drawn. Tests were written for those of the sample that had survived at first.",
+        "",
+        *_by_file(mutants),
+    ]
+
+
+def _by_file(mutants: dict[str, Any]) -> list[str]:
+    return [
         "| file | possible | tried | killed | explained | survived |",
         "|---|---:|---:|---:|---:|---:|",
         *(
@@ -181,5 +210,5 @@ if __name__ == "__main__":
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         text = json.dumps(taken(read(LAST_RUN), today), indent=1, ensure_ascii=False)
         FIGURES.write_text(text + "\n", encoding="utf-8")
-    PAGE.write_text(page(read(FIGURES), read(MUTANTS)), encoding="utf-8")
+    PAGE.write_text(page(read(FIGURES), read(MUTANTS), read(BEYOND)), encoding="utf-8")
     sys.stdout.write(f"wrote {PAGE.name}\n")

@@ -48,6 +48,7 @@ def navigation() -> list[Any]:
                 {"Kernels and numerics": "kernels.md"},
                 {"Stability": "stability.md"},
                 {"Reliability": "reliability.md"},
+                {"Models that were tried": "models.md"},
                 {"Security": "security.md"},
                 {"Contributing": "contributing.md"},
                 {"Changes": "changelog.md"},

@@ -26,8 +26,12 @@ from contract.zoo import (
     supporting,
     takes,
 )
+from largemargin.dropin import MarginWarning
 from largemargin.heads.head_spec import HeadView
 from largemargin.losses import LOSSES
+
+# That is said of a loss once, and looked at here on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore:.*prototypes are zero")
 
 SIZES = Sizes(6, 4, 3)
 OF_BATCHES = [name for name in NAMES if ZOO[name].kind != "prototypes"]
@@ -270,3 +274,29 @@ def test_all_rivals_of_bias_minus_infinity(name, impl):
     assert value.item() == 0
     for gradient in torch.autograd.grad(value, leaves):
         assert not gradient.any()
+
+
+COSINES = ["cosface", "arcface", "normface", "lm_softmax", "sphereface", "sample_margin", "ldam"]
+
+
+@pytest.mark.parametrize("name", COSINES)
+def test_prototypes_that_are_zero_are_said_once(name):
+    """They have no angle, so they get no gradient and would never move."""
+    problem = random_problem(SIZES, seed=57)
+    prototypes = problem.prototypes.clone()
+    prototypes[1:3] = 0
+    prototypes.requires_grad_()
+    loss = build(name, problem)
+    with pytest.warns(MarginWarning, match="2 of the 4 prototypes are zero"):
+        loss(problem.features, prototypes, problem.labels)
+    loss(problem.features, prototypes, problem.labels)
+    build(name, problem)(problem.features, prototypes.detach(), problem.labels)
+    build(name, problem)(problem.features, problem.prototypes.requires_grad_(), problem.labels)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "gaussian_mixture", "max_hinge"])
+def test_prototypes_that_are_zero_train_without_angles(name):
+    problem = random_problem(SIZES, seed=57)
+    prototypes = torch.zeros_like(problem.prototypes).requires_grad_()
+    build(name, problem)(problem.features, prototypes, problem.labels).backward()
+    assert prototypes.grad.any()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from app.data.pictures import class_folders
 from faults.counting import Faults
 from faults.small_runs import digits, trained
@@ -23,6 +24,7 @@ pytest.importorskip("resource", reason="alarms and limits are those of Unix")
 
 from faults.fuzzing import MOST_MEMORY, Case, damaged, edited, memory, survives, watched
 
+import largemargin as lm
 from largemargin.app.cli import main
 from largemargin.app.data import DataConfig, load_data
 from largemargin.app.models import ModelConfig
@@ -174,15 +176,54 @@ def an_npz(folder: Path, chance: random.Random) -> Read:
     return lambda: load_data(DataConfig("arrays", str(folder / "a.npz"), validation=0.25))
 
 
-# A further kind of file is a further line here; folders that export.save wrote are one to come.
-KINDS = ("config", "command", "run", "checkpoint", "report", "csv", "npz")
-FEW = dict(zip(KINDS, (80, 10, 60, 40, 20, 50, 40), strict=True))
-MANY = dict(zip(KINDS, (2500, 300, 2000, 1200, 700, 1800, 1500), strict=True))
+def fresh() -> torch.nn.Sequential:
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 3))
+
+
+def exported(folder: Path) -> Path:
+    """A trained model with a bank, a schedule and a history."""
+    model = fresh()
+    objective = lm.CosFace(scale=8.0, margin=0.2) + 0.1 * lm.Discriminative(3, 6)
+    ramp = lm.schedules.Ramp("cosface.margin", 0.1, steps=4)
+    criterion = lm.attach(model, objective, schedule=ramp)
+    for _ in range(2):
+        criterion(model(torch.randn(6, 4)), torch.arange(6) % 3).backward()
+    names = ("a", "b", "c")
+    return lm.export.save(folder, model, criterion, config={"width": 6}, class_names=names)
+
+
+def an_export(original: Path, folder: Path, chance: random.Random) -> Read:
+    """Loaded into a model that must be as it was where the folder is refused."""
+    copied = Path(shutil.copytree(original, folder / "saved"))
+    spoil(chance.choice(sorted(path for path in copied.iterdir() if path.is_file())), chance)
+    model = fresh()
+    kinds = [*map(type, model)]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def read() -> None:
+        try:
+            lm.export.load(copied, model, criterion=chance.choice(("saved", "none")))
+        except LargeMarginError:
+            after = model.state_dict()
+            assert [*map(type, model)] == kinds
+            assert after.keys() == before.keys()
+            assert all(torch.equal(value, before[name]) for name, value in after.items())
+            assert not any(module._forward_hooks for module in model.modules())
+            raise
+
+    return read
+
+
+# A further kind of file is a further line here.
+KINDS = ("config", "command", "run", "checkpoint", "report", "csv", "npz", "export")
+FEW = dict(zip(KINDS, (60, 10, 50, 40, 20, 40, 30, 50), strict=True))
+MANY = dict(zip(KINDS, (2200, 300, 1800, 1200, 700, 1500, 1300, 1000), strict=True))
 PARTS = 4
 """Into which the many are divided, so that processes can share them."""
 
 
-def case_of(kind: str, run: Path, photos: Path) -> Case:
+def case_of(kind: str, run: Path, photos: Path, saved: Path) -> Case:
     cases: dict[str, Case] = {
         "config": a_config,
         "command": a_command,
@@ -191,12 +232,16 @@ def case_of(kind: str, run: Path, photos: Path) -> Case:
         "report": lambda folder, chance: a_report(run, folder, chance),
         "csv": lambda folder, chance: a_csv(photos, folder, chance),
         "npz": an_npz,
+        "export": lambda folder, chance: an_export(saved, folder, chance),
     }
     return cases[kind]
 
 
 def attempt(kind: str, numbers: range, run: Path, photos: Path, folder: Path) -> Counter[str]:
-    case, ended = case_of(kind, run, photos), Counter[str]()
+    saved = folder / "saved"
+    if kind == "export":
+        exported(saved)
+    case, ended = case_of(kind, run, photos, saved), Counter[str]()
     survives(case, folder / "first", f"{kind} first")  # imports, and what is loaded once
     before = memory()
     for number in numbers:

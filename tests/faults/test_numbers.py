@@ -25,6 +25,9 @@ from largemargin.errors import LargeMarginError
 from largemargin.losses import LOSSES
 from largemargin.ops.norms import EPS
 
+# That is said of a loss once, and looked at here on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore:.*prototypes are zero")
+
 QUICK, FULL = 15, 295
 """Cases of each loss: more than 500 and 10,000 over all."""
 

@@ -228,3 +228,11 @@ def test_lm_softmax_inequality_holds(scale, seed):
 def test_errors(call, message):
     with pytest.raises(LargeMarginError, match=message):
         call()
+
+
+def test_what_screening_may_be_off_by_is_that_of_the_longest_point():
+    """Points are centred and scaled first; a short one has less to round away."""
+    points = torch.tensor([[9.0, 0.0], [-9.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    screen = pairs._Screen(points)
+    assert screen.norms.tolist() == pytest.approx([1.0, 1.0, 1 / 81, 1 / 81])
+    assert screen.slack[True] / torch.finfo(torch.float64).eps == pytest.approx(4 * (2 + 8))

@@ -18,6 +18,7 @@ from largemargin.measuring import (
     measure_arrays,
     measure_input_margins,
 )
+from largemargin.measuring.batches import _length
 from largemargin.measuring.stream import ClassSums
 
 
@@ -385,3 +386,12 @@ def test_directions_of_rounding_are_none_of_collapse() -> None:
 def test_a_batch_in_place_of_a_loader() -> None:
     with pytest.raises(lm.LargeMarginError, match=r"a single batch is \[\(inputs, labels\)\]"):
         lm.measure(nn.Linear(3, 2), (X, torch.zeros(len(X), dtype=torch.long)))
+
+
+def test_a_batch_is_as_long_as_its_first_input() -> None:
+    """A further input may hold one thing for all samples."""
+    several = torch.zeros(3, 2), torch.zeros(5)
+    assert _length(several) == 3
+    assert _length(dict(zip("ab", several, strict=True))) == 3
+    assert _length((several, several[1])) == 3
+    assert _length(torch.zeros(())) == 1

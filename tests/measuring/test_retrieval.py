@@ -250,3 +250,9 @@ def test_bad_retrieval() -> None:
     for message, call in wrong:
         with pytest.raises(LargeMarginError, match=message):
             call()
+
+
+def test_matching_is_told_for_fifty_ranks() -> None:
+    one, gallery = torch.ones(1).long(), torch.eye(2)
+    found = cross_camera(gallery[:1], one, one, gallery, torch.tensor([1, 2]), one.repeat(2) + 1)
+    assert found.matching == (1.0,) * 50

@@ -1,7 +1,8 @@
 """Small wrong changes to a Python file, made from its syntax tree: the mutants.
 
 Each is the file with one expression replaced: a sign flipped, a term dropped, a reduction changed,
-a tensor detached, a comparison or a mask off by one, branches swapped, a constant changed. Left
+a tensor detached, a comparison or a mask off by one, branches swapped, a loop ended early or not,
+a constant changed. Left
 alone are docstrings, type hints, decorators, names (strings), what is raised and its message, and
 how an object is printed: none of it is arithmetic.
 """
@@ -155,7 +156,8 @@ def _spliced(source: str, offsets: list[int], original: ast.expr, new: ast.expr)
     assert original.end_col_offset is not None
     start = offsets[original.lineno - 1] + original.col_offset
     end = offsets[original.end_lineno - 1] + original.end_col_offset
-    changed = (raw[:start] + f"({ast.unparse(new)})".encode() + raw[end:]).decode()
+    text = f"({ast.unparse(new)})" if isinstance(new, ast.expr) else ast.unparse(new)
+    changed = (raw[:start] + text.encode() + raw[end:]).decode()
     return changed + DETACHED if "detached(" in ast.unparse(new) else changed
 
 
@@ -165,8 +167,11 @@ def _places(tree: ast.Module) -> Iterator[tuple[Place, list[ast.AST]]]:
 
 
 def _of_statements(body: list[ast.stmt], scope: str) -> Iterator[tuple[Place, list[ast.AST]]]:
-    for statement in body:
-        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+    for index, statement in enumerate(body):
+        if isinstance(statement, ast.Continue | ast.Break):
+            block = ast.Module(body=body, type_ignores=[])
+            yield from _inside(Place(block, "body", index, scope), None)
+        elif isinstance(statement, ast.FunctionDef | ast.ClassDef):
             name = f"{scope}.{statement.name}".lstrip(".")
             if statement.name in NOT_ARITHMETIC:
                 continue
@@ -273,6 +278,8 @@ def _replacements(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
         yield from _of_constant(node)
     elif isinstance(node, ast.Call):
         yield from _of_call(node)
+    elif isinstance(node, ast.Continue | ast.Break):
+        yield "branches", ast.Break() if isinstance(node, ast.Continue) else ast.Continue()
 
 
 def _of_operation(node: ast.BinOp) -> Iterator[tuple[str, ast.expr]]:

@@ -29,13 +29,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from mutants.changes import Mutant, mutants
 from mutants.copies import PACKAGE, ROOT, Worker
-from mutants.suites import WARM, files
+from mutants.suites import BEYOND, ROOMS, WARM, files, is_beyond
 from mutants.swap import swappable
 
 HERE = Path(__file__).resolve().parent
 RESULTS = ROOT / "build" / "mutants.json"
 NOTES = ROOT / "build" / "mutants_tests.json"
 SCORE = HERE / "score.json"
+SCORE_BEYOND = HERE / "score_beyond.json"
 EQUIVALENT = HERE / "equivalent.yaml"
 BEFORE_FORKING = ("torch", "numpy", "pytest", "hypothesis", "yaml", "torch.utils.checkpoint")
 
@@ -220,6 +221,7 @@ def score(every: dict[str, list[Mutant]], results: dict[str, Any], seed: int) ->
 def main() -> int:
     parser = argparse.ArgumentParser(description="Does some test fail for every small change?")
     parser.add_argument("--file", action="append", default=[], help="such as losses/cosface.py")
+    parser.add_argument("--room", action="append", help="such as measuring; or beyond: the losses")
     parser.add_argument("--sample", type=int, help="so many mutants, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
@@ -238,6 +240,12 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # copies are removed then, too
     if unknown := set(options.file) - set(files(PACKAGE)):
         parser.error(f"not mutated: {', '.join(sorted(unknown))}")
+    rooms = [
+        each for room in options.room or () for each in ([*BEYOND] if room == "beyond" else [room])
+    ]
+    if unknown := set(rooms) - {*ROOMS, *BEYOND}:
+        parser.error(f"no such room: {', '.join(sorted(unknown))}")
+    options.file += [f for f in files(PACKAGE) if Path(f).parent.as_posix() in rooms]
     every, results, reasons = all_mutants(options.file), read_results(), explained()
     chosen = [mutant for made in every.values() for mutant in made]
     if options.sample is not None:
@@ -249,12 +257,13 @@ def main() -> int:
         todo = [m for m in chosen if m.key not in results]
     ends = time.monotonic() + options.minutes * 60
     book = Book(results, len(todo))
-    warm = [] if options.copies else [m for m in todo if swappable(m)]
+    warm = [] if options.copies else [m for m in todo if not is_beyond(m.file) and swappable(m)]
     results.update(apart(lambda: in_forks(warm, book, options, ends)) if warm else {})
     cold = [m for m in todo if m not in warm or results.get(m.key, {}).get("outcome") == "broken"]
     # An unchanged file first: its tests must pass, or nothing below means anything.
     tests = "quick" if options.quick else "all tests"
-    first = [unchanged(file, tests) for file in dict.fromkeys(m.file for m in cold)]
+    asked = dict.fromkeys(m.file for m in cold if not is_beyond(m.file))
+    first = [unchanged(file, tests) for file in asked]
     in_copies([m for m in first if m.key not in results], Book(results, len(first)), options, ends)
     if broken := [m.key for m in first if results.get(m.key, {}).get("outcome") == "killed"]:
         print("tests fail without any change:", *broken, sep="\n")
@@ -262,7 +271,11 @@ def main() -> int:
     in_copies(cold, book, options, ends)
     if options.score:
         whole = all_mutants([]) if options.file else every
-        write(SCORE, score(whole, results, options.seed))
+        for path, beyond in ((SCORE, False), (SCORE_BEYOND, True)):
+            part = {file: made for file, made in whole.items() if is_beyond(file) is beyond}
+            sums = score(part, results, options.seed)
+            if sums["total"]["tried"]:
+                write(path, sums)
     left = [
         m.key
         for m in chosen

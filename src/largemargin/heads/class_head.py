@@ -24,7 +24,7 @@ from largemargin.ops.eager_gradients import cosine_logits
 from largemargin.ops.matmul import resolve_precision
 from largemargin.ops.norms import normalize
 from largemargin.ops.scheduled_values import current
-from largemargin.ops.similarity import SIMILARITIES, similarity_logits
+from largemargin.ops.similarity import SIMILARITIES, check_scale, similarity_logits
 from largemargin.shapes import Logits
 from largemargin.tracing import plain_eager
 
@@ -124,6 +124,7 @@ class ClassHead(nn.Module):
         check_num_classes(num_classes)
         check_choice("similarity", similarity, SIMILARITIES)
         check_number("scale", scale, above=0, hint="It multiplies every logit.")
+        check_scale(scale)
         check_choice("bias", bias, (None, True, False))
         self.in_features = in_features
         self.num_classes = num_classes

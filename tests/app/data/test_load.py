@@ -66,6 +66,12 @@ def test_normalization(normalize):
         assert found == pytest.approx(each, rel=1e-9)
 
 
+def test_normalization_has_a_number_for_every_channel(tmp_path):
+    class_folders(tmp_path, ("a", "b"), 6)
+    data = load_data(DataConfig("folder", str(tmp_path), normalize="none", validation=0))
+    assert (data.mean, data.std) == ((0.0,) * 3, (1.0,) * 3)
+
+
 def test_statistics_of_bytes_and_of_their_floats_agree():
     pixels = torch.randint(0, 256, (30, 3, 5, 4), dtype=torch.uint8)
     labels, ids = torch.zeros(30).long(), ("x",) * 30

@@ -206,6 +206,7 @@ def test_normalisation_is_the_first_layer() -> None:
         (lambda: build_model(ModelConfig("small_cnn", weights="default"), 10), "published"),
         (lambda: build_model(ModelConfig("small_cnn"), 10, mean=(0.5,), std=(1.0,)), "channel"),
         (lambda: Normalize((0.5,), (0.0,)), "positive"),
+        (lambda: Normalize((0.5, 0.5), (0.5, 0.0)), "positive in every channel"),
         (lambda: Normalize((0.5,)), "together"),
         (lambda: build_model(ModelConfig("small_cnn"), 10, size=32), "size must be"),
     ],

@@ -6,6 +6,7 @@ what attach, schedules, tuning, reports and the command line ask it.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -38,6 +39,7 @@ from largemargin.errors import (
     check_weights,
     has_sub_centers,
     refuse_script,
+    warn_user,
     whole_number,
 )
 from largemargin.heads.centroid_bank import exact_buffers
@@ -58,7 +60,7 @@ from largemargin.ops.matmul import PRECISIONS, Precision
 from largemargin.ops.norms import promote
 from largemargin.ops.scheduled_values import current
 from largemargin.ops.similarity import SIMILARITIES, HeadLogits
-from largemargin.tracing import made_for_inference, plain_eager, value_range
+from largemargin.tracing import made_for_inference, plain_eager, value_range, values_are_checked
 
 if TYPE_CHECKING:
     from largemargin.losses.base.objective import Objective
@@ -292,6 +294,7 @@ class Loss(Summand, nn.Module):
         self.precision: Precision | None = precision
         self.validate = validate
         self.check_finite = check_finite
+        self._looks_for_zeros = True
         if check_finite:
             watch(self)
 
@@ -323,6 +326,8 @@ class Loss(Summand, nn.Module):
         else:
             matrix, options = self._unpack_prototypes(prototypes, bias)
             bias, made = options.get("bias"), getattr(prototypes, "made", None)
+            if self._looks_for_zeros and torch.is_grad_enabled() and plain_eager():
+                self._look_for_zeros(matrix)
             if made is None:
                 check_classifier(features, matrix, bias, sub_centers=has_sub_centers(matrix))
             elif not self._reads(made, labels):
@@ -369,6 +374,24 @@ class Loss(Summand, nn.Module):
         if self.label_smoothing or self.weight is not None:
             targets = self._targets(labels, num_classes, inputs[0])
         return Batch(inputs, labels, targets, num_classes, ignored)
+
+    def _look_for_zeros(self, matrix: Tensor) -> None:
+        """Once: prototypes that are zero have no angle, and so no gradient of one."""
+        self._looks_for_zeros = False
+        if not matrix.requires_grad or matrix.dim() != 2 or not values_are_checked(matrix, None):
+            return
+        form = None
+        with suppress(LargeMarginError):  # what a head cannot be is no matter here
+            form = self.head_form(matrix.shape[0])
+        zeros = int((~matrix.detach().bool().any(1)).sum())
+        angles = form is not None and form.similarity.startswith("cosine")
+        if zeros and (angles or getattr(self, "normalize", False)):
+            warn_user(
+                f"{zeros} of the {matrix.shape[0]} prototypes are zero, where "
+                f"{type(self).__name__} has no gradient: they will never move. Draw them, "
+                "torch.nn.init.normal_(prototypes), or take those of lm.ClassHead; lm.attach does "
+                "so for a head of zeros."
+            )
 
     def _reads(self, made: HeadLogits, labels: Tensor) -> bool:
         """Whether the head's logits are as good as those that this loss would make."""
