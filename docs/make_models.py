@@ -86,7 +86,7 @@ def page(results: dict[str, Any]) -> str:
         "and one on centroids. (This page is made by `docs/make_models.py` from recorded results;",
         f"do not edit it by hand. {results['date']}, {used}.)",
         "",
-        f"Of {len(models)} architectures everything held for {good}; {len(refused)} have no linear",
+        f"Of {len(models)} architectures all that applies held for {good}; {len(refused)} have no linear",
         "layer, and attach says so. What was looked at:",
         "",
         *(f"- {name}: {text}." for name, text in checks.items()),
