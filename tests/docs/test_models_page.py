@@ -31,7 +31,7 @@ def test_failures_stay_in_the_table() -> None:
         },
     }
     text = make_models.page(results)
-    assert "Of 4 architectures everything held for 1; 1 have no linear" in text
+    assert "Of 4 architectures all that applies held for 1; 1 have no" in text
     assert "| a | `fc` | 2 of 2 | 1 of 2; **no falls** | 2 of 2 |" in text
     assert "| b |  | refused | refused | refused |" in text
     assert "| c |  | **KeyError** | **KeyError** | **KeyError** |" in text
