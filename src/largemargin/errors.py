@@ -283,7 +283,9 @@ def check_inputs(
 
 def has_sub_centers(prototypes: object) -> bool:
     """Whether prototypes are (C, K, D), and no matrix with a dimension too many."""
-    return isinstance(prototypes, Tensor) and prototypes.dim() == 3 and len(prototypes) > 1
+    if not isinstance(prototypes, Tensor) or prototypes.is_nested:
+        return False
+    return prototypes.dim() == 3 and len(prototypes) > 1
 
 
 def check_classifier(
@@ -299,7 +301,7 @@ def check_classifier(
     ``sub_centers`` says whether prototypes may be (C, K, D).
     """
     check_matrix(name, features, "(N, D)")
-    several = sub_centers and isinstance(prototypes, Tensor) and prototypes.dim() == 3
+    several = sub_centers and has_sub_centers(prototypes)
     check_matrix("prototypes", prototypes[:, 0] if several else prototypes, "(C, D)")
     if features.shape[1] != prototypes.shape[-1]:
         raise LargeMarginError(

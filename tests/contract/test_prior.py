@@ -28,6 +28,7 @@ BY_MASS = [
     not in {
         *("biased_softmax", "dense_hinge", "kobayashi", "label_smoothing", "ldam", "logit_norm"),
         *("max_hinge", "max_softplus", "rival_divergence", "soft_hinge"),
+        "adacos",  # its scale is made from the number of classes
     }
 ]
 

@@ -16,6 +16,8 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import largemargin as lm
 
+pytestmark = pytest.mark.filterwarnings("ignore:what is passed as .* are probabilities")
+
 Named = namedtuple("Named", ["hidden", "logits"])
 
 

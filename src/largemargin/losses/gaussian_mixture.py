@@ -7,7 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from largemargin.errors import LargeMarginError, check_all_finite, check_classifier, check_number
+from largemargin.errors import (
+    LargeMarginError,
+    check_all_finite,
+    check_classifier,
+    check_number,
+    has_sub_centers,
+)
 from largemargin.heads.head_spec import HeadSpec
 from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.base.schedules import Ramp, Schedule, share_of
@@ -131,7 +137,7 @@ def gaussian_mixture(
     """
     check_setting("alpha", alpha, at_least=0)
     check_setting("likelihood_weight", likelihood_weight, at_least=0)
-    if is_shared(means) and log_variances is None:
+    if log_variances is None and (is_shared(means) or has_sub_centers(means)):
         target, rest = target_and_rest(features, means, labels, similarity="euclidean", **how)
         common: float | Tensor = 0.0
         normaliser = common

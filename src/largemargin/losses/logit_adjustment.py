@@ -222,12 +222,17 @@ def _stretched(
             scale=scale,
             precision=precision,
         )
-        rows, factors = form.rows, factors.to(form.rows.dtype)
+        rows, factors = form.rows, factors.to(form.rows.dtype).repeat_interleave(form.centers)
         columns = normalize(form.columns) if form.normalize_columns else form.columns
         columns = columns * factors[:, None]
         if form.row_bias is not None:  # of Euclidean logits: a column of its own
             rows = torch.cat([rows, form.row_bias[:, None]], dim=1)
             columns = torch.cat([columns, factors[:, None]], dim=1)
         shift = None if form.column_bias is None else form.column_bias * factors
+        if form.centers > 1:
+            if shift is not None:  # one per sub-center: a column, too
+                rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
+                columns, shift = torch.cat([columns, shift[:, None]], dim=1), None
+            columns = columns.unflatten(0, (-1, form.centers))
     how: Any = {key: value for key, value in options.items() if key not in HOW_MADE}
     return cross_entropy(rows, columns, labels, bias=shift, precision=precision, **how)

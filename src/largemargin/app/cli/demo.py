@@ -190,7 +190,7 @@ def _report(rows: list[Row], folder: Path, data: Any, closer: int) -> None:
 
     for row in rows:
         _look_closer(Path(row.folder), data, closer)
-    made = report({row.title: row.folder for row in rows}, folder / "report.html", features="pca")
+    made = report({row.title: row.folder for row in rows}, folder / "report.html")
     print(f"\nReport: {made}")
 
 

@@ -11,8 +11,8 @@ HELP = "write one HTML file about runs: verdict, margins, features, robustness, 
 
 DESCRIPTION = """\
 Write a report about one run, or several side by side, as one HTML file that opens without a
-network: verdict and what to try next, training, margins, features, worst samples, robustness,
-theory and provenance. What was not measured names the command that measures it."""
+network: verdict and what to try next, mistakes, margins, features, robustness, training, theory
+and provenance. What was not measured names the command that measures it."""
 
 EXAMPLES = """\
 Examples:

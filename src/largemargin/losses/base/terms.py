@@ -153,6 +153,7 @@ def eager_logits(
         plain = isinstance(scale, (float, int)) and scale == 1
         logits = promote(features) if plain else promote(features) * scale
     if (log_prior := options.get("log_prior")) is not None:
+        check_length("log_prior", log_prior, logits.shape[1], "one number per class")
         logits = _adjusted(logits, log_prior)
     return logits, hard.long(), hard.is_cpu if validate is None else validate
 
