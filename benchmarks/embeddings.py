@@ -8,11 +8,12 @@ accuracy of stratified cross-validation. Rows go to ``results/embeddings.json``;
 are not measured again.
 
     python benchmarks/embeddings.py clinc=clinc.npz trec=trec.npz
-    python benchmarks/embeddings.py clinc=clinc.npz --timing
+    python benchmarks/embeddings.py clinc=clinc.npz --labels 5 --timing 3
 """
 
 import argparse
 import json
+import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from rows import RESULTS, Row, environment, write
+from rows import RESULTS, Row, environment, interleaved, write
 from scipy.special import logsumexp
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
@@ -155,6 +156,24 @@ def measured(model: Any, data: Data) -> Row:
     return row
 
 
+def timed(name: str, per_class: int, x: np.ndarray, y: np.ndarray, times: int) -> list[Row]:
+    """CPU seconds of both searches, one after the other, so that other load counts for neither."""
+    found = interleaved(
+        {
+            "logistic": lambda: logistic(x, y, per_class),
+            "largemargin": lambda: ours(x, y, per_class),
+        },
+        repetitions=times,
+        warm_up=0,
+        clock=time.process_time,
+    )
+    same = {"data": name, "labels": per_class, "samples": len(y), "repetitions": times}
+    return [
+        same | {"timed": method, "cpu_seconds": round(statistics.median(seconds), 3)}
+        for method, seconds in found.items()
+    ]
+
+
 def draw(data: Data, per_class: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     rng, y = np.random.default_rng(seed), data["y_train"]
     kept = [rng.permutation(np.flatnonzero(y == each))[:per_class] for each in np.unique(y)]
@@ -174,6 +193,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=10)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--timing", type=int, default=0, help="repetitions; CPU seconds of fits")
     parser.add_argument("--out", default="embeddings", help="name of the rows in results/")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
@@ -182,14 +202,20 @@ def main() -> None:
     path = RESULTS / f"{given.out}.json"
     rows: list[Row] = json.loads(path.read_text()) if path.exists() else []
     key = ("data", "labels", "draw", "method")
-    done = {tuple(row[name] for name in key) for row in rows}
+    done = {tuple(row[name] for name in key) for row in rows if "method" in row}
     common = environment(given.threads)
+    named = " ".join(f"{Path(each).name}" for each in given.data)
+    common["command"] = f"python benchmarks/embeddings.py {named} --labels {given.labels}"
     common["versions"] = {"torch": torch.__version__} | _versions()
     for per_class in given.labels:
         for seed in range(given.draws):
             for name, file in (each.split("=", 1) for each in given.data):
                 data = load(Path(file))
                 x, y = draw(data, per_class, seed)
+                if given.timing:
+                    rows += [row | common for row in timed(name, per_class, x, y, given.timing)]
+                    write(given.out, rows, {})
+                    continue
                 for method in given.methods:
                     if (name, per_class, seed, method) in done:
                         continue

@@ -29,6 +29,7 @@ RUN_BY = {
     "how-to/coming_from.md": "dropin/test_question_pages.py",
     "how-to/command_line.md": "app/cli/test_docs.py",
     "how-to/discriminative.md": "app/training/test_stable_discriminative.py",
+    "how-to/embeddings.md": "integrations/test_linear_solver.py",
     "how-to/measure.md": "measuring/test_how_to.py",
     "how-to/million_classes.md": "heads/test_million_classes_page.py",
     "how-to/peft.md": "integrations/test_peft.py",
