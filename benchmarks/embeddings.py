@@ -13,6 +13,7 @@ are not measured again.
 
 import argparse
 import json
+import re
 import statistics
 import time
 import warnings
@@ -204,7 +205,7 @@ def main() -> None:
     key = ("data", "labels", "draw", "method")
     done = {tuple(row[name] for name in key) for row in rows if "method" in row}
     common = environment(given.threads)
-    named = " ".join(f"{Path(each).name}" for each in given.data)
+    named = " ".join(re.sub("=.*/", "=", each) for each in given.data)
     common["command"] = f"python benchmarks/embeddings.py {named} --labels {given.labels}"
     common["versions"] = {"torch": torch.__version__} | _versions()
     for per_class in given.labels:

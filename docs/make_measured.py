@@ -306,8 +306,8 @@ def embeddings() -> str:
         }
         shown = [f"{100 * each:.2f}" for each in paired["accuracy"]]
         lines.append(
-            f"| {name}, {labels} | {len(draws)} | {shown[0]} | {shown[1]} | {with_interval(gain)} | "
-            + (f"{100 * mean(svc):.2f} ({len(svc)})" if svc else "not measured")
+            f"| {name}, {labels} | {len(draws)} | {shown[0]} | {shown[1]} | {with_interval(gain)}"
+            + (f" | {100 * mean(svc):.2f} ({len(svc)})" if svc else " | not measured")
             + f" | {paired['nll'][0]:.2f} against {paired['nll'][1]:.2f}"
             + f" | {100 * paired['ece'][0]:.1f} against {100 * paired['ece'][1]:.1f} |"
         )
