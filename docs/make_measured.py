@@ -8,12 +8,14 @@ import json
 import re
 import sys
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import make_decisions
 import make_headlines
 from largemargin_papers.recipes.table_rows import is_whole
+from scipy.stats import t as student_t
 from site_pages import choosing, reproductions
 from site_pages.benchmarks import ON_ZEROS, WITHOUT_GRADIENT
 from site_pages.results import PML_JUMPS
@@ -273,6 +275,94 @@ def decisions() -> str:
     return make_decisions.decision_table(make_decisions.read_presets(), root="../")
 
 
+def embeddings() -> str:
+    """Linear heads on frozen embeddings: ours, LogisticRegression and LinearSVC."""
+    rows = [row for row in read("embeddings") if "method" in row]
+    by_cell: dict[tuple[str, int], dict[str, dict[int, Any]]] = {}
+    for row in rows:
+        cell = by_cell.setdefault((row["data"], row["labels"]), {})
+        cell.setdefault(row["method"], {})[row["draw"]] = row
+    lines = [
+        "Test accuracy in percent, means over the draws that ours and LogisticRegression share; "
+        "the difference with its 95 % interval over these draws; log-loss and calibration error "
+        "(15 bins); all with cross-validated settings, the baselines by accuracy "
+        "([embeddings.json](../../benchmarks/results/embeddings.json), "
+        "`python benchmarks/embeddings.py`):",
+        "",
+        "| data, labels a class | draws | largemargin | LogisticRegression | difference "
+        "| LinearSVC (draws) | log-loss | calibration error |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for (name, labels), cell in sorted(by_cell.items()):
+        ours, theirs = cell.get("largemargin", {}), cell.get("logistic", {})
+        draws = sorted(ours.keys() & theirs.keys())
+        if not draws:
+            continue
+        svc = [row["accuracy"] for draw, row in cell.get("svc", {}).items() if draw in draws]
+        gain = [100 * (ours[draw]["accuracy"] - theirs[draw]["accuracy"]) for draw in draws]
+        paired = {
+            key: [mean(side[draw][key] for draw in draws) for side in (ours, theirs)]
+            for key in ("accuracy", "nll", "ece")
+        }
+        shown = [f"{100 * each:.2f}" for each in paired["accuracy"]]
+        lines.append(
+            f"| {name}, {labels} | {len(draws)} | {shown[0]} | {shown[1]} | {with_interval(gain)}"
+            + (f" | {100 * mean(svc):.2f} ({len(svc)})" if svc else " | not measured")
+            + f" | {paired['nll'][0]:.2f} against {paired['nll'][1]:.2f}"
+            + f" | {100 * paired['ece'][0]:.1f} against {100 * paired['ece'][1]:.1f} |"
+        )
+    lines += ["", _out_of_scope(by_cell), _search_times()]
+    return "\n".join(lines)
+
+
+def with_interval(differences: list[float]) -> str:
+    """Mean and 95 % interval by Student's t."""
+    count = len(differences)
+    if count < 2:
+        return f"{differences[0]:+.2f}"
+    half = float(student_t.ppf(0.975, count - 1)) * stdev(differences) / count**0.5
+    middle = mean(differences)
+    return f"{middle:+.2f} [{middle - half:+.2f}, {middle + half:+.2f}]"
+
+
+def _out_of_scope(by_cell: dict[tuple[str, int], dict[str, dict[int, Any]]]) -> str:
+    said = []
+    for (name, labels), cell in sorted(by_cell.items()):
+        scored = {
+            method: [row["auroc"] for row in draws.values() if "auroc" in row]
+            for method, draws in cell.items()
+        }
+        best = {
+            method: max(mean(row[score] for row in found) for score in found[0])
+            for method, found in scored.items()
+            if found
+        }
+        if "largemargin" in best:
+            ours = mean(row["score_samples"] for row in scored["largemargin"])
+            others = max(value for method, value in best.items() if method != "largemargin")
+            said.append(f"{ours:.3f} against {others:.3f} ({name}, {labels} labels)")
+    return (
+        "Questions out of scope are told from the rest with an AUROC of "
+        f"{', '.join(said)}: `score_samples` against the best score of a baseline."
+    )
+
+
+def _search_times() -> str:
+    timed: dict[tuple[str, int], dict[str, float]] = {}
+    for row in read("embeddings"):
+        if "timed" in row:
+            timed.setdefault((row["data"], row["labels"]), {})[row["timed"]] = row["cpu_seconds"]
+    said = [
+        f"{found['largemargin'] / found['logistic']:.2f} ({name}, {labels} labels)"
+        for (name, labels), found in sorted(timed.items())
+        if len(found) == 2
+    ]
+    return (
+        "A search takes this part of the CPU time of LogisticRegressionCV over nine C on the same "
+        f"preparations and folds: {', '.join(said)}; measured on a machine with other load."
+    )
+
+
 PAGES = {
     "README.md": {"figure": choosing.caption, "recommendations": make_decisions.recommendations},
     "docs/choosing.md": {"decisions": decisions},
@@ -284,6 +374,7 @@ PAGES = {
         "training": training,
         "curvature": curvature,
     },
+    "docs/how-to/embeddings.md": {"embeddings": embeddings},
     "papers/README.md": {"papers": papers},
 }
 """By page: the parts that are made, by name."""

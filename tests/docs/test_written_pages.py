@@ -33,6 +33,7 @@ RUN_BY = {
     "how-to/early_stopping.md": "docs/test_guides.py",
     "how-to/fine_tuning.md": "docs/test_guides.py",
     "how-to/logging.md": "docs/test_guides.py",
+    "how-to/embeddings.md": "integrations/test_linear_solver.py",
     "how-to/measure.md": "measuring/test_how_to.py",
     "how-to/million_classes.md": "heads/test_million_classes_page.py",
     "how-to/ood.md": "docs/test_guides.py",
@@ -172,7 +173,8 @@ def test_the_made_parts_of_the_page_are_current(page: str) -> None:
 def test_nothing_that_is_made_is_lost() -> None:
     parts = [name for made in make_measured.PAGES.values() for name in made]
     speed = ["curvature", "geometry", "heads", "million", "small", "training"]
-    assert sorted(parts) == sorted([*speed, "decisions", "figure", "papers", "recommendations"])
+    others = ["decisions", "embeddings", "figure", "papers", "recommendations"]
+    assert sorted(parts) == sorted([*speed, *others])
 
 
 def test_the_readme_is_read_in_a_minute() -> None:

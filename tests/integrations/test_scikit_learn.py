@@ -43,7 +43,10 @@ def images(channels: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 @parametrize_with_checks(
-    [LargeMarginClassifier(epochs=12, lr=0.02, batch_size=256, hidden_sizes=(32, 16))]
+    [
+        LargeMarginClassifier(epochs=12, lr=0.02, batch_size=256, hidden_sizes=(32, 16)),
+        LargeMarginClassifier(hidden_sizes=()),
+    ]
 )
 def test_scikit_learn_checks(estimator: Any, check: Any) -> None:
     check(estimator)

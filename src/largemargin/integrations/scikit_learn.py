@@ -16,10 +16,12 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from largemargin.dropin.attach import attach
 from largemargin.dropin.criterion import Criterion
 from largemargin.errors import LargeMarginError, MissingPackage, check_choice, check_number
+from largemargin.integrations.linear_solver import Search, assign_folds, squared_lengths
 from largemargin.integrations.objective_text import objective_for
 
 try:
@@ -32,8 +34,10 @@ try:
         TransformerMixin,
     )
     from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import normalize as row_normalize
     from sklearn.utils import check_random_state
     from sklearn.utils.class_weight import compute_class_weight
+    from sklearn.utils.metaestimators import available_if
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 except ImportError as missing:
@@ -48,6 +52,11 @@ Array = NDArray[Any]
 
 PREDICTED = 1024
 """Samples that go through the network at a time when nothing is trained."""
+
+
+def _searched(model: "LargeMarginClassifier") -> bool:
+    """Whether ``fit`` has searched for a linear head."""
+    return hasattr(model, "_spreads")
 
 
 class LargeMarginClassifier(
@@ -65,11 +74,12 @@ class LargeMarginClassifier(
     of a pipeline; ``transform`` gives the features before the head.
 
     Args:
-        objective: a name of ``lm.LOSSES``, a sum such as "cosface + 0.5*sample_margin", a loss or
-            its class, an ``lm.Objective``, an ``lm.preset`` (class counts are those of y) or
-            another function ``(num_classes, dim)``. Modules are copied for each fit. By name,
-            losses on cosines have ``scale="auto"``, and penalties a cross entropy. Losses on
-            inputs measure in standard deviations.
+        objective: "auto" (cross entropy for a linear head; CosFace otherwise and with
+            ``objective_params``), a name of ``lm.LOSSES``, a sum such as
+            "cosface + 0.5*sample_margin", a loss or its class, an ``lm.Objective``, an
+            ``lm.preset`` (class counts are those of y) or another function ``(num_classes, dim)``.
+            Modules are copied for each fit. By name, losses on cosines have ``scale="auto"``, and
+            penalties a cross entropy. Losses on inputs measure in standard deviations.
         objective_params: settings of the objective, which replace those that a loss was made with.
             Settings can also be reached as ``objective__margin``, for example in a grid search;
             those of one of several terms as ``objective__cosface__margin``.
@@ -78,19 +88,28 @@ class LargeMarginClassifier(
             and a small convolutional network for images. A module is copied for each fit, its
             weights kept as a start; a function is called with the shape of one input, (D,) or
             (C, H, W), and returns a module. A linear head is put on top.
-        hidden_sizes: of the perceptron, the last the feature dimension; () is linear.
+        hidden_sizes: of the perceptron, the last the feature dimension; () is linear, as suits
+            embeddings of pretrained networks and texts. "auto" is () where X looks like these (at
+            least 128 features, sparse or with more than 256 different values), else (128, 64).
         input_shape: of one sample, where X holds images as flat rows (N, D): (H, W), (C, H, W) or
             (H, W, C). Scalers, PCA and cross validation pass such rows.
         channels: "first", "last", or "auto": the axis of at most 4 entries.
         standardize: subtract the mean and divide by the standard deviation of the training set.
+            The search for a linear head also tries one factor for all features, and rows of unit
+            length; False leaves X as it is.
         layers: names of modules of the backbone, for a loss on hidden layers (``LayerMargin``).
         noise: standard deviation of the Gaussian noise for objectives that compare features with
             those of noised inputs, in standard deviations of the inputs.
         schedule: of hyper-parameters, as in ``lm.attach``: None (``lm.preset`` brings its own),
             "preset" or schedules. SphereFace and LSoftmax need "preset" to train. The loss then
             changes over the epochs, so leave ``early_stopping`` off.
-        optimizer: "adamw", "adam", "sgd" (Nesterov, 0.9), or a function of parameter groups.
+        optimizer: "adamw", "adam", "sgd" (Nesterov, 0.9), "lbfgs" (whole training set, 20 steps an
+            epoch, until it converges), or a function of parameter groups. "auto" is "adamw", but a
+            linear head with cross entropy is solved as LogisticRegression is: see ``folds``.
         lr, weight_decay: of a named optimizer.
+        folds: of the cross-validation by which the search for a linear head chooses preparation,
+            penalty and temperature: the log-loss decides. ``fit`` then ignores the settings of
+            epochs and batches, and ``early_stopping`` replaces the folds by one held-out part.
         decay: of the learning rate over the epochs: "cosine" to 0, or "constant".
         epochs: at most.
         batch_size: at most; batches are of nearly equal size. With a single batch, training with
@@ -110,8 +129,12 @@ class LargeMarginClassifier(
         classes_: sorted labels.
         model_: the network, ``model_(inputs)`` gives logits of (N, D) or (N, C, H, W) tensors.
         criterion_: what ``lm.attach`` returned: ``criterion_.head``, ``.objective``, ``.banks``.
-        history_: lists over epochs: "loss", "terms.<name>", "valid_loss", "valid_accuracy".
-        n_iter_: epochs run.
+        history_: lists over epochs: "loss", "terms.<name>", "valid_loss", "valid_accuracy"; or over
+            what a search tried: "preparation", "penalty", "valid_loss", "valid_accuracy".
+        n_iter_: epochs run, or iterations of the search.
+        held_out_margins_: (N,) after a search: the label's logit less its largest rival's, by heads
+            that were trained without the sample. Far below 0, the label may be wrong. NaN for the
+            only sample of a class; samples of weight 0 are left out.
 
     Example:
         >>> X = np.random.default_rng(0).normal(size=(60, 5))
@@ -126,29 +149,31 @@ class LargeMarginClassifier(
     criterion_: Criterion
     history_: dict[str, list[float]]
     n_iter_: int
+    held_out_margins_: Array
     n_features_in_: int
     _fitting: "Fitting"
     _shape: tuple[int, ...]
 
     def __init__(
         self,
-        objective: Any = "cosface",
+        objective: Any = "auto",
         *,
         objective_params: dict[str, Any] | None = None,
         backbone: nn.Module | Callable[[tuple[int, ...]], nn.Module] | None = None,
-        hidden_sizes: Sequence[int] = (128, 64),
+        hidden_sizes: Sequence[int] | str = "auto",
         input_shape: Sequence[int] | None = None,
         channels: str = "auto",
         standardize: bool = True,
         layers: Sequence[str] = (),
         noise: float = 0.0,
         schedule: Any = None,
-        optimizer: Any = "adamw",
+        optimizer: Any = "auto",
         lr: float = 0.003,
         weight_decay: float = 0.01,
         decay: str = "cosine",
         epochs: int = 50,
         batch_size: int = 64,
+        folds: int = 5,
         class_weight: Any = None,
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
@@ -175,6 +200,7 @@ class LargeMarginClassifier(
         self.decay = decay
         self.epochs = epochs
         self.batch_size = batch_size
+        self.folds = folds
         self.class_weight = class_weight
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
@@ -190,6 +216,8 @@ class LargeMarginClassifier(
         check_number("epochs", self.epochs, at_least=1)
         resumed = bool(self.warm_start) and hasattr(self, "model_")
         samples, seed = self._read(X, y, sample_weight, resumed)
+        if self._searches():
+            return self._search(samples, seed)
         valid = None
         if self.early_stopping:
             samples, valid = self._hold_out(samples, seed)
@@ -240,6 +268,21 @@ class LargeMarginClassifier(
         """Features before the head, (N, dim)."""
         return self._run(X, features=True)
 
+    @available_if(_searched)  # type: ignore[untyped-decorator]
+    def score_samples(self, X: Any) -> Array:
+        """How much each sample resembles those of the known classes (N,), after a search.
+
+        The largest logit, and the largest cosine with a class mean where X is dense, each in
+        standard deviations over the training set. Low scores are of inputs of no class. Networks
+        have no such method; ``lm.evaluate`` scores them.
+        """
+        logits = torch.from_numpy(self._run(X))
+        score = logits.amax(1) / self._spreads[0]
+        if self._directions is not None:
+            features = normalize(torch.from_numpy(self.transform(X)))
+            score += (features @ self._directions.T).amax(1) / self._spreads[1]
+        return score.numpy()
+
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Parameters; with ``deep`` also those of the objective, as ``objective__margin``."""
         found: dict[str, Any] = super().get_params(deep=deep)
@@ -282,6 +325,8 @@ class LargeMarginClassifier(
             factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
             weights = factors[labels] if weights is None else factors[labels] * weights
         inputs = as_tensor(rows, self._shape, self.channels)
+        if not resumed:
+            self._linear = self._is_linear(inputs)
         device = choose_device(self.device)
         cheap = self.backbone is None and inputs.dim() == 2 and device.type == "cpu"
         # Equal weights are none, also for losses that have no weights.
@@ -295,18 +340,86 @@ class LargeMarginClassifier(
         )
         return samples, int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _begin(self, samples: "TensorSamples", resumed: bool) -> None:
+    def _is_linear(self, inputs: "Tensor | SparseRows") -> bool:
+        if self.backbone is not None or inputs.dim() != 2:
+            return False
+        if isinstance(self.hidden_sizes, str):
+            check_choice("hidden_sizes", self.hidden_sizes, ("auto",))
+            return embedding_like(inputs)
+        return len(self.hidden_sizes) == 0
+
+    def _named_objective(self) -> Any:
+        if not (isinstance(self.objective, str) and self.objective == "auto"):
+            return self.objective
+        return "cross_entropy" if self._linear and not self.objective_params else "cosface"
+
+    def _searches(self) -> bool:
+        """Whether the head is one that :class:`Search` finds."""
+        plain = self.optimizer == "auto" and self.schedule is None and not self.objective_params
+        return self._linear and plain and self._named_objective() == "cross_entropy"
+
+    def _search(self, samples: "TensorSamples", seed: int) -> Self:
+        """The best of the linear heads on each preparation of the features."""
+        labels = samples.labels.to(samples.device)
+        weights = samples.all_weights().to(samples.device)
+        tried: list[tuple[Search, Standardize, Any]] = []
+        history: dict[str, list[Any]] = {}
+        fold = near = None
+        for name, module, features in preparations(samples, self.standardize):
+            if fold is None:
+                fold = self._folds(features, labels, seed)
+            found = Search(features, labels, weights, fold, len(self.classes_), near)
+            near = found.share
+            tried.append((found, module, features))
+            for point in found.path:
+                for key, value in {"preparation": name, **point}.items():
+                    history.setdefault(key, []).append(value)
+        best, module, features = min(tried, key=lambda each: each[0].loss)
+        with own_random_numbers(seed, samples.device):
+            self._begin(samples, False, module)
+        weight, bias = best.finish()
+        with torch.no_grad():
+            self.criterion_.head.weight.copy_(weight)
+            self._fitting.network.head_bias.copy_(bias)
+        self.model_.eval()
+        self.history_ = history
+        self.n_iter_ = sum(each.iterations for each, _, _ in tried)
+        self.held_out_margins_ = best.margins().cpu().numpy()
+        self._spreads, self._directions = best.typical(features)
+        return self
+
+    def _folds(self, features: Any, labels: Tensor, seed: int) -> Tensor:
+        """Which fold holds out each sample, -1 for none; the same for equal samples."""
+        check_number("folds", self.folds, at_least=2)
+        rng = np.random.default_rng(seed)
+        direction = rng.normal(size=features.shape[1])
+        if isinstance(features, Tensor):
+            marks = features.double() @ torch.from_numpy(direction).to(features.device)
+        else:
+            marks = torch.from_numpy(features @ direction)
+        folds = self.folds
+        if self.early_stopping:
+            check_number("validation_fraction", self.validation_fraction, above=0, below=1)
+            folds = max(round(1 / self.validation_fraction), 2)
+        fold = assign_folds(marks.cpu().round(decimals=6), labels.cpu(), int(folds), seed)
+        if self.early_stopping:
+            fold = torch.where(fold == 0, 0, -1)
+        return fold.to(labels.device)
+
+    def _begin(
+        self, samples: "TensorSamples", resumed: bool, first: nn.Module | None = None
+    ) -> None:
         """A new network with its criterion and optimizer, unless training is resumed."""
         if resumed:
             self._fitting.to(samples.device)
             if isinstance(self.optimizer, str):
                 self._fitting.set_rate(self.lr)
             return
-        network = self._network(samples)
+        network = self._network(samples, first)
         counts = torch.bincount(samples.labels, minlength=len(self.classes_)).tolist()
         criterion = attach(
             network.classifier,
-            objective_for(self.objective, self.objective_params, counts),
+            objective_for(self._named_objective(), self.objective_params, counts),
             layer="head",
             layers=[f"backbone.{name}" for name in self.layers],
             schedule=self.schedule,
@@ -314,14 +427,23 @@ class LargeMarginClassifier(
         )
         groups = criterion.param_groups(network, loss={"weight_decay": 0.0})
         optimizer = make_optimizer(self.optimizer, groups, self.lr, self.weight_decay)
-        self._fitting = Fitting(network, criterion, optimizer, noise=self.noise)
+        self._fitting = Fitting(
+            network, criterion, optimizer, noise=self.noise, decay=self.weight_decay
+        )
         self.model_, self.criterion_, self.history_ = network, criterion, {}
 
-    def _network(self, samples: "TensorSamples") -> "EstimatorNetwork":
-        """A network for the samples; a given module is copied, not used up."""
+    def _network(self, samples: "TensorSamples", first: nn.Module | None) -> "EstimatorNetwork":
+        """A network for the samples; a given module is copied, not used up.
+
+        Args:
+            first: the preparation of inputs, where it is known.
+        """
         shape, made = tuple(samples.inputs.shape[1:]), self.backbone
         if made is None:
-            made = convolutions(shape) if len(shape) == 3 else perceptron(shape, self.hidden_sizes)
+            sizes = self.hidden_sizes
+            if isinstance(sizes, str):
+                sizes = () if self._linear else (128, 64)
+            made = convolutions(shape) if len(shape) == 3 else perceptron(shape, sizes)
         elif isinstance(made, nn.Module):
             made = deepcopy(made)
         elif callable(made) and not isinstance(made, type):
@@ -333,10 +455,10 @@ class LargeMarginClassifier(
                 "(N, dim)."
             )
         like: dict[str, Any] = {"device": samples.device, "dtype": samples.dtype}
-        first: nn.Module = nn.Identity()
-        if self.standardize:
+        if first is None and self.standardize:
             mean, scale = statistics(samples.inputs, samples.weights, per_channel=len(shape) == 3)
             first = Standardize(mean.to(samples.dtype), scale.to(samples.dtype)).to(samples.device)
+        first = nn.Identity() if first is None else first
         made = made.to(**like)
         head = nn.Linear(_width(first, made, samples.inputs[:2].to(**like)), len(self.classes_))
         return EstimatorNetwork(first, made, head.to(**like))
@@ -542,6 +664,64 @@ class Standardize(nn.Module):
         return (inputs - self.mean) / self.scale
 
 
+class UnitRows(Standardize):
+    """The same on rows of unit length."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(normalize(inputs))
+
+
+def embedding_like(inputs: "Tensor | SparseRows") -> bool:
+    """Whether rows (N, D) look like embeddings or texts, not like tables, pixels or counts."""
+    wide = inputs.shape[1] >= 128
+    return wide and (isinstance(inputs, SparseRows) or np.unique(inputs[:64].numpy()).size > 256)
+
+
+def preparations(samples: "TensorSamples", several: bool) -> Iterator[tuple[str, Standardize, Any]]:
+    """Ways to prepare rows for a linear head: name, module, and the rows after it.
+
+    Dense rows are centred. Their mean square, or that of each feature, is 1.
+
+    Args:
+        several: whether more than the inputs as they are.
+    """
+    inputs, weights = samples.inputs, samples.all_weights()
+    like: dict[str, Any] = {"device": samples.device, "dtype": samples.dtype}
+
+    def average(values: Tensor) -> float:
+        return float((values.to(weights) * weights).sum() / weights.sum())
+
+    kinds: list[tuple[str, type[Standardize]]] = [("raw", Standardize)]
+    if several:
+        lengths = squared_lengths(samples.matrix() if samples.is_sparse() else inputs)
+        if lengths.max() > 1.002 * lengths.min():
+            kinds.append(("unit", UnitRows))
+    for name, kind in kinds:
+        if samples.is_sparse():
+            matrix = samples.matrix()
+            if kind is UnitRows:
+                matrix = row_normalize(matrix)
+            mean = torch.zeros(1)
+            scale = average(squared_lengths(matrix)) / matrix.shape[1]
+            factor = scale**0.5 if several and scale > 0 else 1.0
+            yield name, kind(mean.to(**like), torch.tensor(factor, **like)), matrix / factor
+            continue
+        assert isinstance(inputs, Tensor)
+        rows = inputs if inputs.dtype == torch.float32 else inputs.double()
+        rows = normalize(rows) if kind is UnitRows else rows
+        mean, spread = statistics(rows, samples.weights, per_channel=False)
+        if not several:
+            mean = torch.zeros_like(mean)
+        centred = rows - mean.to(rows)
+        scale = average(squared_lengths(centred)) / rows.shape[1]
+        factor = scale**0.5 if several and scale > 0 else 1.0
+        module = kind(mean.to(**like), torch.tensor(factor, **like))
+        yield name, module, (centred / factor).to(**like)
+        if name == "raw" and several:
+            module = Standardize(mean.to(**like), spread.to(**like))
+            yield "standard", module, (centred / spread.to(rows)).to(**like)
+
+
 class EstimatorNetwork(nn.Module):
     """``head(backbone(standardize(x)))``; the head is a linear layer, or what replaced it.
 
@@ -553,6 +733,13 @@ class EstimatorNetwork(nn.Module):
         super().__init__()
         self.standardize = standardize
         self.classifier = nn.Sequential(OrderedDict(backbone=backbone, head=head))
+
+    @property
+    def head_bias(self) -> Tensor:
+        """Of a head that is still linear."""
+        head = self.classifier[1]
+        assert isinstance(head, nn.Linear)
+        return head.bias
 
     def features(self, inputs: Tensor) -> Tensor:
         features: Tensor = self.classifier[0](self.standardize(inputs))
@@ -652,6 +839,19 @@ class TensorSamples:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    def all_weights(self) -> Tensor:
+        """(N,) in float64."""
+        weights = torch.ones(len(self)) if self.weights is None else self.weights
+        return weights.double()
+
+    def is_sparse(self) -> bool:
+        return isinstance(self.inputs, SparseRows)
+
+    def matrix(self) -> Any:
+        """The sparse matrix, in the precision of training."""
+        assert isinstance(self.inputs, SparseRows)
+        return self.inputs.matrix.astype(str(self.dtype).removeprefix("torch."))
+
     def take(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         inputs = self.inputs[index].to(self.device, self.dtype)
         weights = None if self.weights is None else self.weights[index].to(self.device, self.dtype)
@@ -711,9 +911,13 @@ def make_optimizer(
                 "torch.optim.SGD, lr=0.1)."
             )
         return made
-    check_choice("optimizer", given, OPTIMIZERS)
+    given = "adamw" if given == "auto" else given
+    check_choice("optimizer", given, (*OPTIMIZERS, "lbfgs"))
     check_number("lr", lr, above=0)
     check_number("weight_decay", weight_decay, at_least=0)
+    if given == "lbfgs":
+        parameters = [each for group in groups for each in group["params"]]
+        return torch.optim.LBFGS(parameters, line_search_fn="strong_wolfe")
     return OPTIMIZERS[given](groups, lr=lr, weight_decay=weight_decay)
 
 
@@ -743,11 +947,14 @@ class Fitting:
         optimizer: torch.optim.Optimizer,
         *,
         noise: float = 0.0,
+        decay: float = 0.0,
     ) -> None:
         self.network = network
         self.criterion = criterion
         self.optimizer = optimizer
         self.noise = noise
+        self.whole = isinstance(optimizer, torch.optim.LBFGS)
+        self.decay = decay if self.whole else 0.0
         needs = {name for loss in criterion.objective.terms.values() for name in loss.needs}  # type: ignore[union-attr]
         self.needs_noise = "noisy" in needs
         self.needs_graph = bool(needs & {"inputs", "layers"})
@@ -771,18 +978,23 @@ class Fitting:
         self.network.train()
         seen = Average()
         usual = None if samples.weights is None else float(samples.weights.mean())
-        for index in samples.batches(batch_size, shuffle=True):
+        for index in samples.batches(len(samples) if self.whole else batch_size, shuffle=True):
             inputs, labels, weights = samples.take(index)
-            factor = next(factors)
+            factor = 1.0 if self.whole else next(factors)
             for group in self.optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
-            loss = self._loss(inputs, labels, weights)
-            if weights is not None and usual is not None:
-                # The criterion divides by this batch's weight; heavy batches count for more.
-                loss = loss * (weights.mean() / usual)
-            self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.optimizer.step()
+
+            def evaluate() -> Tensor:
+                loss = self._loss(inputs, labels, weights)  # noqa: B023
+                if weights is not None and usual is not None:  # noqa: B023
+                    # The criterion divides by this batch's weight; heavy batches count for more.
+                    loss = loss * (weights.mean() / usual)  # noqa: B023
+                self.optimizer.zero_grad()
+                loss = loss + self.decay * self._squares()
+                loss.backward()  # type: ignore[no-untyped-call]
+                return loss
+
+            loss: Any = self.optimizer.step(evaluate)  # type: ignore[arg-type]
             terms = {f"terms.{name}": value for name, value in self.criterion.terms.items()}
             seen.add({"loss": loss, **terms}, len(index))
         found = seen.read()
@@ -792,6 +1004,13 @@ class Fitting:
                 "that is stable at it; standardize=True keeps inputs in range."
             )
         return found
+
+    def _squares(self) -> Tensor | float:
+        """Half the squared length of the weights; other optimizers decay them on their own."""
+        if not self.whole:
+            return 0.0
+        matrices = [each for each in self.network.parameters() if each.dim() > 1]
+        return 0.5 * torch.stack([each.square().sum() for each in matrices]).sum()
 
     def validate(self, samples: TensorSamples) -> tuple[float, float]:
         """Loss and accuracy on samples that are not trained on."""

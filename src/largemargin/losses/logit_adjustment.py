@@ -233,6 +233,6 @@ def _stretched(
             if shift is not None:  # one per sub-center: a column, too
                 rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
                 columns, shift = torch.cat([columns, shift[:, None]], dim=1), None
-            columns = columns.unflatten(0, (-1, form.centers))
+            columns = columns.reshape(-1, form.centers, columns.shape[1])
     how: Any = {key: value for key, value in options.items() if key not in HOW_MADE}
     return cross_entropy(rows, columns, labels, bias=shift, precision=precision, **how)

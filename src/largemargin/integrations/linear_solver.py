@@ -1,0 +1,439 @@
+r"""Multinomial logistic heads on a fixed matrix, trained to convergence on a path of penalties.
+
+A head minimises :math:`\sum_i w_i\,\mathrm{CE}(W x_i + b, y_i) / \sum_i w_i + \tfrac\lambda2
+\lVert W\rVert^2`, which is scikit-learn's LogisticRegression with :math:`C = 1/(\lambda\sum w_i)`.
+All folds of a cross-validation, and the whole set, are one batch of problems on the same matrix
+that differ in the weights of samples. Coordinates are rotated to the principal axes of the features
+and scaled to nearly equal curvature; there L-BFGS takes few iterations.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, cross_entropy, normalize
+
+PENALTIES = tuple(10 ** (-step / 2) for step in range(3, 15))
+"""Tried from strong to weak, as parts of the features' mean squared length: 0.03 to 1e-7."""
+
+USUAL = 1e-4
+"""The penalty where no sample can be held out."""
+
+PATIENCE = 2
+"""Penalties without improvement after which weaker ones are not tried."""
+
+NOTICED = 0.005
+"""The part of the log-loss that is an improvement."""
+
+ROTATED = 4096
+"""The largest number of samples or features whose principal axes are computed."""
+
+DENSE = 1 << 25
+"""Entries of a sparse matrix of fewer features than samples that is made dense."""
+
+ENTRIES = 1 << 21
+"""Logits computed at a time."""
+
+PARAMETERS = 1 << 24
+"""Parameters of problems solved side by side; more are solved in turn."""
+
+MEMORY = 8
+"""Steps that L-BFGS remembers."""
+
+SEARCHING = 3e-2
+"""Newton decrement, relative to the square root of the loss, that is enough to choose a penalty."""
+
+
+@dataclass
+class Axes:
+    """Features in coordinates whose curvatures are known, and the way back.
+
+    ``rows`` (N, r) are the coordinates less their ``centre``, ``curvature`` (r,) their mean
+    squares; ``back`` turns a head in these coordinates (C, r) into one on the features (C, D).
+    """
+
+    rows: Any
+    transposed: Any
+    curvature: Tensor
+    back: Callable[[Tensor], Tensor]
+    centre: Tensor | float = 0.0
+
+
+def axes(features: Any, weights: Tensor) -> Axes:
+    """Principal axes of weighted centred features (N, D), or of a sparse matrix as it is."""
+    count, width = features.shape
+    sparse = not isinstance(features, Tensor)
+    if sparse and width <= count and count * width <= DENSE:
+        features, sparse = torch.from_numpy(features.toarray()).to(weights.device), False
+    shares: Tensor = weights / weights.sum()
+    if (count if sparse else min(count, width)) > ROTATED:
+        rows = torch_sparse(features, weights.device) if sparse else features
+        transposed = torch_sparse(features.T, weights.device) if sparse else features.T
+        squares = torch_sparse(features.multiply(features).T, weights.device) if sparse else None
+        curvature = features.square().T @ shares.to(rows) if squares is None else squares @ shares
+        return Axes(rows, transposed, curvature.to(rows.dtype), lambda head: head)
+    roots = shares.sqrt()[:, None]
+    if not sparse and width <= count:
+        weighted = features * roots.to(features)
+        vectors = principal(weighted.T @ weighted)[1].to(features)
+        return centred(features @ vectors, shares, lambda head: head @ vectors.T)
+    gram = features @ features.T
+    gram = torch.from_numpy(gram.toarray()).to(weights.device) if sparse else gram
+    values, vectors = principal(gram * (roots * roots.T).to(gram))
+    rows = (vectors * values.sqrt() / roots).to(gram.dtype)
+    duals = (vectors / values.sqrt() * roots).to(gram.dtype)
+
+    def back(head: Tensor) -> Tensor:
+        lifted = duals @ head.T
+        if sparse:
+            dense = torch.from_numpy(features.T @ lifted.cpu().numpy())
+            return dense.to(weights.device).T
+        return lifted.T.matmul(features)
+
+    return centred(rows, shares, back)
+
+
+def centred(rows: Tensor, shares: Tensor, back: Callable[[Tensor], Tensor]) -> Axes:
+    """Far from the origin, bias and weights would hold each other up."""
+    shares = shares.to(rows)
+    centre = shares @ rows
+    rows = rows - centre
+    return Axes(rows, rows.T, shares @ rows.square(), back, centre)
+
+
+def squared_lengths(features: Any) -> Tensor:
+    """Of rows (N, D), dense or sparse."""
+    if isinstance(features, Tensor):
+        return features.square().sum(1)
+    return torch.from_numpy(features.multiply(features).sum(axis=1)).reshape(-1)
+
+
+def principal(products: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and vectors (as columns) of a matrix of products, without its null space."""
+    roots, vectors = torch.linalg.eigh(products.double())
+    kept = roots > roots[-1].clamp_min(1e-300) * torch.finfo(products.dtype).eps ** 0.8
+    return roots[kept], vectors[:, kept]
+
+
+def torch_sparse(matrix: Any, device: torch.device) -> Tensor:
+    matrix = matrix.tocsr()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support", UserWarning)
+        made: Tensor = torch.sparse_csr_tensor(
+            torch.from_numpy(matrix.indptr),
+            torch.from_numpy(matrix.indices),
+            torch.from_numpy(matrix.data),
+            size=matrix.shape,
+            device=device,
+            check_invariants=False,
+        )
+        return made
+
+
+@dataclass
+class Problems:
+    """K softmax regressions on the same rows, each with weights (N,) of its own that sum to 1.
+
+    Parameters are (K, C, r + 1): in each problem a row per class, the bias last.
+    """
+
+    axes: Axes
+    labels: Tensor
+    weights: Tensor
+
+    def logits(self, heads: Tensor, part: slice) -> Tensor:
+        """(n, K, C) of some rows."""
+        problems, classes, width = heads.shape
+        flat = heads[..., :-1].reshape(problems * classes, width - 1).T
+        found = self.axes.rows[part] @ flat if self._dense else self.axes.rows @ flat
+        logits: Tensor = found + heads[..., -1].reshape(-1)
+        return logits.view(-1, problems, classes)
+
+    @property
+    def _dense(self) -> bool:
+        return bool(self.axes.rows.layout == torch.strided)
+
+    def parts(self, heads: Tensor) -> list[slice]:
+        count = len(self.labels)
+        size = max(ENTRIES // (heads.shape[0] * heads.shape[1]), 1) if self._dense else count
+        return [slice(start, start + size) for start in range(0, count, size)]
+
+    def evaluate(self, heads: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+        """Values (K,) and gradients of the penalised losses."""
+        values = 0.5 * penalty * heads[..., :-1].square().sum((1, 2))
+        gradient = penalty * heads
+        gradient[..., -1] = 0
+        for part in self.parts(heads):
+            residuals = self.logits(heads, part)
+            weights = self.weights[part]
+            index = self.labels[part, None, None].expand(-1, len(heads), 1)
+            total = residuals.logsumexp(2, keepdim=True)
+            losses = total - residuals.gather(2, index)
+            values += (losses[..., 0] * weights).sum(0)
+            residuals.sub_(total).exp_().scatter_add_(2, index, -torch.ones_like(losses))
+            residuals.mul_(weights[..., None])
+            gradient[..., -1] += residuals.sum(0)
+            flat = residuals.flatten(1)
+            pulled = self.axes.transposed[:, part] if self._dense else self.axes.transposed
+            gradient[..., :-1] += (pulled @ flat).T.view_as(gradient[..., :-1])
+        return values, gradient
+
+    def steepness(self, heads: Tensor) -> float:
+        """Mean of p (1 - p) under the last problem, which scales the curvature of the loss."""
+        total, last = 0.0, heads[-1:]
+        for part in self.parts(last):
+            shares = self.logits(last, part)[:, 0].softmax(1)
+            total += float(self.weights[part, -1] @ (shares * (1 - shares)).mean(1))
+        return max(total, 1e-6)
+
+    def held_out(self, heads: Tensor, fold: Tensor) -> Tensor:
+        """Logits (N, C) of each row by the problem ``fold`` (N,) that was trained without it."""
+        found = []
+        for part in self.parts(heads):
+            every = self.logits(heads, part)
+            index = fold[part, None, None].expand(-1, 1, every.shape[2])
+            found.append(every.gather(1, index)[:, 0])
+        return torch.cat(found)
+
+    def of(self, index: slice) -> "Problems":
+        return Problems(self.axes, self.labels, self.weights[:, index])
+
+
+def minimise(
+    problems: Problems, heads: Tensor, penalty: float, tolerance: float, iterations: int
+) -> tuple[Tensor, int]:
+    """Heads that solve the problems by L-BFGS from ``heads``, and its iterations."""
+    steepness = problems.steepness(heads)
+    curvature = torch.cat([problems.axes.curvature, problems.axes.curvature.new_ones(1)])
+    unpenalised = torch.full_like(curvature, penalty)
+    unpenalised[-1] = 0
+    units = (curvature * steepness + unpenalised).rsqrt()
+
+    def evaluate(scaled: Tensor) -> tuple[Tensor, Tensor]:
+        values, gradient = problems.evaluate(scaled * units, penalty)
+        return values, gradient * units
+
+    rounding = 10 * torch.finfo(heads.dtype).eps
+    point = heads / units
+    values, gradient = evaluate(point)
+    history: list[tuple[Tensor, Tensor, Tensor]] = []
+    steps = 0
+    while steps < iterations:
+        floor = values.abs().clamp_min(1e-3)
+        active = inner(gradient, gradient) > tolerance**2 * floor
+        if not active.any():
+            break
+        steps += 1
+        direction = -quasi_newton(gradient, history)
+        slope = inner(direction, gradient)
+        uphill = slope >= 0
+        direction[uphill], slope = (
+            -gradient[uphill],
+            torch.where(uphill, -inner(gradient, gradient), slope),
+        )
+        length = active.to(values)
+        for _ in range(30):
+            moved = point + length[:, None, None] * direction
+            new_values, new_gradient = evaluate(moved)
+            allowed = values + 1e-4 * length * slope + rounding * floor
+            fine = (new_values <= allowed) | ~active
+            if fine.all():
+                break
+            length = torch.where(fine, length, 0.35 * length)
+        change, bend = moved - point, new_gradient - gradient
+        history = [*history[1 - MEMORY :], (change, bend, inner(change, bend))]
+        point, values, gradient = moved, new_values, new_gradient
+    return point * units, steps
+
+
+def inner(first: Tensor, second: Tensor) -> Tensor:
+    """Inner products (K,) of parameters (K, C, r)."""
+    return (first * second).sum((1, 2))
+
+
+def quasi_newton(gradient: Tensor, history: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """The two-loop recursion of L-BFGS; steps without positive curvature are left out."""
+    found, used = gradient.clone(), []
+    for change, bend, product in reversed(history):
+        weight = torch.where(product > 0, 1 / product, 0)
+        part = weight * inner(change, found)
+        used.append((part, weight))
+        found -= part[:, None, None] * bend
+    if history:
+        _, bend, product = history[-1]
+        ratio = product / inner(bend, bend)
+        found *= torch.where(ratio > 0, ratio, 1)[:, None, None]
+    for (change, bend, _), (part, weight) in zip(history, reversed(used), strict=True):
+        found += (part - weight * inner(bend, found))[:, None, None] * change
+    return found
+
+
+def assign_folds(fingerprint: Tensor, labels: Tensor, folds: int, seed: int) -> Tensor:
+    """The fold (N,) that holds each sample out, -1 for none.
+
+    Every class is spread over the folds. Equal samples share a fold, and which one does not depend
+    on the order of samples. A class with one sample keeps it.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    found = torch.full_like(labels, -1)
+    places = torch.randperm(folds, generator=generator)
+    for label in range(int(labels.max()) + 1):
+        members = (labels == label).nonzero()[:, 0]
+        values, which = torch.unique(fingerprint[members], return_inverse=True)
+        if len(values) > 1:
+            order = torch.randperm(len(values), generator=generator)
+            found[members] = places[order % folds][which]
+            places = places.roll(-len(values) % folds)
+    return found
+
+
+def calibrated(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[float, Tensor]:
+    """The factor of logits, on a grid of 2 %, with the least mean log-loss, and losses (N,)."""
+
+    def losses(step: int) -> Tensor:
+        return cross_entropy(logits * 1.02**step, labels, reduction="none")
+
+    low, high = -150, 250  # the loss is convex in the factor: the grid is searched by thirds
+    while high > low:
+        left, right = low + (high - low) // 3, high - (high - low + 1) // 3
+        if mean(losses(left), weights) <= mean(losses(right), weights):
+            high = right - 1 if right > left else left
+        else:
+            low = left + 1
+    return 1.02**low, losses(low)
+
+
+def mean(values: Tensor, weights: Tensor) -> float:
+    return float((values * weights).sum() / weights.sum())
+
+
+class Search:
+    """The path of one preparation of the features, and its best point.
+
+    Args:
+        features: (N, D), centred, or a sparse matrix.
+        weights: (N,) of samples.
+        fold: (N,) from :func:`assign_folds`.
+        near: search around this penalty only.
+
+    Attributes:
+        path: of each penalty its share of the features' mean squared length, and the log-loss and
+            accuracy on samples held out.
+        loss: the least log-loss.
+        share: the penalty chosen, the weakest whose log-loss is within a standard error of the
+            least: heads trained on a part of the samples need stronger ones than the last head.
+        size: the length of a head that is calibrated on samples held out.
+        held_out: logits (N, C) of samples by heads that were trained without them, or NaN.
+    """
+
+    def __init__(
+        self,
+        features: Any,
+        labels: Tensor,
+        weights: Tensor,
+        fold: Tensor,
+        classes: int,
+        near: float | None = None,
+    ) -> None:
+        self.axes = axes(features, weights)
+        self.labels, self.weights, self.fold = labels, weights, fold
+        lengths = squared_lengths(features).to(weights)
+        self.length = float((lengths * weights).sum() / weights.sum())
+        self.path: list[dict[str, float]] = []
+        self.loss, self.size, self.share, self.iterations = math.inf, 0.0, USUAL, 0
+        width = len(self.axes.curvature) + 1
+        like: dict[str, Any] = {"dtype": self.axes.curvature.dtype, "device": labels.device}
+        self.head = torch.zeros(1, classes, width, **like)
+        self.held_out = torch.full((len(labels), classes), math.nan, **like)
+        if (fold >= 0).any():
+            self._follow(classes, width, near)
+
+    def _follow(self, classes: int, width: int, near: float | None) -> None:
+        fold, known, folds = self.fold, self.fold >= 0, int(self.fold.max()) + 1
+        trained = torch.arange(folds, device=fold.device) != fold[:, None]
+        dtype = self.axes.curvature.dtype
+        problems = Problems(self.axes, self.labels, self._shares(trained).to(dtype))
+        heads = self.head.repeat(folds, 1, 1)
+        group, waited = max(PARAMETERS // (classes * width), 1), 0
+        best = self.head.new_zeros(())
+        tried = [each for each in PENALTIES if near is None or 0.2 < each / near < 5]
+        for share in tried:
+            for start in range(0, folds, group):
+                some = slice(start, start + group)
+                heads[some], steps = minimise(
+                    problems.of(some), heads[some], share * self.length, SEARCHING, 100
+                )
+                self.iterations += steps
+            logits = problems.held_out(heads, fold.clamp_min(0))
+            weights = self.weights[known].to(dtype)
+            factor, losses = calibrated(logits[known], self.labels[known], weights)
+            loss = mean(losses, weights)
+            accuracy = mean((logits.argmax(1) == self.labels)[known].to(dtype), weights)
+            self.path.append({"penalty": share, "valid_loss": loss, "valid_accuracy": accuracy})
+            if loss < (1 - NOTICED) * self.loss:
+                self.loss, best, waited = loss, losses, 0
+            else:
+                waited += 1
+            extra = losses - best
+            error = (mean(extra.square(), weights) / float(weights.sum())) ** 0.5
+            if waited == 0 or mean(extra, weights) <= error:
+                self.share, self.head = share, heads.mean(0, keepdim=True)
+                self.size = factor * float(heads[..., :-1].square().sum((1, 2)).mean().sqrt())
+                self.held_out = torch.where(known[:, None], factor * logits, math.nan)
+            if waited == PATIENCE:
+                break
+
+    def _shares(self, trained: Tensor) -> Tensor:
+        """Weights (N, K) of the samples trained on, with the classes' shares of the whole set.
+
+        Without that, a class would be rarer wherever one of its samples is held out.
+        """
+        weights = self.weights[:, None] * trained
+        totals = weights.new_zeros(self.head.shape[1], weights.shape[1])
+        kept = totals.index_add(0, self.labels, weights)[self.labels]
+        whole = totals[:, :1].index_add(0, self.labels, self.weights[:, None])[self.labels]
+        return torch.where(trained, weights * whole / kept, 0) / self.weights.sum()
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """Weight (C, D) and bias (C,) for the penalty chosen, converged and calibrated."""
+        start = self.head
+        every = torch.ones_like(self.labels[:, None], dtype=torch.bool)
+        problems = Problems(self.axes, self.labels, self._shares(every).to(start.dtype))
+        tolerance = torch.finfo(start.dtype).eps ** 0.5
+        found, steps = minimise(problems, start, self.share * self.length, tolerance, 1000)
+        self.iterations += steps
+        length = float(found[..., :-1].norm())
+        head = found[0] * (self.size / length if self.size and length else 1.0)
+        weight = head[:, :-1]
+        return self.axes.back(weight), head[:, -1] - (weight * self.axes.centre).sum(1)
+
+    def margins(self) -> Tensor:
+        """(N,): the label's logit less its largest rival's, of samples held out."""
+        index = self.labels[:, None]
+        rivals = self.held_out.scatter(1, index, -math.inf).amax(1)
+        return self.held_out.gather(1, index)[:, 0] - rivals
+
+    def typical(self, features: Any) -> tuple[tuple[float, float], Tensor | None]:
+        """Spreads of the largest logit and of cosines with class means, and the means' directions.
+
+        Both without the sample itself; on the CPU. Sparse features have no means.
+        """
+        logits = self.held_out.amax(1).cpu()
+        logit_spread = spread(logits[~logits.isnan()])
+        if not isinstance(features, Tensor):
+            return (logit_spread, 1.0), None
+        weighted = features * self.weights.to(features)[:, None]
+        sums = features.new_zeros(self.head.shape[1], features.shape[1])
+        sums.index_add_(0, self.labels, weighted)
+        own = cosine_similarity(sums[self.labels] - weighted, features).cpu()
+        return (logit_spread, spread(own[self.fold.cpu() >= 0])), normalize(sums).cpu()
+
+
+def spread(values: Tensor) -> float:
+    """The standard deviation, or 1 where there is none."""
+    found = float(values.std()) if len(values) > 1 else 0.0
+    return found if found > 0 else 1.0

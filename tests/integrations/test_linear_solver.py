@@ -1,0 +1,212 @@
+"""The linear head that ``LargeMarginClassifier`` searches for: convergence, choice, uses."""
+
+import math
+import pickle
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+
+import largemargin as lm
+from largemargin.integrations import linear_solver
+from largemargin.integrations.linear_solver import Search, assign_folds, calibrated
+from largemargin.integrations.scikit_learn import LargeMarginClassifier
+
+linear = partial(LargeMarginClassifier, hidden_sizes=(), random_state=0)
+
+
+def embeddings(
+    classes: int = 4, each: int = 8, width: int = 20, spread: float = 1.0, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    centres = np.random.default_rng(99).normal(size=(classes, width))
+    y = np.arange(classes * each) % classes
+    return centres[y] + spread * rng.normal(size=(len(y), width)), y
+
+
+@pytest.mark.parametrize(("each", "width"), [(15, 8), (4, 40)], ids=["tall", "wide"])
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_the_head_is_that_of_logistic_regression(each: int, width: int, sparse: bool) -> None:
+    X, y = embeddings(each=each, width=width, spread=2.0)
+    X = X - X.mean(0)
+    weights = np.linspace(1, 3, len(y))
+    features: Any = scipy.sparse.csr_matrix(X) if sparse else torch.from_numpy(X)
+    labels = torch.from_numpy(y)
+    fold = assign_folds(torch.arange(len(y)).double(), labels, 4, 0)
+    found = Search(features, labels, torch.from_numpy(weights), fold, 4)
+    found.size = 0.0  # without the temperature
+    weight, bias = found.finish()
+    c = 1 / (found.share * found.length * weights.sum())
+    theirs = LogisticRegression(C=c, tol=1e-10, max_iter=10_000).fit(X, y, weights)
+    np.testing.assert_allclose(weight, theirs.coef_, atol=1e-5 * np.abs(theirs.coef_).max())
+    np.testing.assert_allclose(bias - bias.mean(), theirs.intercept_, atol=1e-5)
+
+
+def test_many_sparse_rows_are_solved_without_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = embeddings(each=10, width=12)
+    X[np.abs(X) < 0.5] = 0
+    rows = scipy.sparse.csr_matrix(X)
+    monkeypatch.setattr(linear_solver, "SEARCHING", 1e-6)
+    model = linear(standardize=False).fit(rows, y)
+    monkeypatch.setattr(linear_solver, "ROTATED", 5)
+    monkeypatch.setattr(linear_solver, "DENSE", 5)
+    monkeypatch.setattr(linear_solver, "PARAMETERS", 1)
+    other = linear(standardize=False).fit(rows, y)
+    np.testing.assert_allclose(other.predict_proba(rows), model.predict_proba(X), atol=1e-3)
+
+
+def test_rows_in_parts_are_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, y = embeddings()
+    whole = linear().fit(X, y).predict_proba(X)
+    monkeypatch.setattr(linear_solver, "ENTRIES", 100)
+    np.testing.assert_allclose(linear().fit(X, y).predict_proba(X), whole, rtol=1e-6)
+
+
+def test_folds_spread_classes_and_keep_equal_samples_together() -> None:
+    labels = torch.tensor([0] * 10 + [1] * 3 + [2])
+    marks = torch.arange(14).double()
+    marks[1] = marks[0]
+    fold = assign_folds(marks, labels, 5, 0)
+    assert fold[0] == fold[1]
+    assert fold[13] == -1
+    assert torch.bincount(fold[1:10], minlength=5).tolist() != [9, 0, 0, 0, 0]
+    assert torch.bincount(fold[1:10], minlength=5).amax() <= 2
+    assert len(set(fold[10:13].tolist())) == 3
+    order = torch.randperm(14)
+    assert torch.equal(assign_folds(marks[order], labels[order], 5, 0), fold[order])
+    assert not torch.equal(assign_folds(marks, labels, 5, 1), fold)
+
+
+@pytest.mark.parametrize("factor", [0.4, 0.9, 7.0, 40.0])
+def test_the_temperature_is_the_best(factor: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4000, 3, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial((factor * logits).softmax(1), 1, generator=generator)[:, 0]
+    found, losses = calibrated(logits, labels, torch.ones(4000))
+    assert found == pytest.approx(factor, rel=0.2)
+    for other in (found / 1.03, found * 1.03):
+        worse = torch.nn.functional.cross_entropy(logits * other, labels)
+        assert float(worse) > float(losses.mean())
+
+
+@pytest.mark.parametrize("each", [1, 2, 3])
+def test_few_labels(each: int) -> None:
+    X, y = embeddings(each=each, spread=0.3)
+    model = linear().fit(X, y)
+    assert model.score(*embeddings(seed=1)) > 0.9
+    assert np.isnan(model.held_out_margins_).all() == (each == 1)
+    assert np.isfinite(model.score_samples(X)).all()
+
+
+def test_a_long_tail() -> None:
+    X, y = embeddings(classes=5, each=40, spread=1.5)
+    kept = np.concatenate([np.flatnonzero(y == c)[:n] for c, n in enumerate((40, 15, 6, 2, 1))])
+    test, truth = embeddings(classes=5, each=40, spread=1.5, seed=1)
+    plain = linear().fit(X[kept], y[kept])
+    even = linear(class_weight="balanced").fit(X[kept], y[kept])
+    rare = truth >= 3
+    assert even.score(test[rare], truth[rare]) > plain.score(test[rare], truth[rare])
+    assert np.isnan(plain.held_out_margins_).sum() == 1
+
+
+def test_the_search_finds_signal_and_noise() -> None:
+    """Weak penalties where classes are far apart, strong ones where labels are noise."""
+    rng = np.random.default_rng(0)
+    X, y = embeddings(each=30)
+    clear = linear().fit(X, y)
+    noise = linear().fit(X, rng.permutation(y))
+    assert min(noise.history_["valid_loss"]) > math.log(4) - 0.05
+    assert noise.predict_proba(X).max(1).mean() < 0.5 < clear.predict_proba(X).max(1).mean()
+    assert clear.history_.keys() == {"preparation", "penalty", "valid_loss", "valid_accuracy"}
+    assert set(clear.history_["preparation"]) == {"raw", "standard", "unit"}
+    assert set(linear(standardize=False).fit(X, y).history_["preparation"]) == {"raw"}
+
+
+def test_units_and_scales_of_the_inputs_do_not_matter() -> None:
+    X, y = embeddings(spread=1.5)
+    found = linear().fit(X, y).predict_proba(X)
+    np.testing.assert_allclose(linear().fit(1000 * X, y).predict_proba(1000 * X), found, rtol=1e-4)
+
+
+def test_wrong_labels_have_negative_margins() -> None:
+    X, y = embeddings(each=25)
+    wrong = np.arange(0, 100, 11)
+    given = y.copy()
+    given[wrong] = (y[wrong] + 1) % 4
+    margins = linear().fit(X, given).held_out_margins_
+    assert set(np.argsort(margins)[: len(wrong)]) == set(wrong)
+    assert (margins[wrong] < 0).all()
+
+
+def test_inputs_of_no_class_score_low() -> None:
+    X, y = embeddings(each=20)
+    model = linear().fit(X, y)
+    other = np.random.default_rng(5).normal(size=(60, 20)) * 1.2
+    assert np.median(model.score_samples(other)) < np.quantile(model.score_samples(X), 0.05)
+    assert not hasattr(
+        LargeMarginClassifier(hidden_sizes=(4,), epochs=1).fit(X, y), "score_samples"
+    )
+
+
+def test_a_held_out_part_replaces_the_folds() -> None:
+    X, y = embeddings(each=20)
+    model = linear(early_stopping=True, validation_fraction=0.25).fit(X, y)
+    assert np.isfinite(model.held_out_margins_).sum() == 20
+    assert model.score(X, y) > 0.9
+
+
+def test_embeddings_get_a_linear_head_and_tables_a_network() -> None:
+    X, y = embeddings(width=130)
+    model = LargeMarginClassifier(epochs=1, random_state=0)
+    assert model.fit(X, y).transform(X).shape == X.shape
+    assert hasattr(model, "held_out_margins_")
+    assert model.fit(scipy.sparse.csr_matrix(X), y).transform(X[:3]).shape == (3, 130)
+    for other in (X[:, :20], np.round(X)):
+        fitted = clone(model).fit(other, y)
+        assert fitted.transform(other).shape == (len(y), 64)
+        assert fitted.criterion_.objective.terms.keys() == {"cosface"}
+    with pytest.raises(lm.LargeMarginError, match="hidden_sizes must be"):
+        LargeMarginClassifier(hidden_sizes="deep").fit(X, y)
+    with pytest.raises(lm.LargeMarginError, match="folds must be"):
+        linear(folds=1).fit(X, y)
+
+
+def test_training_goes_on_from_the_head() -> None:
+    X, y = embeddings(spread=2.0)
+    model = linear(lr=1e-4).fit(X, y)
+    before = model.predict_proba(X)
+    model.partial_fit(X, y)
+    after = model.predict_proba(X)
+    assert 0 < np.abs(after - before).max() < 0.1
+    copy = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(copy.score_samples(X), model.score_samples(X))
+
+
+def test_a_named_loss_converges_by_lbfgs() -> None:
+    X, y = embeddings(each=20, spread=2.0)
+    settings: dict[str, Any] = {"optimizer": "lbfgs", "epochs": 10, "weight_decay": 0.01}
+    model = linear("cross_entropy", **settings).fit(X, y)
+    Z = (X - X.mean(0)) / X.std(0)
+    theirs = LogisticRegression(C=1 / (0.01 * len(y)), tol=1e-9, max_iter=1000).fit(Z, y)
+    np.testing.assert_allclose(model.predict_proba(X), theirs.predict_proba(Z), atol=1e-3)
+    face = linear("cosface", objective_params={"scale": 16.0, "margin": 0.1}, **settings)
+    losses = face.fit(X, y).history_["loss"]
+    assert losses[-1] < losses[0]
+    assert face.criterion_.head.similarity == "cosine"
+
+
+def test_the_page_on_embeddings_runs() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "embeddings.md"
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(block, page.name, "exec"), names)
+    assert names["accuracy"] > 0.9
+    assert names["found"] >= 0.7
+    assert names["auroc"] > 0.8
