@@ -48,7 +48,7 @@ def curve(name: str) -> Curve:
         lines = {loss.__name__: over_logits(loss())}
         if name != "cross_entropy":
             lines["CrossEntropy"] = over_logits(lm.CrossEntropy())
-        return drawn(-6.0, 6.0, "logit margin: target minus nearest rival", LOGITS, lines)
+        return drawn(-6.0, 6.0, LOGIT_AXIS, LOGITS, lines)
     shown = EXAMPLES.get(name, {})
     told = ", ".join(f"{key}={value}" for key, value in shown.items())
     lines = {
@@ -80,6 +80,7 @@ COSINES = (
     "Ten classes at equal angles; the feature turns from the rival's class vector (left end) to "
     "its own (right end)."
 )
+LOGIT_AXIS = "logit margin: target minus nearest rival"
 LOGITS = "Ten classes: the nearest rival has logit 0, the others -2; the target's logit moves."
 REACH = 0.999 * CLASSES / (CLASSES - 1)
 
@@ -160,6 +161,14 @@ def _ldam() -> Curve:
         "a class of 5000 samples": over_angle(loss, label=0),
     }
     return drawn(-REACH, REACH, COSINE_AXIS, COSINES, lines)
+
+
+def _counted(kind: Callable[[list[int]], lm.Loss]) -> Curve:
+    lines = {
+        "a class of 50 samples": over_logits(kind(COUNTS[::-1])),
+        "a class of 5000 samples": over_logits(kind(COUNTS)),
+    }
+    return drawn(-6.0, 6.0, LOGIT_AXIS, LOGITS, lines)
 
 
 def _compactness() -> Curve:
@@ -282,6 +291,7 @@ SPECIAL: dict[str, Callable[[], Curve]] = {
     "kobayashi": lambda: _kobayashi(lm.Kobayashi()),
     "layer_margin": _layer_margin,
     "ldam": _ldam,
+    "logit_adjustment": lambda: _counted(lm.LogitAdjustment),
     "lsoftmax": lambda: _long_softmax(lm.LSoftmax),
     "margin_distribution": lambda: _input_margin(lm.MarginDistribution(reduction="none")),
     "margin_hinge": lambda: _input_margin(lm.MarginHinge(reduction="none")),
@@ -291,5 +301,6 @@ SPECIAL: dict[str, Callable[[], Curve]] = {
     "stability": _stability,
     "stable_discriminative": _stable,
     "super_symmetry": _super_symmetry,
+    "vs_loss": lambda: _counted(lm.VSLoss),
     "zero_centroid": _zero_centroid,
 }
