@@ -99,10 +99,11 @@ class MarginDistribution(_InputMarginLoss):
     network trained by cross entropy.
 
     ``r="auto"``: the first ``measured_steps`` training calls are cross entropy. Each measures the
-    median of the positive margins in the batch (the joined batch of all processes) and the mean
-    norm of the input gradients; ``measured`` keeps their running means over about the last 20
-    calls. From then on r - theta is that median and theta / r is 7/12 as printed. A tenth of that
-    norm is added to eps, so that no sample counts more than ten times an average one.
+    median of the positive margins in the batch (the joined batch of all processes, which have to
+    call together until then) and the mean norm of the input gradients; ``measured`` keeps their
+    running means over about the last 20 calls. From then on r - theta is that median and theta / r
+    is 7/12 as printed. A tenth of that norm is added to eps, so that no sample counts more than ten
+    times an average one.
 
     Learning rate: the slope in the logits is 1 / ((r - theta) norm). A network without batch norm
     starts with small input gradients, hence with steps that are orders of magnitude larger than
@@ -183,7 +184,7 @@ class MarginDistribution(_InputMarginLoss):
         logits = batch.inputs[0]
         state = self._replay.recall(logits, self.measured.shape)
         if state is None:
-            state = (self.measured.clone(), torch.tensor(self._measures))
+            state = (self.measured.clone(), torch.tensor(self._measures, device="cpu"))
             # Under activation checkpointing the gradient by the input runs all of this once more.
             if not recomputing():
                 self._replay.remember(logits, state)
