@@ -301,7 +301,8 @@ def check_classifier(
     ``sub_centers`` says whether prototypes may be (C, K, D).
     """
     check_matrix(name, features, "(N, D)")
-    several = sub_centers and has_sub_centers(prototypes)
+    several = sub_centers and isinstance(prototypes, Tensor) and prototypes.dim() == 3
+    several = several and not prototypes.is_nested
     check_matrix("prototypes", prototypes[:, 0] if several else prototypes, "(C, D)")
     if features.shape[1] != prototypes.shape[-1]:
         raise LargeMarginError(

@@ -16,7 +16,7 @@ def test_schedules_are_equal_with_equal_settings():
     assert ramp != 3
 
 
-@pytest.mark.parametrize("ends", [(1e16, 0.1), (0.1, 1e16), (-1e308, 1e308)])
+@pytest.mark.parametrize("ends", [(1e16, 0.1), (0.1, 1e16), (-3e38, 3e38)])
 @pytest.mark.parametrize("curve", ["linear", "cosine"])
 def test_ramps_end_exactly(ends, curve):
     """start + (end - start) would be off by a rounding error, or overflow."""
