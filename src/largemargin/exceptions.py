@@ -51,6 +51,13 @@ def check_choice(name: str, value: object, allowed: Iterable[object]) -> None:
         raise LargeMarginError(f"{name} must be one of {listed}, but {value!r} was given.")
 
 
+def _inside(value: float, above: float | None, below: float | None) -> bool:
+    """Within open limits, and of float32. (No isfinite: the compiler cannot follow it.)"""
+    if not -FLOAT32_END < value < FLOAT32_END:
+        return False
+    return (above is None or value > above) and (below is None or value < below)
+
+
 def check_number(
     name: str,
     value: float,
@@ -62,17 +69,10 @@ def check_number(
     hint: str = "",
 ) -> None:
     """Check a Python number against open (above, below) or closed (at_least, at_most) limits."""
-    good = (
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and -FLOAT32_END < value < FLOAT32_END  # no isfinite: the compiler cannot follow it
-        and (above is None or value > above)
-        and (at_least is None or value >= at_least)
-        and (below is None or value < below)
-        and (at_most is None or value <= at_most)
-    )
-    if good:
-        return
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        closed = (at_least is None or value >= at_least) and (at_most is None or value <= at_most)
+        if closed and _inside(value, above, below):
+            return
     limits = {">": above, ">=": at_least, "<": below, "<=": at_most}
     bounds = [f"{sign} {limit}" for sign, limit in limits.items() if limit is not None]
     wanted = "a finite number" + (f" {' and '.join(bounds)}" if bounds else "")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import largemargin.functional as LF
-from largemargin import class_stats
+from largemargin import CosFace, attach, class_stats
 from largemargin.losses.base import terms
 from largemargin.ops import eager_gradients
 from largemargin.ops import norms as rows
@@ -197,3 +197,15 @@ def test_norms_under_vmap():
     assert torch.func.vmap(rows.safe_norm)(x).tolist() == [5.0, 0.0]
     units = torch.func.vmap(rows.normalize)(x)
     torch.testing.assert_close(units, rows.normalize(x))
+
+
+@pytest.mark.parametrize("scale", [16, 16.0, "auto"])
+def test_the_logits_of_the_head_are_not_made_again(scale, monkeypatch):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 5))
+    criterion = attach(model, CosFace(margin=0.2, scale=scale))
+    features, _, labels = vectors(torch.float32)
+    outputs = model(features)
+    want = CosFace(margin=0.2, scale=scale)(model[0](features), model[1].weight, labels)
+    for place in (OPERATOR, terms):
+        monkeypatch.setattr(place, "cosine_logits", None)
+    torch.testing.assert_close(criterion(outputs, labels), want)

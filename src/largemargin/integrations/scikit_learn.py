@@ -696,15 +696,16 @@ def preparations(samples: "TensorSamples", several: bool) -> Iterator[tuple[str,
         lengths = squared_lengths(samples.matrix() if samples.is_sparse() else inputs)
         if lengths.max() > 1.002 * lengths.min():
             kinds.append(("unit", UnitRows))
+
+    def factor_of(rows: Any) -> float:
+        scale = average(squared_lengths(rows)) / rows.shape[1] if several else 0.0
+        return scale**0.5 if scale > 0 else 1.0
+
     for name, kind in kinds:
         if samples.is_sparse():
-            matrix = samples.matrix()
-            if kind is UnitRows:
-                matrix = row_normalize(matrix)
-            mean = torch.zeros(1)
-            scale = average(squared_lengths(matrix)) / matrix.shape[1]
-            factor = scale**0.5 if several and scale > 0 else 1.0
-            yield name, kind(mean.to(**like), torch.tensor(factor, **like)), matrix / factor
+            matrix = row_normalize(samples.matrix()) if kind is UnitRows else samples.matrix()
+            factor = factor_of(matrix)
+            yield name, kind(torch.zeros(1, **like), torch.tensor(factor, **like)), matrix / factor
             continue
         assert isinstance(inputs, Tensor)
         rows = inputs if inputs.dtype == torch.float32 else inputs.double()
@@ -713,8 +714,7 @@ def preparations(samples: "TensorSamples", several: bool) -> Iterator[tuple[str,
         if not several:
             mean = torch.zeros_like(mean)
         centred = rows - mean.to(rows)
-        scale = average(squared_lengths(centred)) / rows.shape[1]
-        factor = scale**0.5 if several and scale > 0 else 1.0
+        factor = factor_of(centred)
         module = kind(mean.to(**like), torch.tensor(factor, **like))
         yield name, module, (centred / factor).to(**like)
         if name == "raw" and several:

@@ -18,6 +18,7 @@ from largemargin.errors import (
 )
 from largemargin.heads.centroid_bank import (
     NO_SOFT,
+    BatchCentroids,
     CentroidBank,
     FirstSeen,
     Strategy,
@@ -254,25 +255,7 @@ class Discriminative(ClassWise):
         valid = torch.ones_like(labels, dtype=torch.bool) if known is None else known
         with torch.no_grad():
             found = bank(features, labels, valid, complete=known is None)
-        slots, blended = found.slots, 1 - bank.momentum
-        terms = CentroidTerms(
-            slots.of_sample,
-            slots.classes,
-            slots.means,
-            found.compact,
-            found.margin,
-            slots.counts,
-            known,
-            slots.by_class and known is None and found.all_present,
-            through_compact=1.0 if bank.strategy == "none" else blended,
-            through_points=blended if bank.strategy == "both" else 1.0,
-            radius=self.radius,
-            power=self.compact_power if self.tail is None else 0,
-            tail=self.tail or 0.0,
-            margin=current(self, "margin"),
-            margin_power=self.margin_power,
-            with_norm=self.has_norm,
-        )
+        terms = self._centroid_terms(found, known)
 
         def definition(q: Tensor, weight: Tensor, offset: Tensor | None) -> tuple[Tensor, ...]:
             return _defined(terms, labels, valid, q, weight, offset)
@@ -283,6 +266,27 @@ class Discriminative(ClassWise):
             compact, margin = compact + guard, margin + guard
             norm = None if norm is None else norm + guard
         return self._weighed(compact, margin, norm)
+
+    def _centroid_terms(self, found: BatchCentroids, known: Tensor | None) -> CentroidTerms:
+        slots, blended = found.slots, 1 - self.bank.momentum
+        return CentroidTerms(
+            slots.of_sample,
+            slots.classes,
+            slots.means,
+            found.compact,
+            found.margin,
+            slots.counts,
+            known,
+            slots.by_class and known is None and found.all_present,
+            through_compact=1.0 if self.bank.strategy == "none" else blended,
+            through_points=blended if self.bank.strategy == "both" else 1.0,
+            radius=self.radius,
+            power=self.compact_power if self.tail is None else 0,
+            tail=self.tail or 0.0,
+            margin=current(self, "margin"),
+            margin_power=self.margin_power,
+            with_norm=self.has_norm,
+        )
 
     def _weighed(self, compact: Tensor, margin: Tensor, norm: Tensor | None) -> LossValue:
         parts = {"compact": compact, "margin": margin}

@@ -109,14 +109,13 @@ class CommandParser(jsonargparse.ArgumentParser):
         parts = (word.partition("=") for word in words)
         return ["".join((whole.get(name, name), *rest)) for name, *rest in parts]
 
+    def _options_of_lists(self) -> set[str]:
+        every = [each for each in self._actions if "tuple[" in str(getattr(each, "_typehint", ""))]
+        return {name for action in every for name in action.option_strings}
+
     def _lists(self, words: Sequence[str]) -> list[str]:
         """Write out lists typed plainly: ``--trackers wandb mlflow`` is ``[wandb,mlflow]``."""
-        lists = {
-            name
-            for action in self._actions
-            for name in action.option_strings
-            if "tuple[" in str(getattr(action, "_typehint", ""))
-        }
+        lists = self._options_of_lists()
         # Where a command has words of its own, one word of a list follows its option.
         alone = all(action.option_strings for action in self._actions)
         long: list[str] = []

@@ -134,18 +134,24 @@ def _with_preset(config: Any, name: str | None, tuned: bool = False) -> Any:
                 f"--preset {name} sets the {part}, but {part} was given too. Leave one of them out."
             )
     ours = {key: getattr(config.optimizer, key) for key in chosen.optimizer}
-    given = {key: ours[key] for key in ours if ours[key] != getattr(plain.optimizer, key)}
-    if tuned and (given or not ours):
-        why = f"but optimizer.{next(iter(given))} was given too" if given else "but it has none"
-        raise LargeMarginError(
-            f"--preset_optimizer takes the optimizer of the preset {name}, {why}. Leave it out."
-        )
+    if tuned:
+        _check_optimizer(name, ours, plain.optimizer)
     if _is_first():
         used = chosen.optimizer if tuned else ours
         listed = ", ".join(f"{key} {value}" for key, value in used.items())
         hint = "" if tuned else " (--preset_optimizer takes those of the preset)"
         print(chosen, *([f"this run    {listed}{hint}"] if used else []), "", sep="\n")
     return chosen.config(config, optimizer=tuned)
+
+
+def _check_optimizer(preset: str, ours: dict[str, Any], plain: Any) -> None:
+    """That of a preset is taken whole, or not at all."""
+    given = [key for key in ours if ours[key] != getattr(plain, key)]
+    if given or not ours:
+        why = f"but optimizer.{given[0]} was given too" if given else "but it has none"
+        raise LargeMarginError(
+            f"--preset_optimizer takes the optimizer of the preset {preset}, {why}. Leave it out."
+        )
 
 
 def _is_first() -> bool:

@@ -1,6 +1,7 @@
 """What a report is about: runs, comparisons of runs, or geometries, read into one form."""
 
 import itertools
+import json
 import shlex
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from largemargin.app.config import RunConfig
-from largemargin.app.report.charts import Dash, Note, Number, Series, finite
+from largemargin.app.report.charts import NOTHING, Dash, Note, Number, Series, finite
 from largemargin.app.report.sample_views import Rivals, SampleViews, rivals_in
 from largemargin.app.training.checkpoints import DATA
 from largemargin.app.training.comparison_result import RESULT as COMPARISON
@@ -436,3 +437,42 @@ def _with_distinct_names(models: list[ReportModel]) -> list[ReportModel]:
         color = None if model is baseline else next(colors)
         made.append(replace(model, name=name, baseline=model is baseline, color=color))
     return made
+
+
+IGNORED = ("name", "out")
+"""Settings that are no part of the method."""
+
+Rows = list[tuple[str, ...]]
+"""A name, and the value of every model."""
+
+
+def settings_of(runs: list[ReportModel]) -> tuple[Rows, Rows]:
+    settings = [flat(model.settings) for model in runs]
+    return split([{name: own[name] for name in own if name not in IGNORED} for own in settings])
+
+
+def split(records: Sequence[dict[str, Any]]) -> tuple[Rows, Rows]:
+    """What differs between records, and what does not."""
+    differing: Rows = []
+    equal: Rows = []
+    for name in dict.fromkeys(itertools.chain.from_iterable(records)):
+        values = tuple(_shown(own.get(name, "")) for own in records)
+        (differing if len(set(values)) > 1 else equal).append((name, *values))
+    return differing, equal
+
+
+def _shown(value: Any) -> str:
+    if value in ({}, ""):
+        return NOTHING
+    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+def flat(value: Any, before: str = "") -> dict[str, Any]:
+    """Values of nested dicts by their path: ``optimizer.lr``, ``validation.accuracy``."""
+    if isinstance(value, dict) and value:
+        return {
+            path: found
+            for name, inner in value.items()
+            for path, found in flat(inner, f"{before}{name}.").items()
+        }
+    return {before.rstrip("."): value}

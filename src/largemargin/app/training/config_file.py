@@ -113,14 +113,17 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
     if origin is tuple:
         return _tuple(value, get_args(hint)[0], place)
     if origin is dict:
-        if not isinstance(value, Mapping):
-            raise LargeMarginError(
-                f"{place} must be a group of settings, but {_shown(value)} was given."
-            )
-        _refuse_class_paths(value, place)
-        kind = get_args(hint)[1]
-        return {name: _typed(each, kind, _joined(place, name)) for name, each in value.items()}
+        return _group(value, get_args(hint)[1], place)
     return _scalar(value, hint, place)
+
+
+def _group(value: Any, kind: Any, place: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise LargeMarginError(
+            f"{place} must be a group of settings, but {_shown(value)} was given."
+        )
+    _refuse_class_paths(value, place)
+    return {name: _typed(each, kind, _joined(place, name)) for name, each in value.items()}
 
 
 def _tuple(value: Any, kind: Any, place: str) -> tuple[Any, ...]:

@@ -254,11 +254,7 @@ def begin(
     make_deterministic(config, stack)
     trainer = _make_trainer(config, home, resume, data, processes, on_epoch)
     if resume:
-        if (home / DATA).is_file():
-            check_same_data(home, Run(home).facts, trainer.data, instead="start a new run")
-        trainer.resume()
-        if first:
-            _set_aside(home / EVALUATION)
+        _resume(trainer, home, first)
     if first and not (home / ENVIRONMENT).is_file():
         _write_facts(home, config, trainer.data, processes)
     shown = progress and first
@@ -268,6 +264,14 @@ def begin(
     for note in _notes(config, trainer) if shown else ():
         print(f"{config.name}: {note}", file=sys.stderr)
     return Session(config, trainer, processes)
+
+
+def _resume(trainer: Trainer, home: Path, first: bool) -> None:
+    if (home / DATA).is_file():
+        check_same_data(home, Run(home).facts, trainer.data, instead="start a new run")
+    trainer.resume()
+    if first:
+        _set_aside(home / EVALUATION)
 
 
 def _make_trainer(

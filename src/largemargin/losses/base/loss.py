@@ -540,8 +540,8 @@ class Loss(Summand, nn.Module):
             share = require(self.weight).to(values.dtype)[labels.long().clamp(0, num_classes - 1)]
             values = values if self.label_smoothing else values * share
         if sample_weight is not None:
-            weights = sample_weight.to(values.dtype)
-            values, share = values * weights, weights if share is None else share * weights
+            values = values * sample_weight.to(values.dtype)
+            share = sample_weight.to(values.dtype) * (1 if share is None else share)
         if ignored is not None:
             values = values.masked_fill(ignored, 0)
         return values if self.reduction == "none" else self._total(values, share, ignored, synced)

@@ -3,7 +3,6 @@
 import base64
 import csv
 import io
-import itertools
 import json
 import shlex
 from collections.abc import Iterable, Sequence
@@ -11,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from largemargin.app.report.charts import (
-    NOTHING,
     Block,
     Blocks,
     Cell,
@@ -23,7 +21,13 @@ from largemargin.app.report.charts import (
     seconds,
 )
 from largemargin.app.report.judgements import judge
-from largemargin.app.report.report_models import ReportModel, ReportModels
+from largemargin.app.report.report_models import (
+    ReportModel,
+    ReportModels,
+    flat,
+    settings_of,
+    split,
+)
 from largemargin.app.report.sections.margins import COLUMNS, class_rows
 from largemargin.measuring.predictions import harmless
 from largemargin.measuring.records import plain
@@ -32,8 +36,6 @@ READING = (
     "Everything needed to reproduce these numbers, and the numbers as files. Good is a comparison "
     "in which only the objective differs."
 )
-IGNORED = ("name", "out")
-"""Settings that are no part of the method."""
 
 
 def provenance_section(models: ReportModels) -> Section:
@@ -105,42 +107,6 @@ def _equal(runs: list[ReportModel]) -> Table:
         key="settings",
         searchable=True,
     )
-
-
-Rows = list[tuple[str, ...]]
-"""A name, and the value of every model."""
-
-
-def settings_of(runs: list[ReportModel]) -> tuple[Rows, Rows]:
-    settings = [flat(model.settings) for model in runs]
-    return split([{name: own[name] for name in own if name not in IGNORED} for own in settings])
-
-
-def split(records: Sequence[dict[str, Any]]) -> tuple[Rows, Rows]:
-    """What differs between records, and what does not."""
-    differing: Rows = []
-    equal: Rows = []
-    for name in dict.fromkeys(itertools.chain.from_iterable(records)):
-        values = tuple(_shown(own.get(name, "")) for own in records)
-        (differing if len(set(values)) > 1 else equal).append((name, *values))
-    return differing, equal
-
-
-def _shown(value: Any) -> str:
-    if value in ({}, ""):
-        return NOTHING
-    return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-
-
-def flat(value: Any, before: str = "") -> dict[str, Any]:
-    """Values of nested dicts by their path: ``optimizer.lr``, ``validation.accuracy``."""
-    if isinstance(value, dict) and value:
-        return {
-            path: found
-            for name, inner in value.items()
-            for path, found in flat(inner, f"{before}{name}.").items()
-        }
-    return {before.rstrip("."): value}
 
 
 MATRIX_CLASSES = 64

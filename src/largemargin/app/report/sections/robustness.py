@@ -201,15 +201,18 @@ BIN_SAMPLES = 5
 """Accuracy of fewer predictions of similar confidence says little."""
 
 
-def _reliability(models: ReportModels) -> Chart:
-    """Accuracy of predictions by their confidence, as they are and with a temperature."""
-    found: list[tuple[ReportModel, Calibration, str]] = []
+def _calibrations(models: ReportModels) -> Iterator[tuple[ReportModel, Calibration, str]]:
     for model in models:
         if model.calibration is not None:
-            found.append((model, model.calibration, ""))
+            yield model, model.calibration, ""
         if model.evaluation is not None and model.evaluation.calibrated is not None:
             words = f"temperature {model.evaluation.temperature:.3g}"
-            found.append((model, model.evaluation.calibrated, words))
+            yield model, model.evaluation.calibrated, words
+
+
+def _reliability(models: ReportModels) -> Chart:
+    """Accuracy of predictions by their confidence, as they are and with a temperature."""
+    found = list(_calibrations(models))
     series = [Series("calibrated", [0.0, 1.0], [0.0, 1.0], color=None, dash="dash", faint=True)]
     rows: list[tuple[Cell, ...]] = []
     for model, fit, words in found:

@@ -1,7 +1,7 @@
 """What the models are worth, at a glance, and what to try next."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from largemargin.app.report.charts import (
@@ -27,8 +27,12 @@ from largemargin.app.report.judgements import (
     judge,
     paired,
 )
-from largemargin.app.report.report_models import ReportModel, ReportModels, number_at
-from largemargin.app.report.sections.provenance import settings_of
+from largemargin.app.report.report_models import (
+    ReportModel,
+    ReportModels,
+    number_at,
+    settings_of,
+)
 from largemargin.app.training.comparison_result import Comparison, verdict_text
 
 Show = Callable[..., Cell]
@@ -69,10 +73,7 @@ def glance(models: ReportModels, judged: Judged) -> Table:
         heads.insert(2, "against baseline")
     rows = []
     for model, cells in zip(models, zip(*columns, strict=True), strict=True):
-        told = {each.name: each for each in judged[model.name]}
-        about = "" if model.config is None else model.config.objective.name
-        name = replace(Cell.of(model.title), detail=about, swatch=swatch(model.color))
-        row = [name, *map(_judged, cells, (told.get(rule) for *_, rule in QUANTITIES))]
+        row = _glance_row(model, cells, judged[model.name])
         if models.baseline is not None and others:
             known_change = model.name in others
             row.insert(2, against(model, models.baseline) if known_change else Cell(NOTHING))
@@ -88,6 +89,15 @@ def glance(models: ReportModels, judged: Judged) -> Table:
         numeric=tuple(range(1, len(heads))),
         rules={name: rules[rule] for name, *_, rule in QUANTITIES if rule},
     )
+
+
+def _glance_row(
+    model: ReportModel, cells: Sequence[Cell], judged: Iterable[Judgement]
+) -> list[Cell]:
+    told = {each.name: each for each in judged}
+    about = "" if model.config is None else model.config.objective.name
+    name = replace(Cell.of(model.title), detail=about, swatch=swatch(model.color))
+    return [name, *map(_judged, cells, (told.get(rule) for *_, rule in QUANTITIES))]
 
 
 def _judged(cell: Cell, judgement: Judgement | None) -> Cell:
