@@ -311,6 +311,7 @@ def test_features_beside_their_prototypes_gain_nothing_over_the_ceiling() -> Non
 
     for num_classes, dim in ((5, 2), (6, 3), (8, 3)):
         ceiling = 1 - math.cos(packing_bound(num_classes, dim))
+        found = []
         for _ in range(3):
             rows = torch.randn(2 * num_classes, dim, dtype=torch.float64, requires_grad=True)
             optimizer = torch.optim.Adam([rows], lr=0.05)
@@ -325,8 +326,9 @@ def test_features_beside_their_prototypes_gain_nothing_over_the_ceiling() -> Non
                 optimizer.zero_grad()
                 (torch.logsumexp(-sharp * gaps, 0) / sharp).backward()
                 optimizer.step()
-            assert best <= ceiling + 1e-9
-            assert best > 0.5 * ceiling
+            found.append(best)
+        assert max(found) <= ceiling + 1e-9
+        assert max(found) > 0.5 * ceiling  # a search may end where classes lie upon each other
 
 
 def test_copies_and_pickles_carry_on() -> None:

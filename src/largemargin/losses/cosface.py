@@ -20,7 +20,7 @@ from largemargin.losses.base.terms import (
     target_and_rest,
 )
 from largemargin.ops.class_stats import ComputeOptions
-from largemargin.ops.eager_gradients import softmax_values
+from largemargin.ops.eager_gradients import cosine_softmax_values
 from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
@@ -116,6 +116,6 @@ def cosface(
     cosines: Any = {"similarity": "cosine", "scale": s, **how}
     found = eager_logits(features, prototypes, labels, cosines)
     if found is not None:
-        return softmax_values(*found, required=required)
+        return cosine_softmax_values(*found, required)
     target, rest = target_and_rest(features, prototypes, labels, **cosines)
     return over_targets(F.softplus(rest - target + required), labels)

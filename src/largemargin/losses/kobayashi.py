@@ -159,7 +159,7 @@ def biased_softmax(
     check_setting("margin", margin)
     check_number("strength", strength, at_least=0)
     found = eager_logits(features, prototypes, labels, options)
-    if found is not None and not isinstance(margin, Tensor):
+    if found is not None and not isinstance(margin, Tensor) and (strength or not margin):
         return softmax_values(*found, required=margin, strength=0.5 * strength)
     num_classes = class_count(features, prototypes, labels)
     want: tuple[Statistic, ...] = ("target", "rest", "spread", "mean")

@@ -345,11 +345,7 @@ shifted_target: Callable[..., Tensor] = _ShiftedTarget.apply
 
 
 def softmax_values(
-    logits: Tensor,
-    labels: Tensor,
-    known: bool,
-    required: float | Tensor = 0.0,
-    strength: float = 0.0,
+    logits: Tensor, labels: Tensor, known: bool, required: float = 0.0, strength: float = 0.0
 ) -> Tensor:
     """Cross entropy per sample, with the target's logit lowered and the rivals' divergence."""
     if launches(logits):
@@ -357,14 +353,51 @@ def softmax_values(
         target, _, _, rest, spread, mean = logit_stats(logits, labels, want, relative=True)
         values = F.softplus(rest - target + required)  # type: ignore[operator]
         return values + strength * (spread - mean) if strength else values  # type: ignore[operator]
-    if strength:
+    if strength or required:
         found: Tensor = _SoftmaxAndDivergence.apply(logits, labels, required, strength, known)
         return found
     index, outside = (labels[:, None], None) if known else _index(labels, logits.shape[1])
-    if isinstance(required, Tensor):
-        lower = -required.to(logits.dtype).expand(labels.shape)[:, None]
-        logits = logits.scatter_add(1, index, lower)
-    elif required:
-        logits = logits.scatter_add(1, index, logits.new_full(index.shape, -required))
     values = F.cross_entropy(logits, index.squeeze(1), reduction="none")
     return values if outside is None else values.masked_fill(outside, torch.nan)
+
+
+class _RestOverTarget(torch.autograd.Function):
+    """softplus(rest - target + required): a cross entropy with all its digits, however small."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, required: float, known: bool) -> Tensor:
+        index, outside = (labels[:, None], None) if known else _index(labels, logits.shape[1])
+        others = logits.scatter(1, index, -torch.inf)
+        rest = others.logsumexp(1)
+        gap = torch.sub(rest, logits.gather(1, index).squeeze(1)).add_(required)
+        ctx.save_for_backward(logits, labels, index, outside, others, rest, gap)
+        ctx.required, ctx.known = required, known
+        values = F.softplus(gap)
+        return values if outside is None else values.masked_fill_(outside, torch.nan)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        logits, labels, index, outside, others, rest, gap = ctx.saved_tensors
+        if torch.is_grad_enabled() or batched_gradient(grad):
+            with torch.enable_grad():
+                target, rest, _ = target_and_rival(logits, labels, True, ctx.known)
+                values = F.softplus(rest - target + ctx.required)
+                again = torch.autograd.grad(values, logits, grad, create_graph=True)
+            return *again, None, None, None
+        lost = gap.sigmoid() * (grad if outside is None else grad.masked_fill(outside, 0.0))
+        each = torch.sub(others, rest[:, None]).exp_().mul_(lost[:, None])
+        return each.scatter_(1, index, lost.neg()[:, None]), None, None, None
+
+
+def cosine_softmax_values(
+    logits: Tensor, labels: Tensor, known: bool, required: float | Tensor
+) -> Tensor:
+    """Cross entropy of cosine logits, which are bounded, with the target's lowered."""
+    if not isinstance(required, Tensor) and not launches(logits):
+        found: Tensor = _RestOverTarget.apply(logits, labels, required, known)
+        return found
+    if launches(logits):
+        target, _, _, rest, *_ = logit_stats(logits, labels, ("target", "rest"), relative=True)
+    else:
+        target, rest, _ = target_and_rival(logits, labels, True, known)
+    return F.softplus(rest - target + required)  # type: ignore[operator]
