@@ -384,7 +384,8 @@ class _RestOverTarget(torch.autograd.Function):
                 values = F.softplus(rest - target + ctx.required)
                 again = torch.autograd.grad(values, logits, grad, create_graph=True)
             return *again, None, None, None
-        lost = gap.sigmoid() * (grad if outside is None else grad.masked_fill(outside, 0.0))
+        grad = grad if outside is None else grad.masked_fill(outside, 0.0)
+        lost = torch.ops.aten.softplus_backward(grad, gap, 1.0, 20.0)  # as torch rounds it
         each = torch.sub(others, rest[:, None]).exp_().mul_(lost[:, None])
         return each.scatter_(1, index, lost.neg()[:, None]), None, None, None
 
