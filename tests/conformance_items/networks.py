@@ -63,7 +63,7 @@ def network(case: Case, weight: str = "A", shift: str = "a") -> Network:
 
 def input_margins(case: Case, way: str) -> Outputs:
     net, inputs, labels = network(case), case.need("x"), case.need("y")
-    eps = case.options({"eps": "eps"})
+    eps = {"eps": 1e-6, **case.options({"eps": "eps"})}
     hyper = case.options(DISTRIBUTION)
     threshold = case.options({"gamma0": "threshold"})
 
@@ -90,7 +90,7 @@ def input_margins(case: Case, way: str) -> Outputs:
 
 def layer_margin(case: Case, way: str) -> Outputs:
     net, inputs, labels = network(case), case.need("x"), case.need("y")
-    chosen, hyper = case.param("layer", 0), case.options(LAYERS)
+    chosen, hyper = case.param("layer", 0), {"eps": 1e-6, **case.options(LAYERS)}
     chosen = chosen if isinstance(chosen, list) else [chosen]
 
     def value(**options: Any) -> Tensor:

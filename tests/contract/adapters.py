@@ -97,8 +97,11 @@ def network(a):
     return input_margins.small_network(a.features, np.eye(dim), np.zeros(dim), a.prototypes, a.bias)
 
 
-def of_margins(loss):
-    def oracle(a, labels, eps=1e-6, differentiable_norm=False, **hyper):
+def of_margins(loss, reach):
+    """``reach``: from which margin on there is no loss, of the settings."""
+
+    def oracle(a, labels, eps=None, differentiable_norm=False, **hyper):
+        eps = 0.1 / reach(**hyper) if eps is None else eps
         logits, jacobians = network(a)
         margins, _ = input_margins.linearized_margins(logits, labels, jacobians[0], eps=eps)
         return loss(margins, **hyper)
@@ -106,9 +109,10 @@ def of_margins(loss):
     return oracle
 
 
-def layer_margin(a, labels, differentiable_norm=False, **hyper):
+def layer_margin(a, labels, differentiable_norm=False, eps=None, **hyper):
     logits, jacobians = network(a)
-    return input_margins.layer_margin(logits, labels, jacobians, **hyper)
+    eps = 0.1 / hyper.get("gamma", 1.0) if eps is None else eps
+    return input_margins.layer_margin(logits, labels, jacobians, eps=eps, **hyper)
 
 
 def class_wise(renamed=(), **fixed):

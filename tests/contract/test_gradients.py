@@ -225,9 +225,9 @@ def test_denominators_of_linearised_margins_are_constants(name):
         return others.margin_distribution(margins, r=0.9, theta=0.1).mean()
 
     hyper = {
-        "layer_margin": {"gamma": 2.0},
-        "margin_hinge": {"threshold": 2.0},
-        "margin_distribution": {"r": 0.9, "theta": 0.1},
+        "layer_margin": {"gamma": 2.0, "eps": 1e-6},
+        "margin_hinge": {"threshold": 2.0, "eps": 1e-6},
+        "margin_distribution": {"r": 0.9, "theta": 0.1, "eps": 1e-6},
     }[name]
     assert_gradients(build(name, problem, hyper), problem, value)
 

@@ -111,8 +111,9 @@ def test_a_dead_network_survives_an_eps_of_its_former_slope():
     loss(*batch(0))
     model = Dead()
     x = torch.randn(6, 2, requires_grad=True)
-    values = [each(model(x), torch.arange(6) % 3, x) for each in (loss, lm.MarginDistribution())]
-    assert values[1] > 1e4  # eps of 1e-6 alone
+    small = lm.MarginDistribution(eps=1e-6)
+    values = [each(model(x), torch.arange(6) % 3, x) for each in (loss, small)]
+    assert values[1] > 1e4
     assert values[0] < 100
     (gradient,) = torch.autograd.grad(values[0], model.head.bias)
     assert bool(torch.isfinite(gradient).all())
@@ -218,3 +219,36 @@ def test_wrong_settings():
     for settings in ({"measured_steps": 0}, {"r": "automatic"}, {"r": 0.5}, {"eps": -1.0}):
         with pytest.raises(LargeMarginError, match=next(iter(settings))):
             lm.MarginDistribution(**settings)
+
+
+@pytest.mark.parametrize(
+    ("loss", "reach"),
+    [
+        (lm.MarginDistribution(), 0.5),
+        (lm.MarginDistribution(r=30.0, theta=0.7), 29.3),
+        (lm.MarginHinge(threshold=0.25), 0.25),
+        (lm.LayerMargin(gamma=2.0), 2.0),
+    ],
+    ids=repr,
+)
+def test_a_dead_input_pulls_at_most_ten_times_as_hard_as_cross_entropy(loss, reach):
+    bias = torch.tensor([0.3, -0.2, 0.1], requires_grad=True)
+    x = torch.ones(1, 3, requires_grad=True)
+    last = [x] if isinstance(loss, lm.LayerMargin) else x
+    value = loss(0 * x + bias, torch.tensor([1]), last)
+    (pull,) = torch.autograd.grad(value, bias)
+    zero = 1.0 if isinstance(loss, lm.MarginDistribution) else reach  # of a margin of 0
+    # The gap is -0.5 and the margin -0.5 / eps with eps = 0.1 / reach.
+    assert value.item() == pytest.approx(zero * (1 + 5.0))
+    assert pull.tolist() == pytest.approx([10 * zero, -10 * zero, 0.0])
+
+
+def test_an_eps_that_is_given_is_the_one_used():
+    logits, labels, x = batch(3)
+    small = lm.MarginDistribution(eps=0.0)(logits, labels, x)
+    margins = LF.linearized_margins(logits, labels, x, eps=0.0).margins
+    assert small.item() == pytest.approx(LF.margin_distribution(margins).mean().item())
+    own = lm.MarginDistribution(r=1.2, theta=0.7)(logits, labels, x)
+    margins = LF.linearized_margins(logits, labels, x, eps=0.1 / 0.5).margins
+    assert own.item() == pytest.approx(LF.margin_distribution(margins).mean().item())
+    assert lm.MarginHinge(threshold=-1.0)(logits, labels, x).isfinite()

@@ -288,7 +288,7 @@ ZOO = Zoo(
             ),
         ),
         "margin_distribution": Entry(
-            of_margins(others.margin_distribution),
+            of_margins(others.margin_distribution, lambda r=1.2, theta=0.7, **rest: r - theta),
             settings=(
                 {"differentiable_norm": True},
                 {"differentiable_norm": True, "r": 0.6, "theta": 0.1, "mu": 0.7, "squared": True},
@@ -296,7 +296,7 @@ ZOO = Zoo(
             stopped=({}, {"r": 0.6, "theta": 0.1, "mu": 0.7, "eps": 1e-3}),
         ),
         "margin_hinge": Entry(
-            of_margins(others.margin_hinge),
+            of_margins(others.margin_hinge, lambda threshold=1.0: threshold),
             settings=(
                 {"differentiable_norm": True},
                 {"differentiable_norm": True, "threshold": 3.0},

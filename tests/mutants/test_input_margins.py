@@ -37,9 +37,10 @@ def test_the_norm_of_a_gradient_is_a_constant_unless_told_otherwise(of):
 def test_losses_on_input_margins_have_the_defaults_of_the_margins():
     own = inspect.signature(_InputMarginLoss.__init__).parameters
     margins = inspect.signature(LF.linearized_margins).parameters
-    for name in ("eps", "differentiable_norm"):
-        assert own[name].default == margins[name].default
-    assert _InputMarginLoss().eps == 1e-6
+    assert own["differentiable_norm"].default == margins["differentiable_norm"].default
+    assert own["per_sample_gradients"].default == margins["per_sample_gradients"].default
+    assert margins["eps"].default == 1e-6
+    assert _InputMarginLoss().eps is None
     assert _InputMarginLoss().differentiable_norm is False
 
 

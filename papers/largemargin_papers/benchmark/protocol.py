@@ -24,6 +24,7 @@ class MethodSpec:
             against.
         noise: settings of ``NoiseConfig`` that it trains with.
         reweight_at: share of the steps after which LDAM's class weights are the balanced ones.
+        settings: parameters of its objective that no trial changes, and those of trial 0.
         space: its own parameters: ``[low, high]`` or a list of values, by path.
     """
 
@@ -32,6 +33,7 @@ class MethodSpec:
     margin: bool = False
     noise: dict[str, Any] = field(default_factory=dict)
     reweight_at: float | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
     space: dict[str, Any] = field(default_factory=dict)
 
 
@@ -121,7 +123,7 @@ class Protocol:
         return replace(
             base,
             model=settings_from(situation.model, type(base.model), "model"),
-            objective=ObjectiveConfig(method.objective),
+            objective=ObjectiveConfig(method.objective, method.settings),
             noise=noise,
             epochs=situation.epochs,
             batch_size=situation.batch_size,
@@ -172,7 +174,7 @@ def _check(protocol: Protocol) -> None:
     check_number("power", protocol.power, above=protocol.level, below=1)
     _check_rungs(protocol)
     for method in protocol.methods.values():
-        parse_objective(ObjectiveConfig(method.objective))
+        parse_objective(ObjectiveConfig(method.objective, method.settings))
     for situation in protocol.situations.values():
         _check_situation(protocol, situation)
     for name, used in protocol.presets.items():

@@ -38,6 +38,7 @@ LATER: Mapping[str, Any] = {
     "noise.joined": False,
     "noise.crop": "same",
     "data.validation_from": "train",
+    "objective.settings.eps": 1e-6,
 }
 """Settings younger than the first measured runs, and the value that is what those runs did."""
 
@@ -254,7 +255,7 @@ def run_name(config: RunConfig) -> str:
     settings = settings_of(config)
     for name, before in LATER.items():  # or a new setting would give every old run a new name
         place, last = _place(settings, name)
-        if place[last] == before:
+        if last in place and place[last] == before:
             place.pop(last)
     text = json.dumps(settings, sort_keys=True)
     model = config.model.name.replace("/", "-")

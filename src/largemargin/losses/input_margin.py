@@ -37,6 +37,11 @@ class InputMargins(NamedTuple):
     rival_index: Tensor
 
 
+def lasting_eps(reach: float) -> float:
+    """A tenth of the slope of a gap of one over ``reach``: even a dead input has a slope then."""
+    return 0.1 / reach if reach > 0 else 0.1
+
+
 class _InputMarginLoss(Loss):
     needs: ClassVar[tuple[str, ...]] = ("logits", "labels", "inputs")
     refuses: ClassVar[dict[str, str]] = REFUSES
@@ -45,13 +50,14 @@ class _InputMarginLoss(Loss):
     def __init__(
         self,
         *,
-        eps: float = 1e-6,
+        eps: float | None = None,
         differentiable_norm: bool = False,
         per_sample_gradients: bool = False,
         **options: Unpack[LossOptions],
     ) -> None:
         super().__init__(**options)
-        check_number("eps", eps, at_least=0)
+        if eps is not None:
+            check_number("eps", eps, at_least=0)
         self.eps = eps
         self.differentiable_norm = differentiable_norm
         self.per_sample_gradients = per_sample_gradients
@@ -73,8 +79,12 @@ class _InputMarginLoss(Loss):
         return self._reduce(values, batch.labels, batch.num_classes, batch.ignored, sample_weight)
 
     def _values(self, gap: Tensor, norm: Tensor, batch: Batch) -> Tensor:
-        values: Tensor = self.per_sample(gap / (norm + self.eps))
+        values: Tensor = self.per_sample(gap / (norm + self._eps))
         return values
+
+    @property
+    def _eps(self) -> float:
+        raise NotImplementedError
 
 
 Branch: TypeAlias = Literal["below", "inside", "above"]
@@ -107,8 +117,9 @@ class MarginDistribution(_InputMarginLoss):
 
     Learning rate: the slope in the logits is 1 / ((r - theta) norm). A network without batch norm
     starts with small input gradients, hence with steps that are orders of magnitude larger than
-    those of cross entropy, and dying gradients have no bound at all. Clip the gradients of the
-    parameters to norm 1; then the learning rate of cross entropy suits it.
+    those of cross entropy; with the default eps at most ten times as large, also where the gradient
+    dies. Clip the gradients of the parameters to norm 1; then the learning rate of cross entropy
+    suits it.
 
     ``observed`` holds the share of the last batch on each branch: below, inside and above the band.
     A criterion shows them beside its terms, and warns when none is inside or all are.
@@ -118,11 +129,14 @@ class MarginDistribution(_InputMarginLoss):
             1). r > theta >= 0, mu in (0, 1]. With r="auto" theta is set with it.
         squared: square the first branch (appendix A of ODN).
         measured_steps: training calls that r="auto" measures in, default 100 (ours).
-        eps, differentiable_norm, per_sample_gradients: of :func:`linearized_margins`.
+        eps: default 0.1 / (r - theta), a slope at which the loss pulls ten times as hard as cross
+            entropy can; 1e-6 with r="auto", which adds to it.
+        differentiable_norm, per_sample_gradients: of :func:`linearized_margins`.
         options: those of every :class:`Loss`.
 
     Departures: erratum D4, the upper branch is scaled by (r+theta)^2 as in eq. 1. r="auto" is ours:
-    the paper searched r and theta on held-out images.
+    the paper searched r and theta on held-out images. So is the default of eps, which the paper
+    only calls small: with 1e-6, networks whose input gradients die have losses of 1e6.
 
     Example:
         The input is on the boundary, its margin is 0:
@@ -152,7 +166,7 @@ class MarginDistribution(_InputMarginLoss):
         mu: float = 0.1,
         squared: bool = False,
         measured_steps: int = 100,
-        eps: float = 1e-6,
+        eps: float | None = None,
         differentiable_norm: bool = False,
         per_sample_gradients: bool = False,
         **options: Unpack[LossOptions],
@@ -176,9 +190,15 @@ class MarginDistribution(_InputMarginLoss):
         if self._measures:
             self.register_buffer("measured", torch.zeros(3))
 
+    @property
+    def _eps(self) -> float:
+        if self.eps is not None:
+            return self.eps
+        return 1e-6 if self.r == "auto" else lasting_eps(self.r - self.theta)
+
     def _values(self, gap: Tensor, norm: Tensor, batch: Batch) -> Tensor:
         if self.r != "auto":
-            margins = gap / (norm + self.eps)
+            margins = gap / (norm + self._eps)
             self._observe(margins, self.r, self.theta, batch.ignored)
             return self.per_sample(margins, self.r, self.theta)
         logits = batch.inputs[0]
@@ -191,7 +211,7 @@ class MarginDistribution(_InputMarginLoss):
                 if self.training and self._measures:
                     self._measure(gap.detach(), norm.detach(), batch.ignored)
         (count, reach, slope), measuring = state
-        margins = gap / (norm + self.eps + 0.1 * slope.to(norm))
+        margins = gap / (norm + self._eps + 0.1 * slope.to(norm))
         reach = torch.where(reach > 0, reach, 1.0).to(margins.dtype)
         r = reach / (1 - SHARE_OF_R)
         self._observe(margins, r, SHARE_OF_R * r, batch.ignored)
@@ -211,7 +231,9 @@ class MarginDistribution(_InputMarginLoss):
             found = torch.stack([gather_ragged(each, torch.nan) for each in found])
         gap, norm = found
         slope = norm.nanmean()
-        reach = (gap / (norm + self.eps + 0.1 * slope)).masked_fill(gap <= 0, torch.nan).nanmedian()
+        reach = (
+            (gap / (norm + self._eps + 0.1 * slope)).masked_fill(gap <= 0, torch.nan).nanmedian()
+        )
         new = torch.stack([reach, slope]).to(self.measured)
         count, old = self.measured[0], self.measured[1:]
         mixed = torch.lerp(old, new, (1 / (count + 1)).clamp_min(0.05))
@@ -276,7 +298,8 @@ class MarginHinge(_InputMarginLoss):
 
     Args:
         threshold: gamma_0. The paper tunes it on a validation split; default 1 (O14).
-        eps, differentiable_norm, per_sample_gradients: of :func:`linearized_margins`.
+        eps: default 0.1 / threshold, 0.1 where the threshold is not positive (ours).
+        differentiable_norm, per_sample_gradients: of :func:`linearized_margins`.
         options: those of every :class:`Loss`.
 
     Departure: erratum D1; the printed sign would drive margins below the threshold.
@@ -295,7 +318,7 @@ class MarginHinge(_InputMarginLoss):
         self,
         *,
         threshold: float = 1.0,
-        eps: float = 1e-6,
+        eps: float | None = None,
         differentiable_norm: bool = False,
         per_sample_gradients: bool = False,
         **options: Unpack[LossOptions],
@@ -308,6 +331,10 @@ class MarginHinge(_InputMarginLoss):
         )
         check_number("threshold", threshold)
         self.threshold = threshold
+
+    @property
+    def _eps(self) -> float:
+        return lasting_eps(self.threshold) if self.eps is None else self.eps
 
     def per_sample(self, margins: Tensor) -> Tensor:
         return margin_hinge(margins, threshold=self.threshold)
@@ -347,7 +374,7 @@ def linearized_margins(
         labels: (N,).
         inputs: (N, ...), with ``requires_grad``.
         eps: default 1e-6 (O14; the paper says "small"). Where the input has no gradient the margin
-            is gap/eps, a loss of about 1e6: a hundredth of the usual norm survives that.
+            is gap/eps.
         differentiable_norm: differentiate the denominator too (second order); default False, a
             constant in backpropagation (ODN 4.1).
         per_sample_gradients: the gradient of each sample's own gap, in N backward passes for one.

@@ -18,7 +18,7 @@ from largemargin.errors import (
 from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.base.setting_ranges import Dimension, Range
 from largemargin.losses.base.terms import check_setting
-from largemargin.losses.input_margin import REFUSES, check_graph
+from largemargin.losses.input_margin import REFUSES, check_graph, lasting_eps
 from largemargin.ops.norms import promote, safe_norm
 from largemargin.shapes import Labels, Logits, PerSample
 from largemargin.tracing import transformed
@@ -50,7 +50,8 @@ class LayerMargin(Loss):
             dual norm.
         aggregate: over rivals: "max" (default) or "sum".
         topk: only the k rivals with the largest logits; None takes all.
-        eps: default 1e-6 (original).
+        eps: default 0.1 / gamma, with which an activation without a gradient survives (ours); the
+            original has 1e-6.
         differentiable_norm: differentiate the denominator too; default False, as the original.
         options: those of every :class:`Loss`.
 
@@ -75,7 +76,7 @@ class LayerMargin(Loss):
         p: Norm = 2,
         aggregate: Aggregate = "max",
         topk: int | None = None,
-        eps: float = 1e-6,
+        eps: float | None = None,
         differentiable_norm: bool = False,
         **options: Unpack[LossOptions],
     ) -> None:
@@ -123,7 +124,7 @@ def layer_margin(
     p: Norm = 2,
     aggregate: Aggregate = "max",
     topk: int | None = None,
-    eps: float = 1e-6,
+    eps: float | None = None,
     differentiable_norm: bool = False,
     validate: bool | None = None,
 ) -> PerSample:
@@ -134,7 +135,8 @@ def layer_margin(
     """
     check_choice("p", p, NORMS)
     check_choice("aggregate", aggregate, AGGREGATES)
-    check_number("eps", eps, at_least=0)
+    if eps is not None:
+        check_number("eps", eps, at_least=0)
     check_logits(logits, labels, validate=validate)
     if not layers:
         raise LargeMarginError("layers must hold at least one activation, but it is empty.")
@@ -165,7 +167,7 @@ def layer_margin(
     for each, *parts in zip(gammas, *blocks, strict=True):
         norm = torch.cat(parts, 1)
         check_setting("gamma", each)
-        hinge = F.relu(each + gap / (eps + norm))
+        hinge = F.relu(each + gap / (norm + (lasting_eps(each) if eps is None else eps)))
         total = total + (hinge.max(1).values if aggregate == "max" else hinge.sum(1))
     return total
 
