@@ -37,7 +37,7 @@ def test_every_loss_can_be_a_term(name):
     value = evaluate(lm.Objective(first=0.7 * loss, second=loss), problem)
     assert isinstance(value, lm.LossValue)
     assert_close(value.total, 1.7 * want, 1e-12, "total")
-    if hasattr(loss, "named_terms"):
+    if loss.named_terms is not None:
         parts = [key.split(".")[0] for key in value.terms]
         assert set(parts) == {"first", "second"}
         assert parts.count("first") == parts.count("second") > 1

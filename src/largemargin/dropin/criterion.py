@@ -270,7 +270,9 @@ class Criterion(nn.Module):
                 "or partitioned it (FullyShardedDataParallel, ZeRO stage 3). Use "
                 "torch.distributed.fsdp.fully_shard, or ZeRO up to stage 2."
             )
-        similarity, scale = getattr(layer, "similarity", "dot"), current(layer, "scale", 1.0)
+        similarity, scale = "dot", 1.0
+        if type(layer) is not nn.Linear:  # looking for what a module has not takes long
+            similarity, scale = getattr(layer, "similarity", "dot"), current(layer, "scale", 1.0)
         made = None if logits is None else HeadLogits(logits, similarity, scale, bias)
         return HeadView(weight, bias, similarity, scale, made)
 

@@ -7,6 +7,7 @@ what attach, schedules, tuning, reports and the command line ask it.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -231,6 +232,16 @@ class Loss(Summand, nn.Module):
 
     fixed: ClassVar[frozenset[str]] = frozenset()
     """Numbers that say how something is computed: no schedule moves them."""
+
+    # A module takes longest over attributes that it does not have, so all losses have these.
+    named_terms: Any = None
+    """A method in place of ``forward`` where the value has several terms."""
+
+    part_weights: Any = None
+    """What those are multiplied by in the total."""
+
+    observed: Any = MappingProxyType({})
+    """Numbers shown beside the terms."""
 
     per_sample: Callable[..., Tensor]
     """The pure function, (N,) values of ``(*inputs, targets)``; every loss defines it."""

@@ -99,7 +99,7 @@ class Objective(Summand, nn.Module):
                 call["logits"] = _logits(features, prototypes, bias)
             term_call = call if own is None else {**call, **own.get(name, {})}
             arguments, options = self._arguments(name, loss, term_call)
-            composite = getattr(loss, "named_terms", None)
+            composite = loss.named_terms
             if composite is not None:
                 value: LossValue = composite(*arguments, **options)
                 values |= {f"{name}.{part}": each for part, each in value.terms.items()}
@@ -107,7 +107,7 @@ class Objective(Summand, nn.Module):
             else:
                 term = loss(*arguments, **options)
                 values[name] = term
-            for what, share in getattr(loss, "observed", {}).items():
+            for what, share in loss.observed.items():
                 values[f"{name}.{what}"] = share
             moved = followed(self, name) if torch.compiler.is_compiling() else None
             weight: float | Tensor = self.weights[name] if moved is None else moved
@@ -140,7 +140,7 @@ class Objective(Summand, nn.Module):
         """What each reported term is multiplied by in the total."""
         weights: dict[str, float] = {}
         for name, loss in self.terms.items():
-            parts: dict[str, float] | None = getattr(loss, "part_weights", None)
+            parts: Any = loss.part_weights
             if parts is None:
                 weights[name] = self.weights[name]
             else:
