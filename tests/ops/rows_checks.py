@@ -8,9 +8,12 @@ import torch
 import largemargin as lm
 import largemargin.functional as LF
 from largemargin.losses.base.angles import NEAR
+from largemargin.losses.base.loss import Loss
 from largemargin.ops import eager_gradients
 from largemargin.ops.dense import dense_stats
 from largemargin.ops.norms import normalize
+from largemargin.ops.row_loss import RowLoss
+from largemargin.ops.row_values import kernel_values
 from largemargin.ops.triton import rows
 
 ALL = ("target", "rival", "rest", "spread", "mean")
@@ -81,18 +84,6 @@ def test_unit_rows(width):
     assert rows.unit_rows(torch.full((1, 3), math.nan), torch.float32)[0].isnan().all()
 
 
-def test_the_mean_of_what_is_kept():
-    values, ignored = drawn(3000), torch.arange(3000) % 3 == 0
-    values[ignored] = math.nan
-    values.requires_grad_()
-    mean = eager_gradients.mean_of_kept(values, ignored)
-    torch.testing.assert_close(mean, values[~ignored].mean())
-    (gradient,) = torch.autograd.grad(2 * mean, values)
-    torch.testing.assert_close(gradient, torch.where(ignored, 0.0, 2 / 2000))
-    none = eager_gradients.mean_of_kept(values[:3], torch.ones(3, dtype=torch.bool))
-    assert float(none.detach()) == 0
-
-
 @pytest.mark.parametrize("mode", ["hard", "easy", "none"])
 @pytest.mark.parametrize("margin", [0.0, 0.3, 2.0])
 def test_shifted_angles(mode, margin, monkeypatch):
@@ -140,3 +131,67 @@ def test_losses_are_the_same_with_and_without_kernels(name, ignore, monkeypatch)
             found.append((value, *first, *twice, *plain))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+ATTACHED = {name: LOSSES[name] for name in LOSSES if name not in ("focal", "sample_margin")}
+
+
+@pytest.mark.parametrize("low", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("labels", [[0, 2, 1, 3, 2, 0], [0, -100, 1, 3, -100, 0], [-100] * 6])
+@pytest.mark.parametrize("name", ATTACHED)
+def test_short_steps_are_those_of_the_whole_way(name, labels, low, monkeypatch):
+    labels, found = torch.tensor(labels), []
+    for kernels in (True, False):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.Linear(6, 4))
+        criterion = lm.attach(model, ATTACHED[name]() + 0.5 * lm.LabelSmoothing())
+        with monkeypatch.context() as patch:
+            if not kernels:
+                patch.setattr(eager_gradients, "_serve", lambda _: False)
+            patch.setattr(Loss, "is_usual", lambda _, short=kernels: short)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=low):
+                value = criterion(model(drawn(6, 5)), labels)
+            gradients = torch.autograd.grad(value, [*model.parameters()], allow_unused=True)
+            found.append((value, *(g for g in gradients if g is not None)))
+    assert len(found[0]) == len(found[1]) > 3
+    for one, other in zip(*found, strict=True):
+        near = 3e-2 if low else 1e-4
+        torch.testing.assert_close(one, other, rtol=near, atol=near)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_labels_out_of_range_are_not_a_number_and_have_no_gradient(name):
+    x, w = drawn(4, 5).requires_grad_(), drawn(3, 5, seed=3).requires_grad_()
+    loss = LOSSES[name](validate=None)
+    value = Loss._of_rows(loss, x, w, torch.tensor([0, 7, 1, 2]), {})
+    if name == "focal":
+        assert value is None
+        return
+    assert value.isnan()
+    rows_of, _ = torch.autograd.grad(value, (x, w))
+    assert rows_of[1].eq(0).all()
+    assert rows_of[0].ne(0).any()
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_of_rows_are_the_means_of_values(name):
+    x, w, labels = drawn(40, 5), drawn(7, 5, seed=3), labels_of(40, 7)
+    found = []
+    for reduction in ("mean", "none"):
+        a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
+        value = LOSSES[name](reduction=reduction)(a, b, labels).mean()
+        found.append((value, *torch.autograd.grad(value, (a, b))))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_small_losses_keep_their_digits():
+    logits = torch.tensor([[0.0, -17.0], [0.0, -60.0], [30.0, 0.0], [0.0, 3e4]])
+    logits.requires_grad_()
+    labels = torch.tensor([0, 0, 1, 0])
+    values = kernel_values(logits, labels, RowLoss())
+    expected = torch.nn.functional.softplus(torch.tensor([-17.0, -60.0, 30.0, 3e4]).double())
+    torch.testing.assert_close(values.double(), expected, rtol=1e-6, atol=0)
+    (found,) = torch.autograd.grad(values.sum(), logits)
+    slopes = torch.sigmoid(torch.tensor([-17.0, -60.0, 30.0, 3e4]).double())
+    torch.testing.assert_close(-found[range(4), labels].double(), slopes, rtol=1e-6, atol=0)

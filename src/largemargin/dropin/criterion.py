@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from largemargin.dropin.feature_hooks import FeatureHooks, Pass
+from largemargin.dropin.feature_hooks import FeatureHooks, ForwardRecord, Pass
 from largemargin.dropin.fsdp import reach
 from largemargin.dropin.model_outputs import (
     check_rows,
@@ -25,13 +25,17 @@ from largemargin.heads.centroid_bank import CentroidBank, recomputing
 from largemargin.heads.class_head import ClassHead
 from largemargin.heads.head_spec import HeadView
 from largemargin.losses.base.classwise import collectors
+from largemargin.losses.base.loss import Loss, is_hard
 from largemargin.losses.base.objective import Objective
 from largemargin.losses.base.schedules import Schedule, check_schedules
 from largemargin.losses.base.settings import settle
 from largemargin.losses.base.terms import matrix_of
+from largemargin.ops.row_loss import RowLoss
+from largemargin.ops.row_values import row_mean
 from largemargin.ops.scheduled_values import ScheduledValue, current, move
 from largemargin.ops.shards import gathered
 from largemargin.ops.similarity import HeadLogits
+from largemargin.tracing import plain_eager, value_range
 
 
 class Criterion(nn.Module):
@@ -81,6 +85,12 @@ class Criterion(nn.Module):
         self._watch = watch
         self._owns_head = owns_head
         settle(objective, hooks.layer)
+        losses: list[tuple[str, Any]] = [*objective.terms.items()]
+        self._row_losses = [
+            (name, loss)
+            for name, loss in losses
+            if type(loss).row_loss is not Loss.row_loss and not gradient_norms
+        ]
         self._parts = [*objective.modules()]  # walking through them takes as long as a small loss
         check_schedules(self.schedules, objective, matrix_of(hooks.layer).shape[0])
         if schedules:
@@ -105,6 +115,13 @@ class Criterion(nn.Module):
                 ``outputs`` are those of ``model(torch.cat([x, x_noisy]))``.
             sample_weight: (N,).
         """
+        ready: dict[str, Tensor] = {}
+        if self._row_losses and noisy is None and sample_weight is None:
+            record = self._usual_record(outputs, labels)
+            if record is not None:
+                ready, head = self._row_terms(record, outputs, labels)
+                if len(ready) == len(self.objective.terms):
+                    return self._in_short(ready, record.features, labels, head)
         found = self.read(outputs)
         self._follow(found.features)
         again = recomputing()
@@ -120,7 +137,7 @@ class Criterion(nn.Module):
         logits = arguments["logits"] if found.untouched and not found.own else None
         head = self._head(found.swapped, logits)
         value = self.objective(
-            prototypes=head, labels=labels, sample_weight=sample_weight, **arguments
+            prototypes=head, labels=labels, sample_weight=sample_weight, ready=ready, **arguments
         )
         self._show(value.terms)
         if self.measures_gradients:
@@ -131,6 +148,53 @@ class Criterion(nn.Module):
             return value.total
         made = tensors_in(outputs if noisy is None else (outputs, noisy))
         return reach(value.total, made, fsdp=self._hooks.is_fsdp)
+
+    def _usual_record(self, outputs: Any, labels: Any) -> ForwardRecord | None:
+        """The pass that made the outputs, in ordinary training of one vector and one label each."""
+        if type(outputs) is not Tensor or type(labels) is not Tensor or not plain_eager():
+            return None
+        record = self._hooks.usual_record(outputs)
+        if record is None or recomputing() or self._hooks.is_fsdp:
+            return None
+        return record if is_hard(labels, outputs) else None
+
+    def _row_terms(
+        self, record: ForwardRecord, outputs: Tensor, labels: Tensor
+    ) -> tuple[dict[str, Tensor], HeadView]:
+        """Terms that rows of the head's logits determine, in a few calls; and the head."""
+        layer, (weight, bias) = self._hooks.layer, record.head or (record.features, None)
+        similarity, scale = "dot", 1.0
+        if type(layer) is not nn.Linear:
+            similarity, scale = getattr(layer, "similarity", "dot"), getattr(layer, "scale", 1.0)
+        made = HeadLogits(outputs, similarity, scale, bias)
+        found: list[tuple[str, RowLoss, int | None]] = []
+        for name, loss in self._row_losses:
+            row_loss = loss.row_loss(made, record.features, weight) if loss.is_usual() else None
+            if row_loss is not None:
+                found.append((name, row_loss, loss.ignore_index))
+        if found and labels.is_cpu:
+            low, high = value_range(labels)
+            if low < 0 or high >= outputs.shape[1]:
+                found = []
+        vectors = record.features, weight
+        terms = {name: row_mean(outputs, labels, each, vectors, i) for name, each, i in found}
+        return terms, HeadView(weight, bias, similarity, scale, made)
+
+    def _in_short(
+        self, terms: dict[str, Tensor], features: Tensor, labels: Tensor, head: HeadView
+    ) -> Tensor:
+        """The total of terms that are all there, and what else a step does."""
+        self._take_mode(self._hooks.layer.training)
+        total: Any = 0
+        for name, term in terms.items():
+            weight = self.objective.weights[name]
+            weighted = term if weight == 1 else weight * term
+            total = total + weighted if name is not self._row_losses[0][0] else weighted
+        vars(self)["terms"] = {name: term.detach() for name, term in terms.items()}
+        if self.training:
+            self._count_call(features, labels, head)
+        found: Tensor = total
+        return found
 
     def _check_replayed(self) -> None:
         """Activation checkpointing runs the criterion again, in the backward pass."""
@@ -273,7 +337,7 @@ class Criterion(nn.Module):
         similarity, scale = "dot", 1.0
         if type(layer) is not nn.Linear:  # looking for what a module has not takes long
             similarity, scale = getattr(layer, "similarity", "dot"), current(layer, "scale", 1.0)
-        made = None if logits is None else HeadLogits(logits, similarity, scale, bias)
+        made = None if logits is None else HeadLogits(in_float(logits), similarity, scale, bias)
         return HeadView(weight, bias, similarity, scale, made)
 
     @property
@@ -385,10 +449,7 @@ class Criterion(nn.Module):
 
     def _follow(self, features: Tensor) -> None:
         """Stay on the model's device, in its mode, and double where it is double."""
-        training = self._hooks.layer.training
-        # The objective may have another criterion too, on an averaged copy of the model.
-        if self.training != training or self.objective.training != training:
-            self.train(training)
+        self._take_mode(self._hooks.layer.training)
         if torch.compiler.is_compiling():
             return
         for module in self._parts:
@@ -399,6 +460,11 @@ class Criterion(nn.Module):
                     if features.dtype == torch.float64 and tensor.dtype != torch.float64:
                         self.objective.double()
                     return
+
+    def _take_mode(self, training: bool) -> None:
+        # The objective may have another criterion too, on an averaged copy of the model.
+        if self.training != training or self.objective.training != training:
+            self.train(training)
 
     def _measure_gradients(self, terms: dict[str, Tensor], arguments: dict[str, Any]) -> None:
         weights = self.objective.term_weights
@@ -433,6 +499,11 @@ class Criterion(nn.Module):
     def extra_repr(self) -> str:
         layer = self._hooks.layer
         return f"head={type(layer).__name__}, schedules={self.schedules!r}"
+
+
+def in_float(logits: Tensor) -> Tensor:
+    """Logits of bfloat16 in float32; float16 ends at 65504, so a loss makes those anew."""
+    return logits.float() if logits.dtype == torch.bfloat16 else logits
 
 
 def terms_that_need(objective: Objective, argument: str) -> list[str]:

@@ -358,6 +358,20 @@ class FeatureHooks:
             found = self._by_graph(tensors, what)
         return self._by_value(tensors, what) if found is None else found
 
+    def usual_record(self, outputs: Tensor) -> ForwardRecord | None:
+        """The pass that made outputs which are the head's own, untouched, in ordinary training."""
+        mark = outputs.__dict__.get(self.name)
+        if type(mark) is not Mark or mark.made or mark.several or self.doubt or self.removed:
+            return None
+        record, parameters = mark.record, self.layer._parameters
+        if record is None or record.blind or record.inputs is not None or record.own:
+            return None
+        used = record.head
+        if record.version != outputs._version or outputs.dim() != 2 or used is None:
+            return None
+        same = used[0] is parameters.get("weight") and used[1] is parameters.get("bias")
+        return record if same and type(used[0]) is nn.Parameter else None
+
     def _by_mark(self, tensors: list[Tensor], what: str) -> Pass | None:
         own: list[tuple[Tensor, Mark]] = []
         made: list[tuple[Tensor, Mark]] = []

@@ -14,12 +14,21 @@ from largemargin.losses.base.loss import Loss, LossOptions, MarginCeiling
 from largemargin.losses.base.scale import Scale, check_scale_setting, psi0_of_angular_margin
 from largemargin.losses.base.schedules import Schedule, margin_warm_up
 from largemargin.losses.base.setting_ranges import RADIANS, Dimension, Limits, Range
-from largemargin.losses.base.terms import at_target, check_margin, over_targets, scaled_cosines
+from largemargin.losses.base.terms import (
+    at_target,
+    check_margin,
+    eager_logits,
+    over_targets,
+    scale_of_cosines,
+    target_and_rest,
+)
 from largemargin.ops.class_stats import ComputeOptions
-from largemargin.ops.eager_gradients import launches, shifted_target
-from largemargin.ops.matmul import Precision
+from largemargin.ops.matmul import Precision, resolve_precision
+from largemargin.ops.row_loss import Angle, RowLoss
+from largemargin.ops.row_values import row_values
 from largemargin.ops.scheduled_values import current
 from largemargin.ops.shards import is_shared
+from largemargin.ops.similarity import HeadLogits
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 from largemargin.tracing import plain_eager, value_range, values_are_checked
 
@@ -112,6 +121,13 @@ class ArcFace(Loss):
     def _margins(self) -> float | Tensor:
         return self.margin if self.class_margins is None else self.class_margins
 
+    def row_loss(self, made: HeadLogits, features: Tensor, prototypes: Tensor) -> RowLoss | None:
+        margin, scale = self._margins, self.scale_of(made)
+        if scale is None or isinstance(margin, Tensor) or self.gradient != "exact":
+            return None
+        check_margin("margin", margin, RADIANS)
+        return _row_loss(scale, margin, self.mode, features, prototypes, None)
+
     def per_sample(self, *inputs: Tensor, **made: Any) -> Tensor:
         return arcface(
             *inputs,
@@ -140,15 +156,41 @@ def arcface(
         check_choice("mode", mode, MODES)
         check_choice("gradient", gradient, GRADIENTS)
     check_margin("margin", margin, RADIANS)
-    s, target, rest = scaled_cosines(
-        features, prototypes, labels, scale, how, psi0_of_angular_margin, margin
-    )
-    penalised = _penalised(
-        target, s, features, prototypes, labels, margin, mode, how.get("precision")
-    )
+    s = scale_of_cosines(scale, features, prototypes, how, psi0_of_angular_margin, margin)
+    cosines: Any = {"similarity": "cosine", "scale": s, **how}
+    precision = how.get("precision")
+    if gradient == "exact" and how.get("log_prior") is None:
+        loss = _row_loss(s, margin, mode, features, prototypes, precision)
+        found = None if loss is None else eager_logits(features, prototypes, labels, cosines)
+        if loss is not None and found is not None:
+            return row_values(*found, loss, (features, prototypes))
+    target, rest = target_and_rest(features, prototypes, labels, **cosines)
+    penalised = _penalised(target, s, features, prototypes, labels, margin, mode, precision)
     if gradient == "detached":
         penalised = target + (penalised - target).detach()
     return over_targets(F.softplus(rest - penalised), labels)
+
+
+def _row_loss(
+    scale: float | Tensor,
+    margin: float | Tensor,
+    mode: Mode,
+    features: Tensor,
+    prototypes: Tensor,
+    precision: Precision | None,
+) -> RowLoss | None:
+    """It, of one margin and one vector per class."""
+    if isinstance(margin, Tensor) or isinstance(scale, Tensor) or prototypes.dim() != 2:
+        return None
+    resolved: Any = resolve_precision(precision, features, prototypes)
+    kind = torch.float64 if torch.float64 in (features.dtype, prototypes.dtype) else torch.float32
+    least = noise_of_angles(kind, features, prototypes, resolved)
+
+    def definition(target: Tensor, x: Tensor, w: Tensor, labels: Tensor) -> Tensor:
+        return _penalised(target, scale, x, w, labels, margin, mode, resolved)
+
+    angle = Angle(scale, float(margin), mode, NEAR, least, definition)
+    return RowLoss(bounded=True, angle=angle)
 
 
 def _penalised(
@@ -174,10 +216,6 @@ def _penalised(
     if not plain_eager() or is_shared(prototypes) or target.numel() == 0 or prototypes.dim() == 3:
         return definition(target)
     margin = float(margin)
-    if launches(target, features, prototypes):
-        least = noise_of_angles(target.dtype, features, prototypes, precision)
-        rows = features.detach(), prototypes.detach(), labels.long()
-        return shifted_target(definition, target, *rows, scale, margin, mode, NEAR, least)
     if values_are_checked(target, None):
         low, high = value_range(target)
         if -NEAR * scale < low and high < NEAR * scale:

@@ -20,8 +20,10 @@ from largemargin.losses.base.terms import (
     target_and_rest,
 )
 from largemargin.ops.class_stats import ComputeOptions
-from largemargin.ops.eager_gradients import cosine_softmax_values
+from largemargin.ops.row_loss import RowLoss
+from largemargin.ops.row_values import row_values
 from largemargin.ops.scheduled_values import current
+from largemargin.ops.similarity import HeadLogits
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -94,6 +96,13 @@ class CosFace(Loss):
     def _margins(self) -> float | Tensor:
         return self.margin if self.class_margins is None else self.class_margins
 
+    def row_loss(self, made: HeadLogits, features: Tensor, prototypes: Tensor) -> RowLoss | None:
+        margin, scale = self._margins, self.scale_of(made)
+        if scale is None or isinstance(margin, Tensor):
+            return None
+        check_margin("margin", margin, cosine_margin_limits(prototypes.shape[0]))
+        return RowLoss(required=scale * margin, bounded=True)
+
     def per_sample(self, *inputs: Tensor, **made: Any) -> Tensor:
         margin = current(self, "margin") if self.class_margins is None else self.class_margins
         return cosface(*inputs, margin=margin, scale=current(self, "scale"), **made, **self.how)
@@ -114,8 +123,9 @@ def cosface(
     check_margin("margin", margin, cosine_margin_limits(num_classes))
     required = s * at_target(margin, labels, num_classes, "margin")
     cosines: Any = {"similarity": "cosine", "scale": s, **how}
-    found = eager_logits(features, prototypes, labels, cosines)
-    if found is not None:
-        return cosine_softmax_values(*found, required)
+    if not isinstance(required, Tensor):
+        found = eager_logits(features, prototypes, labels, cosines)
+        if found is not None:
+            return row_values(*found, RowLoss(required=float(required), bounded=True))
     target, rest = target_and_rest(features, prototypes, labels, **cosines)
     return over_targets(F.softplus(rest - target + required), labels)

@@ -13,7 +13,9 @@ from largemargin.losses.base.terms import (
     require,
     stats_of,
 )
-from largemargin.ops.eager_gradients import softmax_values
+from largemargin.ops.row_loss import RowLoss
+from largemargin.ops.row_values import row_values
+from largemargin.ops.similarity import HeadLogits
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -38,6 +40,9 @@ class CrossEntropy(LogitLoss):
     term: ClassVar[str] = "softmax"
     reads_head_logits: ClassVar[bool] = True
 
+    def row_loss(self, made: HeadLogits, features: Tensor, prototypes: Tensor) -> RowLoss | None:
+        return RowLoss() if self.has_form(made) else None
+
     def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
         return cross_entropy(*inputs, **logits, **self.how)
 
@@ -51,6 +56,6 @@ def cross_entropy(
     """Softmax loss per sample; :class:`CrossEntropy` has equation, arguments and an example."""
     found = eager_logits(features, prototypes, labels, options)
     if found is not None:
-        return softmax_values(*found)
+        return row_values(*found, RowLoss())
     stats, labels = stats_of(features, prototypes, labels, ("target", "rest"), options)
     return over_targets(F.softplus(require(stats.rest) - require(stats.target)), labels)

@@ -21,7 +21,9 @@ from largemargin.losses.base.terms import (
     stats_of,
 )
 from largemargin.ops.class_stats import Statistic
-from largemargin.ops.eager_gradients import softmax_values
+from largemargin.ops.row_loss import RowLoss
+from largemargin.ops.row_values import row_values
+from largemargin.ops.similarity import HeadLogits
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 Divergence: TypeAlias = Literal["symmetric", "rivals_to_uniform", "uniform_to_rivals"]
@@ -160,7 +162,7 @@ def biased_softmax(
     check_number("strength", strength, at_least=0)
     found = eager_logits(features, prototypes, labels, options)
     if found is not None and not isinstance(margin, Tensor) and (strength or not margin):
-        return softmax_values(*found, required=margin, strength=0.5 * strength)
+        return row_values(*found, RowLoss(required=margin, strength=0.5 * strength))
     num_classes = class_count(features, prototypes, labels)
     want: tuple[Statistic, ...] = ("target", "rest", "spread", "mean")
     stats, labels = stats_of(features, prototypes, labels, want if strength else want[:2], options)
@@ -208,6 +210,12 @@ class Kobayashi(LogitLoss):
         super().__init__(similarity=similarity, scale=scale, **options)
         check_number("strength", strength, at_least=0)
         self.strength = strength
+
+    def row_loss(self, made: HeadLogits, features: Tensor, prototypes: Tensor) -> RowLoss | None:
+        if not self.has_form(made):
+            return None
+        check_number("strength", self.strength, at_least=0)
+        return RowLoss(strength=0.5 * self.strength)
 
     def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
         return kobayashi(*inputs, strength=self.strength, **logits, **self.how)

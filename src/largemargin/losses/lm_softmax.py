@@ -8,7 +8,9 @@ from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.base.scale import Scale, check_scale_setting
 from largemargin.losses.base.terms import over_targets, scaled_cosines
 from largemargin.ops.class_stats import ComputeOptions
+from largemargin.ops.row_loss import RowLoss
 from largemargin.ops.scheduled_values import current
+from largemargin.ops.similarity import HeadLogits
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -46,6 +48,10 @@ class LMSoftmax(Loss):
         super().__init__(**options)
         check_scale_setting(scale)
         self.scale = scale
+
+    def row_loss(self, made: HeadLogits, features: Tensor, prototypes: Tensor) -> RowLoss | None:
+        scale = self.scale_of(made)
+        return None if scale is None else RowLoss("rest", factor=1 / scale, bounded=True)
 
     def per_sample(self, *inputs: Tensor, **made: Any) -> Tensor:
         return lm_softmax(*inputs, scale=current(self, "scale"), **made, **self.how)

@@ -8,7 +8,9 @@ from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.base.scale import Scale, check_scale_setting
 from largemargin.losses.cosface import cosface
 from largemargin.ops.class_stats import ComputeOptions
+from largemargin.ops.row_loss import RowLoss
 from largemargin.ops.scheduled_values import current
+from largemargin.ops.similarity import HeadLogits
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -41,6 +43,9 @@ class NormFace(Loss):
         super().__init__(**options)
         check_scale_setting(scale)
         self.scale = scale
+
+    def row_loss(self, made: HeadLogits, features: Tensor, prototypes: Tensor) -> RowLoss | None:
+        return None if self.scale_of(made) is None else RowLoss(bounded=True)
 
     def per_sample(self, *inputs: Tensor, **made: Any) -> Tensor:
         return normface(*inputs, scale=current(self, "scale"), **made, **self.how)

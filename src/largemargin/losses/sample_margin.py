@@ -7,6 +7,8 @@ from torch import Tensor
 from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.base.terms import over_targets
 from largemargin.ops.class_stats import ComputeOptions, class_stats
+from largemargin.ops.row_loss import RowLoss
+from largemargin.ops.similarity import HeadLogits
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
 
@@ -37,6 +39,10 @@ class SampleMargin(Loss):
     def __init__(self, *, normalize: bool = True, **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
         self.normalize = normalize
+
+    def row_loss(self, made: HeadLogits, features: Tensor, prototypes: Tensor) -> RowLoss | None:
+        factor = made.times("cosine" if self.normalize else "dot", 1.0, None)
+        return None if factor is None else RowLoss("rival", factor=factor)
 
     def per_sample(self, *inputs: Tensor, **made: Any) -> Tensor:
         return sample_margin(*inputs, normalize=self.normalize, **made, **self.how)

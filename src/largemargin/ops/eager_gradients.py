@@ -7,7 +7,6 @@ are those of the dense definition.
 """
 
 import importlib
-from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.ops.dense import ORDER, Stats, dense_stats
-from largemargin.ops.matmul import multiply, without_autocast
+from largemargin.ops.matmul import matmul, multiply, without_autocast
 from largemargin.ops.norms import (
     EPS,
     SQUARABLE,
@@ -169,6 +168,43 @@ def cosine_logits(
     return logits
 
 
+class _LowProduct(torch.autograd.Function):
+    """Dot products of rows rounded to bfloat16, in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, prototypes: Tensor) -> Tensor:
+        rows, columns = features.to(torch.bfloat16), prototypes.to(torch.bfloat16)
+        ctx.save_for_backward(features, prototypes, rows, columns)
+        return multiply(rows, columns.T, "bf16")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        features, prototypes, rows, columns = ctx.saved_tensors
+        with without_autocast(grad):
+            if torch.is_grad_enabled() or batched_gradient(grad):
+                with torch.enable_grad():
+                    logits = matmul(*in_one_dtype(features, prototypes.T), "bf16")
+                return tuple(_again(ctx, logits, features, prototypes, grad))
+            low = grad.to(torch.bfloat16)
+            found: list[Tensor | None] = [None, None]
+            if ctx.needs_input_grad[0]:
+                found[0] = multiply(low, columns, "bf16").to(features.dtype)
+            if ctx.needs_input_grad[1]:
+                found[1] = multiply(low.T, rows, "bf16").to(prototypes.dtype)
+        return (*found,)
+
+
+def dot_logits(
+    features: Tensor, prototypes: Tensor, bias: Tensor | None, precision: str | None
+) -> Tensor:
+    """(N, C) dot products in float32, plus the bias, in plain eager mode."""
+    with without_autocast(features):
+        if precision == "bf16":
+            logits: Tensor = _LowProduct.apply(features, prototypes)
+            return logits if bias is None else logits + bias
+        return F.linear(*in_one_dtype(features, prototypes), bias)
+
+
 @torch.enable_grad()
 def _cosines_again(
     ctx: Any, features: Tensor, prototypes: Tensor, grad: Tensor
@@ -176,13 +212,21 @@ def _cosines_again(
     """The gradients from the dense definition: to be differentiated again, or many at once."""
     how: Any = {"bias": None, "similarity": "cosine", "scale": ctx.scale}
     logits = dense_logits(affine_form(features, prototypes, precision=ctx.precision, **how))
+    return _again(ctx, logits, features, prototypes, grad)
+
+
+@torch.enable_grad()
+def _again(
+    ctx: Any, logits: Tensor, features: Tensor, prototypes: Tensor, grad: Tensor
+) -> list[Tensor | None]:
+    """Gradients of the two that want one, which can be differentiated again."""
     needs = ctx.needs_input_grad[:2]
     wanted = [x for x, need in zip((features, prototypes), needs, strict=True) if need]
     found = iter(torch.autograd.grad(logits, wanted, grad, create_graph=True))
     return [next(found) if need else None for need in needs]
 
 
-def _index(labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+def class_index(labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
     """The column (N, 1) of each label, and which labels are no classes (N,)."""
     index = labels[:, None]
     inside = index.clamp(0, num_classes - 1)
@@ -196,7 +240,7 @@ def target_and_rival(
 
     Of bounded logits; ``known`` labels are known to be classes, others get NaN.
     """
-    index, outside = (labels[:, None], None) if known else _index(labels, logits.shape[1])
+    index, outside = (labels[:, None], None) if known else class_index(labels, logits.shape[1])
     rival: Tensor | None = None
     if rest:
         target = logits.gather(1, index).squeeze(1)
@@ -207,51 +251,6 @@ def target_and_rival(
     if outside is not None:
         target, second = (each.masked_fill(outside, torch.nan) for each in (target, second))
     return target, second, rival
-
-
-class _SoftmaxAndDivergence(torch.autograd.Function):
-    """Cross entropy with the target's logit lowered, + strength (spread - mean), none rounded.
-
-    Spread and mean are taken less ``rest``, so that they are those of log-probabilities.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, labels: Tensor, required: float, strength: float, known: bool
-    ) -> Tensor:
-        count = logits.shape[1] - 1
-        index, outside = (labels[:, None], None) if known else _index(labels, count + 1)
-        chances = logits.scatter(1, index, -torch.inf).log_softmax(1)
-        lowered = logits.scatter(1, index, -required, reduce="add") if required else logits
-        own = lowered.log_softmax(1).gather(1, index).squeeze(1)
-        chances.scatter_(1, index, 0.0)
-        spread = row_products(chances.exp(), chances).squeeze(1)
-        apart = torch.add(spread, chances.sum(1), alpha=-1 / count)
-        ctx.save_for_backward(logits, labels, index, outside, chances, spread, own)
-        ctx.required, ctx.strength = required, strength
-        values = torch.sub(own, apart, alpha=strength).neg_()
-        return values if outside is None else values.masked_fill_(outside, torch.nan)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        logits, labels, index, outside, chances, spread, own = ctx.saved_tensors
-        strength, count = ctx.strength, logits.shape[1] - 1
-        if torch.is_grad_enabled() or batched_gradient(grad):
-            with torch.enable_grad():
-                want = ("target", "rest", "spread", "mean")
-                target, _, _, rest, wide, mean = dense_stats(logits, labels, want, relative=True)
-                assert target is not None and rest is not None  # noqa: PT018
-                assert wide is not None and mean is not None  # noqa: PT018
-                values = F.softplus(rest - target + ctx.required) + strength * (wide - mean)
-                again = torch.autograd.grad(values, logits, grad, create_graph=True)
-            return *again, None, None, None, None
-        if outside is not None:
-            grad = grad.masked_fill(outside, 0.0)
-        lost = own.expm1()  # minus the probability of the rivals together
-        level = torch.rsub(torch.add(lost, spread, alpha=strength), strength)
-        each = torch.add(level[:, None], chances, alpha=strength).mul_(chances.exp())
-        each.sub_(strength / count).scatter_(1, index, lost[:, None])
-        return each.mul_(grad[:, None]), None, None, None, None
 
 
 class _KernelStats(torch.autograd.Function):
@@ -298,107 +297,3 @@ def logit_stats(
     parts = dict(zip(want, found, strict=True))
     target, rival, rest, spread, mean = map(parts.get, ORDER)
     return target, rival, None if rival is None else index, rest, spread, mean
-
-
-class _MeanOfKept(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, ignored: Tensor) -> Tensor:
-        mean, count = kernels().mean_of_kept(values, ignored)
-        ctx.save_for_backward(ignored, count)
-        found: Tensor = mean
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        ignored, count = ctx.saved_tensors
-        if torch.is_grad_enabled() or batched_gradient(grad):
-            return (grad / count) * ~ignored, None
-        return kernels().mean_of_kept_gradient(grad, ignored, count), None
-
-
-mean_of_kept: Callable[..., Tensor] = _MeanOfKept.apply
-"""The mean of the values (N,) that are not ignored, where :func:`launches`."""
-
-
-class _ShiftedTarget(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, definition: Any, target: Tensor, *given: Any) -> Tensor:
-        found, slope = kernels().shifted_target(target, *given)
-        ctx.save_for_backward(target, slope)
-        ctx.definition = definition
-        made: Tensor = found
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        target, slope = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            with torch.enable_grad():
-                made = ctx.definition(target)
-                (again,) = torch.autograd.grad(made, target, grad, create_graph=True)
-            return None, again, *(None,) * 8
-        return None, grad * slope, *(None,) * 8
-
-
-shifted_target: Callable[..., Tensor] = _ShiftedTarget.apply
-"""``ops.triton.rows.shifted_target``; ``definition`` of the target comes first."""
-
-
-def softmax_values(
-    logits: Tensor, labels: Tensor, known: bool, required: float = 0.0, strength: float = 0.0
-) -> Tensor:
-    """Cross entropy per sample, with the target's logit lowered and the rivals' divergence."""
-    if launches(logits):
-        want = ("target", "rest", "spread", "mean") if strength else ("target", "rest")
-        target, _, _, rest, spread, mean = logit_stats(logits, labels, want, relative=True)
-        values = F.softplus(rest - target + required)  # type: ignore[operator]
-        return values + strength * (spread - mean) if strength else values  # type: ignore[operator]
-    if strength or required:
-        found: Tensor = _SoftmaxAndDivergence.apply(logits, labels, required, strength, known)
-        return found
-    index, outside = (labels[:, None], None) if known else _index(labels, logits.shape[1])
-    values = F.cross_entropy(logits, index.squeeze(1), reduction="none")
-    return values if outside is None else values.masked_fill(outside, torch.nan)
-
-
-class _RestOverTarget(torch.autograd.Function):
-    """softplus(rest - target + required): a cross entropy with all its digits, however small."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, required: float, known: bool) -> Tensor:
-        index, outside = (labels[:, None], None) if known else _index(labels, logits.shape[1])
-        others = logits.scatter(1, index, -torch.inf)
-        rest = others.logsumexp(1)
-        gap = torch.sub(rest, logits.gather(1, index).squeeze(1)).add_(required)
-        ctx.save_for_backward(logits, labels, index, outside, others, rest, gap)
-        ctx.required, ctx.known = required, known
-        values = F.softplus(gap)
-        return values if outside is None else values.masked_fill_(outside, torch.nan)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        logits, labels, index, outside, others, rest, gap = ctx.saved_tensors
-        if torch.is_grad_enabled() or batched_gradient(grad):
-            with torch.enable_grad():
-                target, rest, _ = target_and_rival(logits, labels, True, ctx.known)
-                values = F.softplus(rest - target + ctx.required)
-                again = torch.autograd.grad(values, logits, grad, create_graph=True)
-            return *again, None, None, None
-        grad = grad if outside is None else grad.masked_fill(outside, 0.0)
-        lost = torch.ops.aten.softplus_backward(grad, gap, 1.0, 20.0)  # as torch rounds it
-        each = torch.sub(others, rest[:, None]).exp_().mul_(lost[:, None])
-        return each.scatter_(1, index, lost.neg()[:, None]), None, None, None
-
-
-def cosine_softmax_values(
-    logits: Tensor, labels: Tensor, known: bool, required: float | Tensor
-) -> Tensor:
-    """Cross entropy of cosine logits, which are bounded, with the target's lowered."""
-    if not isinstance(required, Tensor) and not launches(logits):
-        found: Tensor = _RestOverTarget.apply(logits, labels, required, known)
-        return found
-    if launches(logits):
-        target, _, _, rest, *_ = logit_stats(logits, labels, ("target", "rest"), relative=True)
-    else:
-        target, rest, _ = target_and_rival(logits, labels, True, known)
-    return F.softplus(rest - target + required)  # type: ignore[operator]

@@ -55,10 +55,13 @@ from largemargin.losses.base.scale import auto_scale
 from largemargin.losses.base.setting_ranges import SHARE, Dimension, Limits, Range
 from largemargin.losses.base.terms import class_vector, drawn_matrix, require
 from largemargin.ops.class_stats import IMPLS, ComputeOptions, Impl
+from largemargin.ops.dense import dense_limit
 from largemargin.ops.distributed import all_reduce_sum, world_size
-from largemargin.ops.eager_gradients import launches, mean_of_kept
-from largemargin.ops.matmul import PRECISIONS, Precision
+from largemargin.ops.eager_gradients import cosine_logits, dot_logits, launches
+from largemargin.ops.matmul import PRECISIONS, Precision, resolve_precision
 from largemargin.ops.norms import promote
+from largemargin.ops.row_loss import RowLoss
+from largemargin.ops.row_values import row_mean
 from largemargin.ops.scheduled_values import current
 from largemargin.ops.similarity import SIMILARITIES, HeadLogits
 from largemargin.tracing import made_for_inference, plain_eager, value_range, values_are_checked
@@ -259,6 +262,8 @@ class Loss(Summand, nn.Module):
             cls.term = cls.key
         if "per_sample" in own and "reads_head_logits" not in own:
             cls.reads_head_logits = False  # what it does to the features the head has not done
+        if "row_loss" not in own and ("per_sample" in own or "forward" in own):
+            cls.row_loss = Loss.row_loss  # type: ignore[method-assign]
         for table in ("limits", "search_space", "not_tuned"):
             setattr(cls, table, {**getattr(base, table), **own.get(table, {})})
 
@@ -341,6 +346,10 @@ class Loss(Summand, nn.Module):
                 self._look_for_zeros(matrix)
             if made is None:
                 check_classifier(features, matrix, bias, sub_centers=has_sub_centers(matrix))
+                if sample_weight is None and self._has_rows(features, matrix, labels):
+                    value = self._of_rows(features, matrix, labels, options)
+                    if value is not None:
+                        return value
             elif not self._reads(made, labels):
                 made = None
             batch = self._prepare(
@@ -404,11 +413,76 @@ class Loss(Summand, nn.Module):
                 "so for a head of zeros."
             )
 
+    def row_loss(self, made: HeadLogits, features: Tensor, prototypes: Tensor) -> RowLoss | None:
+        """The loss of a row of the head's logits, where one kernel serves it; None otherwise."""
+        return None
+
+    def _has_rows(self, features: Tensor, matrix: Tensor, labels: Tensor) -> bool:
+        """Whether ``row_loss`` serves this call: on a GPU, where it is a kernel each way."""
+        return (
+            type(self).row_loss is not Loss.row_loss
+            and features.dim() == 2
+            and plain_eager()
+            and launches(features, matrix)
+            and is_hard(labels, features)
+            and type(matrix) in (Tensor, nn.Parameter)
+            and self.is_usual()
+        )
+
+    def _of_rows(
+        self, features: Tensor, matrix: Tensor, labels: Tensor, options: dict[str, Any]
+    ) -> Tensor | None:
+        """The value by the kernels of rows; None where the logits are too many to keep."""
+        num_classes, precision = matrix.shape[0], resolve_precision(None, features, matrix)
+        if features.shape[0] * num_classes > dense_limit(features.device.type, precision):
+            return None
+        cosine = self.head_similarity == "cosine" or getattr(self, "normalize", False)
+        similarity = "cosine" if cosine else options.get("similarity", "dot")
+        scale = self.scale_for(num_classes) if cosine else options.get("scale", 1.0)
+        bias = options.get("bias")
+        if matrix.dim() != 2 or isinstance(scale, Tensor):
+            return None
+        if similarity == "cosine" and bias is None:
+            logits = cosine_logits(features, matrix, float(scale), precision)
+        elif similarity == "dot" and scale == 1:
+            logits = dot_logits(features, matrix, bias, precision)
+        else:
+            return None
+        made = HeadLogits(logits, similarity, float(scale), bias)
+        loss, vectors = self.row_loss(made, features, matrix), (features, matrix)
+        return None if loss is None else row_mean(logits, labels, loss, vectors, self.ignore_index)
+
+    def scale_of(self, made: HeadLogits) -> float | None:
+        """The scale of a loss on cosines, where the head's logits are cosines times it."""
+        if made.similarity != "cosine" or made.bias is not None:
+            return None
+        scale: Any = self.scale
+        if isinstance(scale, str):
+            scale = self.scale_for(made.logits.shape[1])
+        return float(scale) if scale == made.scale else None
+
+    def is_usual(self) -> bool:
+        """Whether no option asks for more than the mean of what ``row_loss`` says."""
+        own, buffers = vars(self), self._buffers
+        return (
+            "per_sample" not in own
+            and not (self._forward_hooks or self._forward_pre_hooks)
+            and buffers["weight"] is None
+            and buffers["prior"] is None
+            and not own["label_smoothing"]
+            and own["reduction"] == "mean"
+            and not own["sync"]
+            and own["impl"] in ("auto", "dense")
+            and own["precision"] is None
+            and own["validate"] is None
+            and not own["check_finite"]
+        )
+
     def _reads(self, made: HeadLogits, labels: Tensor) -> bool:
         """Whether the head's logits are as good as those that this loss would make."""
         return (
             self.reads_head_logits
-            and made.logits.dtype in (torch.float32, torch.float64)
+            and made.logits.dtype in (torch.float32, torch.float64, torch.bfloat16)
             and made.similarity != "euclidean"  # those of a loss are relative
             and labels.dim() == 1
             and not self.label_smoothing
@@ -541,11 +615,9 @@ class Loss(Summand, nn.Module):
     ) -> Tensor:
         """Weigh the (N,) values and add them up, by the rules of :class:`Loss`."""
         synced, weighted = self._synced, self.weight is not None and labels.dim() == 1
-        if not (weighted or synced or sample_weight is not None) and self.reduction == "mean":
-            if ignored is None and values.shape[0]:  # in most steps
-                return values.mean()
-            if ignored is not None and values.dim() == 1 and plain_eager() and launches(values):
-                return mean_of_kept(values, ignored)
+        usual = not (weighted or synced or sample_weight is not None) and self.reduction == "mean"
+        if usual and ignored is None and values.shape[0]:
+            return values.mean()
         share: Tensor | None = None
         if weighted:
             share = require(self.weight).to(values.dtype)[labels.long().clamp(0, num_classes - 1)]
@@ -712,6 +784,14 @@ class LogitLoss(Loss):
         self.similarity = similarity
         self.scale = scale
 
+    def has_form(self, made: HeadLogits) -> bool:
+        """Whether the head's logits are those that this loss sees."""
+        return (
+            self.similarity in (None, made.similarity)
+            and self.scale in (None, made.scale)
+            and made.similarity != "euclidean"  # those of a loss are relative
+        )
+
 
 class Weighted(Summand, nn.Module):
     """``weight * loss``, as an ``Objective`` takes it."""
@@ -735,6 +815,22 @@ class Weighted(Summand, nn.Module):
 
     def __repr__(self) -> str:
         return f"{self.weight!r} * {self.loss!r}"
+
+
+SCANNED = 8192
+"""Labels up to which every row of a kernel counts for itself how many are ignored."""
+
+
+def is_hard(labels: Tensor, rows: Tensor) -> bool:
+    """Whether labels are one class for each row, as kernels take them."""
+    return (
+        isinstance(labels, Tensor)
+        and labels.dtype is torch.int64
+        and labels.shape == rows.shape[:1]
+        and labels.device == rows.device
+        and 0 < labels.shape[0] <= SCANNED
+        and not labels.is_inference()
+    )
 
 
 def _counting(batch: Batch) -> Tensor | None:

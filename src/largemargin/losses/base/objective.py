@@ -78,8 +78,12 @@ class Objective(Summand, nn.Module):
         inputs: Tensor | None = None,
         layers: list[Tensor] | None = None,
         own: Mapping[str, Mapping[str, Tensor]] | None = None,
+        ready: Mapping[str, Tensor] | None = None,
     ) -> LossValue:
-        """``own`` replaces arguments for single terms: ``{"center": {"features": hidden}}``."""
+        """``own`` replaces arguments for single terms: ``{"center": {"features": hidden}}``.
+
+        ``ready`` holds terms that have been computed already.
+        """
         call: dict[str, Any] = {
             "features": features,
             "prototypes": prototypes,
@@ -95,18 +99,10 @@ class Objective(Summand, nn.Module):
         values: dict[str, Tensor] = {}
         for name, loss in self.terms.items():
             assert isinstance(loss, Loss)
-            if "logits" in loss.needs and call["logits"] is None:
-                call["logits"] = _logits(features, prototypes, bias)
-            term_call = call if own is None else {**call, **own.get(name, {})}
-            arguments, options = self._arguments(name, loss, term_call)
-            composite = loss.named_terms
-            if composite is not None:
-                value: LossValue = composite(*arguments, **options)
-                values |= {f"{name}.{part}": each for part, each in value.terms.items()}
-                term = value.total
+            if ready and name in ready:
+                term = values[name] = ready[name]
             else:
-                term = loss(*arguments, **options)
-                values[name] = term
+                term = self._value(name, loss, call, own, values)
             for what, share in loss.observed.items():
                 values[f"{name}.{what}"] = share
             moved = followed(self, name) if torch.compiler.is_compiling() else None
@@ -115,6 +111,27 @@ class Objective(Summand, nn.Module):
             total = weighted if total is None else total + weighted
         assert total is not None
         return LossValue(total, values)
+
+    def _value(
+        self,
+        name: str,
+        loss: Loss,
+        call: dict[str, Any],
+        own: Mapping[str, Mapping[str, Tensor]] | None,
+        values: dict[str, Tensor],
+    ) -> Tensor:
+        """One term; it and its parts are added to ``values``."""
+        if "logits" in loss.needs and call["logits"] is None:
+            call["logits"] = _logits(call["features"], call["prototypes"], call["bias"])
+        term_call = call if own is None else {**call, **own.get(name, {})}
+        arguments, options = self._arguments(name, loss, term_call)
+        composite = loss.named_terms
+        if composite is None:
+            values[name] = loss(*arguments, **options)
+            return values[name]
+        value: LossValue = composite(*arguments, **options)
+        values |= {f"{name}.{part}": each for part, each in value.terms.items()}
+        return value.total
 
     def head_form(self, num_classes: int, similarity: str | None = None) -> HeadSpec | None:
         """How a head must make its logits to predict as these terms train; None: any way.

@@ -16,9 +16,14 @@ from torch import Tensor
 
 from largemargin.ops.dense import hidden
 from largemargin.ops.norms import EPS
+from largemargin.ops.row_loss import KINDS, Angle, RowLoss
+from largemargin.ops.triton.compiled_launch import Kernel
 
 LONGEST = 4096
 """Numbers of a row that a program reads at a time."""
+TINIEST = torch.finfo(torch.float32).tiny
+LOWEST = hidden(torch.float32)
+NO_ANGLE = Angle(1.0, 0.0, "none", 1.0, 0.0, torch.add)
 PARTS = ("target", "rival", "rest", "spread", "mean")
 
 
@@ -105,16 +110,9 @@ def unit_rows(x: Tensor, dtype: torch.dtype, factor: float = 1.0) -> tuple[Tenso
     x = x if x.stride(1) == 1 else x.contiguous()
     if count:
         with on_device(x):
-            _unit_row[(count,)](
-                x,
-                unit,
-                inverse,
-                width,
-                x.stride(0),
-                factor,
-                BLOCK=block,
-                TINY=torch.finfo(torch.float32).tiny,
-                LEAST=EPS,
+            _UNIT_ROW(
+                (count, 1, 1),
+                *(x, unit, inverse, width, x.stride(0), float(factor), block, TINIEST, EPS),
                 num_warps=warps,
             )
     return unit, inverse
@@ -128,16 +126,10 @@ def unit_rows_gradient(grad: Tensor, x: Tensor, inverse: Tensor, factor: float =
     x = x if x.stride(1) == 1 else x.contiguous()
     if count:
         with on_device(x):
-            _unit_row_gradient[(count,)](
-                grad.contiguous(),
-                x,
-                inverse,
-                found,
-                width,
-                x.stride(0),
-                factor,
-                LARGEST=1 / EPS,
-                BLOCK=block,
+            _UNIT_ROW_GRADIENT(
+                (count, 1, 1),
+                *(grad.contiguous(), x, inverse, found, width, x.stride(0)),
+                *(float(factor), 1 / EPS, block),
                 num_warps=warps,
             )
     return found
@@ -273,19 +265,10 @@ def row_stats(logits: Tensor, labels: Tensor, relative: bool) -> RowStats:
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     if count:
         with on_device(logits):
-            _row_stats[(count,)](
-                logits,
-                labels.contiguous(),
-                numbers,
-                chosen,
-                numbers[5:],
-                count,
-                width,
-                logits.stride(0),
-                RELATIVE=relative,
-                LOWEST=hidden(torch.float32),
-                TINY=torch.finfo(torch.float32).tiny,
-                BLOCK=block,
+            _ROW_STATS(
+                (count, 1, 1),
+                *(logits, labels.contiguous(), numbers, chosen, numbers[5:], count, width),
+                *(logits.stride(0), relative, LOWEST, TINIEST, block),
                 num_warps=warps,
             )
     return RowStats(numbers[:5], chosen, numbers[5:])
@@ -301,79 +284,23 @@ def row_stats_gradient(
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     if count:
         given = [stats.kept if grad is None else grad.contiguous() for grad in grads]
-        flags = {name.upper(): g is not None for name, g in zip(PARTS, grads, strict=True)}
         with on_device(logits):
-            _row_stats_gradient[(count, triton.cdiv(width, block))](
-                logits,
-                labels.contiguous(),
-                stats.rival,
-                stats.kept,
-                *given,
-                found,
-                count,
-                width,
-                logits.stride(0),
-                **flags,
-                BLOCK=block,
+            _ROW_STATS_GRADIENT(
+                (count, triton.cdiv(width, block), 1),
+                *(logits, labels.contiguous(), stats.rival, stats.kept, *given, found),
+                *(count, width, logits.stride(0), *(grad is not None for grad in grads), block),
                 num_warps=warps,
             )
     return found
 
 
 @triton.jit
-def _mean_of_kept(values, ignored, mean, count, size, BLOCK: tl.constexpr):
-    total = tl.zeros((BLOCK,), tl.float32)
-    kept = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, size, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        counts = (at < size) & (tl.load(ignored + at, at < size, 1) == 0)
-        total += tl.where(counts, tl.load(values + at, at < size, 0.0), 0.0)
-        kept += counts.to(tl.float32)
-    number = tl.maximum(tl.sum(kept, 0), 1.0)
-    tl.store(mean, tl.sum(total, 0) / number)
-    tl.store(count, number)
-
-
-@triton.jit
-def _share_of_kept(grad, ignored, count, found, size, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    share = tl.load(grad) / tl.load(count)
-    ignores = tl.load(ignored + at, at < size, 1) != 0
-    tl.store(found + at, tl.where(ignores, 0.0, share), at < size)
-
-
-def mean_of_kept(values: Tensor, ignored: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of those (N,) float32 values that are not ignored, 0 of none, and their number."""
-    mean, count = values.new_empty(()), values.new_empty(())
-    with on_device(values):
-        block = _block(values.numel())[0]
-        _mean_of_kept[(1,)](
-            values.contiguous(), ignored, mean, count, values.numel(), BLOCK=block, num_warps=4
-        )
-    return mean, count
-
-
-def mean_of_kept_gradient(grad: Tensor, ignored: Tensor, count: Tensor) -> Tensor:
-    found = torch.empty(ignored.shape, dtype=torch.float32, device=ignored.device)
-    size = ignored.numel()
-    with on_device(ignored):
-        grid = (triton.cdiv(size, 1024),)
-        _share_of_kept[grid](grad, ignored, count, found, size, BLOCK=1024, num_warps=4)
-    return found
-
-
-@triton.jit
-def _shifted_target(
-    target,
-    features,
+def _shifted(
+    cosine,
+    label,
+    x,
     prototypes,
-    labels,
-    found,
-    slopes,
     width,
-    classes,
-    stride,
-    scale,
     margin,
     cos_margin,
     sin_margin,
@@ -384,15 +311,12 @@ def _shifted_target(
     TINY: tl.constexpr,
     LEAST: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64)
-    cosine = tl.load(target + row) / scale
+    """cos(theta + m) of cos(theta), by chords where theta is near 0 or pi, and its slope."""
     cosine = tl.where(cosine > 1.0, 1.0, tl.where(cosine < -1.0, -1.0, cosine))
     sine = tl.sqrt(1.0 - cosine * cosine)
     bend = -cosine / sine
     if tl.abs(cosine) > NEAR:
-        label = tl.load(labels + row)
-        label = tl.where((label < 0) | (label >= classes), 0, label)
-        x, w = features + row * stride, prototypes + label * width
+        w = prototypes + label * width
         x_size = 1.0 / _norm(x, width, BLOCK, TINY, LEAST)
         w_size = 1.0 / _norm(w, width, BLOCK, TINY, LEAST)
         apart = tl.zeros((BLOCK,), tl.float32)
@@ -415,51 +339,252 @@ def _shifted_target(
     if EDGE == 2:  # "easy"
         shifted = tl.where(cosine <= 0, cosine, shifted)
         slope = tl.where(cosine <= 0, 1.0, slope)
-    tl.store(found + row, scale * shifted)
-    tl.store(slopes + row, slope)
+    return shifted, slope
 
 
-def shifted_target(
-    target: Tensor,
-    features: Tensor,
-    prototypes: Tensor,
+@triton.jit
+def _row_values(
+    logits,
+    labels,
+    values,
+    kept,
+    chosen,
+    features,
+    prototypes,
+    count,
+    width,
+    stride,
+    ignore,
+    required,
+    strength,
+    factor,
+    scale,
+    margin,
+    cos_margin,
+    sin_margin,
+    least,
+    dim,
+    feature_stride,
+    KIND: tl.constexpr,
+    SPREAD: tl.constexpr,
+    ANGLE: tl.constexpr,
+    IGNORES: tl.constexpr,
+    MEAN: tl.constexpr,
+    NEAR: tl.constexpr,
+    EDGE: tl.constexpr,
+    LOWEST: tl.constexpr,
+    TINY: tl.constexpr,
+    LEAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DIMS: tl.constexpr,
+    SAMPLES: tl.constexpr,
+):
+    """A loss (N,), or its parts of the mean, and (6, N) what the gradient needs."""
+    row = tl.program_id(0).to(tl.int64)
+    label = tl.load(labels + row)
+    outside = (label < 0) | (label >= width)
+    own_column = tl.where(outside, 0, label)
+    share = 1.0
+    if MEAN:
+        others = tl.zeros((SAMPLES,), tl.float32)
+        for start in range(0, count, SAMPLES):
+            at = start + tl.arange(0, SAMPLES)
+            if IGNORES:
+                counts = (at < count) & (tl.load(labels + at, at < count, ignore) != ignore)
+            else:
+                counts = at < count
+            others += counts.to(tl.float32)
+        share = 1.0 / tl.maximum(tl.sum(others, 0), 1.0)
+    ignored = label != label
+    if IGNORES:
+        ignored = label == ignore
+    share = tl.where(ignored, 0.0, share)
+    lanes = tl.arange(0, BLOCK)
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    place = tl.zeros((BLOCK,), tl.int32)
+    spoilt = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, width, BLOCK):
+        at = start + lanes
+        rival = (at < width) & (at != label)
+        value = tl.load(logits + row * stride + at, at < width, float("-inf")).to(tl.float32)
+        spoilt = spoilt | ((value != value) & rival).to(tl.int32)
+        value = tl.where(rival, value, float("-inf"))
+        better = value > best
+        place = tl.where(better, at.to(tl.int32), place)
+        best = tl.where(better, value, best)
+    top = tl.max(best, 0)
+    shift = tl.where(top < LOWEST, LOWEST, top)
+    own = tl.load(logits + row * stride + own_column).to(tl.float32)
+    bad = tl.where(outside | (tl.max(spoilt, 0) > 0), float("nan"), 0.0)
+    slope = 1.0
+    if ANGLE:
+        shifted, slope = _shifted(
+            own / scale,
+            own_column,
+            features + row * feature_stride,
+            prototypes,
+            dim,
+            margin,
+            cos_margin,
+            sin_margin,
+            least,
+            NEAR,
+            EDGE,
+            DIMS,
+            TINY,
+            LEAST,
+        )
+        own = scale * shifted
+    whole = 1.0
+    spread = 0.0
+    if KIND == 2:
+        result = (top - own) * factor
+        lost = factor
+        tl.store(chosen + row, tl.min(tl.where(best == top, place, width), 0))
+    else:
+        mass = tl.zeros((BLOCK,), tl.float32)
+        moment = tl.zeros((BLOCK,), tl.float32)
+        total = tl.zeros((BLOCK,), tl.float32)
+        for start in range(0, width, BLOCK):
+            at = start + lanes
+            rival = (at < width) & (at != label)
+            value = tl.load(logits + row * stride + at, at < width, 0.0).to(tl.float32) - shift
+            weight = tl.where(rival, tl.exp(value), 0.0)
+            mass += weight
+            if SPREAD:
+                value = tl.where(rival, value, 0.0)
+                moment += weight * value
+                total += value
+        whole = tl.sum(mass, 0)
+        gap = tl.log(tl.maximum(whole, TINY)) - (own - shift)
+        if KIND == 1:
+            result = gap * factor
+            lost = factor
+        else:
+            gap += required
+            # log(1 + e) with the digits of a small e; above 20 torch takes the gap itself.
+            e = tl.exp(tl.where(gap > 20.0, 20.0, gap))
+            one = 1.0 + e
+            near = tl.where(one == 1.0, e, tl.log(one) * (e / tl.where(one == 1.0, 1.0, one - 1.0)))
+            result = tl.where(gap > 20.0, gap, near)
+            lost = tl.where(gap > 20.0, 1.0, e / one)
+        if SPREAD:
+            spread = tl.sum(moment, 0) / whole
+            result += strength * (spread - tl.sum(total, 0) / (width - 1))
+    tl.store(values + row, tl.where(ignored, 0.0, (result + bad) * share))
+    tl.store(kept + row, shift)
+    tl.store(kept + count + row, whole)
+    tl.store(kept + 2 * count + row, spread)
+    tl.store(kept + 3 * count + row, lost)
+    tl.store(kept + 4 * count + row, lost * slope)
+    tl.store(kept + 5 * count + row, share)
+
+
+@triton.jit
+def _row_values_gradient(
+    grad,
+    grad_stride,
+    logits,
+    labels,
+    kept,
+    chosen,
+    found,
+    count,
+    width,
+    stride,
+    strength,
+    KIND: tl.constexpr,
+    SPREAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    label = tl.load(labels + row)
+    share = tl.load(kept + 5 * count + row)
+    inside = (label >= 0) & (label < width) & (share != 0)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    lost = tl.load(kept + 3 * count + row)
+    if KIND == 2:
+        each = tl.where(at == tl.load(chosen + row), lost, 0.0)
+    else:
+        value = tl.load(logits + row * stride + at, at < width, 0.0).to(tl.float32)
+        value -= tl.load(kept + row)
+        chance = tl.exp(value) / tl.load(kept + count + row)
+        each = chance * lost
+        if SPREAD:
+            near = 1.0 + value - tl.load(kept + 2 * count + row)
+            each += strength * (chance * near - 1.0 / (width - 1))
+    each = tl.where(at == label, -tl.load(kept + 4 * count + row), each)
+    each = tl.where(inside, each * (tl.load(grad + row * grad_stride) * share), 0.0)
+    tl.store(found + row * width + at, each.to(found.dtype.element_ty), at < width)
+
+
+def row_values(
+    logits: Tensor,
     labels: Tensor,
-    scale: float,
-    margin: float,
-    mode: str,
-    near: float,
-    least: float,
-) -> tuple[Tensor, Tensor]:
-    """s cos(theta + m) of (N,) s cos(theta), by chords where theta is near 0 or pi; its slope.
-
-    Where theta + m leaves [0, pi]: "hard" goes on along a line, "easy" leaves the cosine as it is.
-    """
-    found, slopes = torch.empty_like(target), torch.empty_like(target)
-    count, width = features.shape
+    loss: RowLoss,
+    ignore: int | None,
+    mean: bool,
+    features: Tensor | None,
+    prototypes: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """A loss of each row, or its part of the mean, and what ``row_values_gradient`` takes."""
+    count, width = logits.shape
+    numbers = torch.empty(7, count, dtype=torch.float32, device=logits.device)
+    chosen = None
+    if loss.kind == "rival":
+        chosen = torch.empty(count, dtype=torch.int32, device=logits.device)
     block, warps = _block(width)
-    features = features if features.stride(1) == 1 else features.contiguous()
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    angle, dim, stride = loss.angle or NO_ANGLE, 1, 1
+    if features is None or prototypes is None:
+        features = prototypes = logits
+    else:
+        features = features if features.stride(1) == 1 else features.contiguous()
+        prototypes = prototypes.contiguous()
+        dim, stride = features.shape[1], features.stride(0)
     if count:
-        with on_device(target):
-            _shifted_target[(count,)](
-                target.contiguous(),
-                features,
-                prototypes.contiguous(),
-                labels.contiguous(),
-                found,
-                slopes,
-                width,
-                prototypes.shape[0],
-                features.stride(0),
-                scale,
-                margin,
-                math.cos(margin),
-                math.sin(margin),
-                least,
-                NEAR=near,
-                EDGE=("none", "hard", "easy").index(mode),
-                BLOCK=block,
-                TINY=torch.finfo(torch.float32).tiny,
-                LEAST=EPS,
+        with on_device(logits):
+            _ROW_VALUES(
+                (count, 1, 1),
+                *(logits, labels, numbers, numbers[1:], numbers if chosen is None else chosen),
+                *(features, prototypes, count, width, logits.stride(0)),
+                *(0 if ignore is None else ignore, float(loss.required), float(loss.strength)),
+                *(float(loss.factor), float(angle.scale), float(angle.margin)),
+                *(math.cos(angle.margin), math.sin(angle.margin), float(angle.least)),
+                *(dim, stride, KINDS.index(loss.kind), loss.strength != 0),
+                *(loss.angle is not None, ignore is not None, mean, float(angle.near)),
+                *(("none", "hard", "easy").index(angle.mode), LOWEST, TINIEST, EPS),
+                *(block, _block(dim)[0], min(1024, max(16, triton.next_power_of_2(count)))),
                 num_warps=warps,
             )
-    return found, slopes
+    return numbers[0], numbers[1:], chosen
+
+
+def row_values_gradient(
+    grad: Tensor,
+    logits: Tensor,
+    labels: Tensor,
+    loss: RowLoss,
+    kept: Tensor,
+    chosen: Tensor | None,
+) -> Tensor:
+    """The gradient of the logits, in their dtype."""
+    count, width = logits.shape
+    found = torch.empty(count, width, dtype=logits.dtype, device=logits.device)
+    block, warps = _block(width)
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    if count:
+        with on_device(logits):
+            _ROW_VALUES_GRADIENT(
+                (count, triton.cdiv(width, block), 1),
+                *(grad, grad.stride(0), logits, labels, kept, kept if chosen is None else chosen),
+                *(found, count, width, logits.stride(0), float(loss.strength)),
+                *(KINDS.index(loss.kind), loss.strength != 0, block),
+                num_warps=warps,
+            )
+    return found
+
+
+_UNIT_ROW, _UNIT_ROW_GRADIENT = Kernel(_unit_row), Kernel(_unit_row_gradient)
+_ROW_STATS, _ROW_STATS_GRADIENT = Kernel(_row_stats), Kernel(_row_stats_gradient)
+_ROW_VALUES, _ROW_VALUES_GRADIENT = Kernel(_row_values), Kernel(_row_values_gradient)

@@ -1,0 +1,38 @@
+"""Losses that the statistics of a row of logits determine, and what it takes to compute them."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+KINDS = ("softplus", "rest", "rival")
+
+
+class Angle(NamedTuple):
+    """A margin on the angle of cosines times ``scale``: the target is s cos(theta + m)."""
+
+    scale: float
+    margin: float
+    mode: str
+    """Where theta + m leaves [0, pi]: "hard" goes on along a line, "easy" leaves the cosine."""
+    near: float
+    """Cosines beyond it are taken from chords between the unit vectors."""
+    least: float
+    """A sine below it is a rounding error."""
+    definition: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    """The same of (N,) targets s cos(theta), features, prototypes and labels, differentiable."""
+
+
+class RowLoss(NamedTuple):
+    """softplus(rest - target + required), (rest - target) factor or (rival - target) factor.
+
+    With ``strength`` times (spread - mean) added.
+    """
+
+    kind: str = "softplus"
+    required: float = 0.0
+    strength: float = 0.0
+    factor: float = 1.0
+    bounded: bool = False
+    """Whether the logits are scaled cosines: their differences lose no digits."""
+    angle: Angle | None = None

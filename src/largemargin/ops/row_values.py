@@ -1,0 +1,213 @@
+"""Losses of rows of logits in plain eager mode, with backward passes by hand.
+
+One kernel each way where those of ``ops.triton.rows`` serve; otherwise torch's own operators.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from largemargin.ops.dense import dense_stats
+from largemargin.ops.eager_gradients import class_index, kernels, launches, target_and_rival
+from largemargin.ops.norms import batched_gradient, promote, row_products
+from largemargin.ops.row_loss import RowLoss
+
+
+def row_values(
+    logits: Tensor,
+    labels: Tensor,
+    known: bool,
+    loss: RowLoss,
+    vectors: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """The loss (N,) of logits and hard labels; ``known`` labels are classes, others get NaN.
+
+    ``vectors`` are features and prototypes, for a loss with an angle.
+    """
+    if launches(logits):
+        return kernel_values(logits, labels, loss, vectors)
+    logits = promote(logits)
+    if loss.kind != "softplus" or loss.angle is not None:
+        target, second, _ = target_and_rival(logits, labels, loss.kind != "rival", known)
+        if loss.angle is None:
+            return (second - target) * loss.factor
+        assert vectors is not None
+        return F.softplus(second - loss.angle.definition(target, *vectors, labels))
+    if loss.bounded:
+        bounded: Tensor = _RestOverTarget.apply(logits, labels, loss.required, known)
+        return bounded
+    if loss.strength or loss.required:
+        how = labels, loss.required, loss.strength, known
+        found: Tensor = _SoftmaxAndDivergence.apply(logits, *how)
+        return found
+    index, outside = (labels[:, None], None) if known else class_index(labels, logits.shape[1])
+    values = F.cross_entropy(logits, index.squeeze(1), reduction="none")
+    return values if outside is None else values.masked_fill(outside, torch.nan)
+
+
+def row_mean(
+    logits: Tensor,
+    labels: Tensor,
+    loss: RowLoss,
+    vectors: tuple[Tensor, Tensor],
+    ignore: int | None,
+) -> Tensor:
+    """The mean loss of rows that are not ignored, 0 of none; on a CPU all have to be classes."""
+    if launches(logits):
+        return kernel_values(logits, labels, loss, vectors, mean=True, ignore=ignore).sum()
+    if loss == PLAIN:
+        return F.cross_entropy(promote(logits), labels)
+    return row_values(logits, labels, True, loss, vectors).mean()
+
+
+PLAIN = RowLoss()
+"""Cross entropy."""
+
+
+def kernel_values(
+    logits: Tensor,
+    labels: Tensor,
+    loss: RowLoss,
+    vectors: tuple[Tensor, Tensor] | None = None,
+    *,
+    mean: bool = False,
+    ignore: int | None = None,
+) -> Tensor:
+    """The loss (N,) by a kernel each way, or parts that add up to the mean of what is kept."""
+    features, prototypes = vectors if loss.angle and vectors else (None, None)
+    found: Tensor = _KernelValues.apply(logits, labels, features, prototypes, loss, mean, ignore)
+    return found
+
+
+class _KernelValues(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits: Tensor,
+        labels: Tensor,
+        features: Tensor | None,
+        prototypes: Tensor | None,
+        loss: RowLoss,
+        mean: bool,
+        ignore: int | None,
+    ) -> Tensor:
+        labels = labels.contiguous()
+        values, kept, chosen = kernels().row_values(
+            logits, labels, loss, ignore, mean, features, prototypes
+        )
+        ctx.save_for_backward(logits, labels, features, prototypes, kept, chosen)
+        ctx.loss = loss
+        made: Tensor = values
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        logits, labels, features, prototypes, kept, chosen = ctx.saved_tensors
+        if torch.is_grad_enabled() or batched_gradient(grad):
+            with torch.enable_grad():
+                values = _definition(logits, labels, features, prototypes, ctx.loss)
+                share = kept[5]  # of the mean, 0 where ignored
+                parts = torch.where(share == 0, 0.0, values * share)
+                again = torch.autograd.grad(parts, logits, grad, create_graph=True)
+            return *again, *(None,) * 6
+        found = kernels().row_values_gradient(grad, logits, labels, ctx.loss, kept, chosen)
+        return found, *(None,) * 6
+
+
+def _definition(
+    logits: Tensor,
+    labels: Tensor,
+    features: Tensor | None,
+    prototypes: Tensor | None,
+    loss: RowLoss,
+) -> Tensor:
+    """The loss from the dense statistics, which can be differentiated again."""
+    want = ("target", "rival", "rest", *(("spread", "mean") if loss.strength else ()))
+    absolute = loss.angle is not None
+    stats = dense_stats(promote(logits), labels, want, relative=not absolute)
+    target, rival, _, rest, spread, mean = stats
+    second = rival if loss.kind == "rival" else rest
+    if loss.angle is not None:
+        assert target is not None and features is not None and prototypes is not None  # noqa: PT018
+        target = loss.angle.definition(target, features.detach(), prototypes.detach(), labels)
+    values = second - target  # type: ignore[operator]
+    if loss.kind != "softplus":
+        return values * loss.factor
+    values = F.softplus(values + loss.required)
+    return values + loss.strength * (spread - mean) if loss.strength else values  # type: ignore[operator]
+
+
+class _SoftmaxAndDivergence(torch.autograd.Function):
+    """Cross entropy with the target's logit lowered, + strength (spread - mean), none rounded.
+
+    Spread and mean are taken less ``rest``, so that they are those of log-probabilities.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, required: float, strength: float, known: bool
+    ) -> Tensor:
+        count = logits.shape[1] - 1
+        index, outside = (labels[:, None], None) if known else class_index(labels, count + 1)
+        chances = logits.scatter(1, index, -torch.inf).log_softmax(1)
+        lowered = logits.scatter(1, index, -required, reduce="add") if required else logits
+        own = lowered.log_softmax(1).gather(1, index).squeeze(1)
+        chances.scatter_(1, index, 0.0)
+        spread = row_products(chances.exp(), chances).squeeze(1)
+        apart = torch.add(spread, chances.sum(1), alpha=-1 / count)
+        ctx.save_for_backward(logits, labels, index, outside, chances, spread, own)
+        ctx.required, ctx.strength = required, strength
+        values = torch.sub(own, apart, alpha=strength).neg_()
+        return values if outside is None else values.masked_fill_(outside, torch.nan)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        logits, labels, index, outside, chances, spread, own = ctx.saved_tensors
+        strength, count = ctx.strength, logits.shape[1] - 1
+        if torch.is_grad_enabled() or batched_gradient(grad):
+            with torch.enable_grad():
+                want = ("target", "rest", "spread", "mean")
+                target, _, _, rest, wide, mean = dense_stats(logits, labels, want, relative=True)
+                assert target is not None and rest is not None  # noqa: PT018
+                assert wide is not None and mean is not None  # noqa: PT018
+                values = F.softplus(rest - target + ctx.required) + strength * (wide - mean)
+                again = torch.autograd.grad(values, logits, grad, create_graph=True)
+            return *again, None, None, None, None
+        if outside is not None:
+            grad = grad.masked_fill(outside, 0.0)
+        lost = own.expm1()  # minus the probability of the rivals together
+        level = torch.rsub(torch.add(lost, spread, alpha=strength), strength)
+        each = torch.add(level[:, None], chances, alpha=strength).mul_(chances.exp())
+        each.sub_(strength / count).scatter_(1, index, lost[:, None])
+        return each.mul_(grad[:, None]), None, None, None, None
+
+
+class _RestOverTarget(torch.autograd.Function):
+    """softplus(rest - target + required): a cross entropy with all its digits, however small."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, required: float, known: bool) -> Tensor:
+        index, outside = (labels[:, None], None) if known else class_index(labels, logits.shape[1])
+        others = logits.scatter(1, index, -torch.inf)
+        rest = others.logsumexp(1)
+        gap = torch.sub(rest, logits.gather(1, index).squeeze(1)).add_(required)
+        ctx.save_for_backward(logits, labels, index, outside, others, rest, gap)
+        ctx.required, ctx.known = required, known
+        values = F.softplus(gap)
+        return values if outside is None else values.masked_fill_(outside, torch.nan)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        logits, labels, index, outside, others, rest, gap = ctx.saved_tensors
+        if torch.is_grad_enabled() or batched_gradient(grad):
+            with torch.enable_grad():
+                target, rest, _ = target_and_rival(logits, labels, True, ctx.known)
+                values = F.softplus(rest - target + ctx.required)
+                again = torch.autograd.grad(values, logits, grad, create_graph=True)
+            return *again, None, None, None
+        grad = grad if outside is None else grad.masked_fill(outside, 0.0)
+        lost = torch.ops.aten.softplus_backward(grad, gap, 1.0, 20.0)  # as torch rounds it
+        each = torch.sub(others, rest[:, None]).exp_().mul_(lost[:, None])
+        return each.scatter_(1, index, lost.neg()[:, None]), None, None, None
