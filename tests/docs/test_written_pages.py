@@ -209,12 +209,16 @@ def test_the_gain_over_a_simpler_remedy_is_the_smallest_that_was_measured() -> N
         "method": "softmax",
         "epochs": 0.5,
         "reweight_at": None,
+        "optimizer_of": None,
         "chosen_beyond": {**gain, "difference": 0.015},
     }
     said = make_decisions._simpler_remedy({**found, "asked": {"x": answer}})
     assert said == "+1.50 [+1.00, +3.00] (early stopping)"
     late = {**answer, "epochs": 1.0, "reweight_at": 0.8}
     assert "late class weights" in make_decisions._simpler_remedy({**found, "asked": {"x": late}})
+    same = {**late, "optimizer_of": "ldam"}
+    said = make_decisions._simpler_remedy({**found, "asked": {"x": same}})
+    assert said == "+1.50 [+1.00, +3.00] (late class weights, same optimizer)"
     assert make_decisions._simpler_remedy({**found, "reported_beside": {}}) == "–"
 
 

@@ -6,6 +6,14 @@ from typing import Any
 
 from largemargin.app.training.comparison_result import holm, paired_test
 from largemargin.app.training.config_file import to_dict
+from largemargin_papers.benchmark.advertised import (
+    NONE,
+    WINNER,
+    WORSE,
+    advertised_gain,
+    advice,
+    recommended,
+)
 from largemargin_papers.benchmark.caveats import caveats
 from largemargin_papers.benchmark.costs import Costs
 from largemargin_papers.benchmark.followups import FollowUp, answers
@@ -38,8 +46,6 @@ BESIDE = (
 )
 """Numbers of final runs whose means are reported."""
 
-WINNER, NONE, WORSE = "winner", "no winner", "worse"
-
 
 def conclude(
     protocol: Protocol,
@@ -52,7 +58,8 @@ def conclude(
     Args:
         protocol: what was fixed beforehand.
         records: the runs of every situation, by their keys.
-        questions: asked afterwards; their answers change no verdict.
+        questions: asked afterwards; their answers change no verdict. Those with equal optimizer
+            settings may make the gain that is advertised smaller.
         costs: of a training step, by situation and method.
     """
     found = {}
@@ -72,6 +79,8 @@ def conclude(
             each["verdict"] = _verdict(each["test"], protocol.level)
             each["aim_met"] = _aim_met(each)
             _compare_answers(protocol, each)
+            each["advertised"] = advertised_gain(each)
+            each["advice"] = advice(each)
             each["doubts"] = caveats(each)
     return found
 
@@ -116,6 +125,8 @@ def _situation(protocol: Protocol, situation: Situation, records: Records) -> di
         "aim": situation.aim,
         "aim_met": None,
         "verdict": None,
+        "advertised": None,
+        "advice": None,
         "tuned": {},
         "methods": {},
         "test": None,
@@ -292,15 +303,14 @@ def preset_entries(
         entry: dict[str, Any] = {
             "situation": each["title"],
             "source": f"{source}/{f'measured/{main}.json' if each['verdict'] else 'PROTOCOL.md'}",
-            "status": each["verdict"] or "not measured",
+            "status": each["advice"] or "not measured",
             "recommended": {"method": "softmax", "objective": "cross_entropy", "settings": {}},
             "compared": None,
             "doubts": [],
             "others": {found[other]["title"]: _short(found[other]) for other in others},
         }
         if each["verdict"]:
-            method = _recommended(each)
-            tuned = each["tuned"][method]
+            method, tuned = recommended(each)
             entry["recommended"] = {
                 "method": method,
                 **{key: value for key, value in tuned.items() if key not in ("rungs", "margin")},
@@ -312,21 +322,20 @@ def preset_entries(
     return entries
 
 
-def _recommended(each: Mapping[str, Any]) -> str:
-    return str(each["chosen"] if each["verdict"] == WINNER else each["baseline"])
-
-
 def _short(each: Mapping[str, Any]) -> dict[str, Any] | None:
     if not each["test"]:
         return None
-    numbers = ("pairs", "difference", "low", "high", "corrected", "detectable_strictest")
+    method, tuned = recommended(each)
+    numbers = ("pairs", "corrected", "detectable_strictest")
     return {
-        "verdict": each["verdict"],
+        "verdict": each["advice"],
         "chosen": each["chosen"],
         "baseline": each["baseline"],
         "score": each["score"],
         **{name: each["test"][name] for name in numbers},
-        "objective": each["tuned"][_recommended(each)]["objective"],
-        "cost": each["methods"][_recommended(each)].get("cost"),
+        **{name: each["advertised"][name] for name in ("difference", "low", "high", "optimizer")},
+        "registered": each["test"]["difference"],
+        "objective": tuned["objective"],
+        "cost": each["methods"][method].get("cost"),
         "doubts": each["doubts"],
     }

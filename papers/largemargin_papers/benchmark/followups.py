@@ -8,7 +8,15 @@ from typing import Any
 
 from largemargin.app.training.config_file import read_yaml, settings_from
 from largemargin.errors import LargeMarginError, check_number
-from largemargin_papers.benchmark.halving import ASKED, Job, Records, finalists, job, scores_of
+from largemargin_papers.benchmark.halving import (
+    ASKED,
+    Job,
+    Records,
+    finalists,
+    job,
+    optimizer_of,
+    scores_of,
+)
 from largemargin_papers.benchmark.protocol import Protocol
 
 
@@ -24,6 +32,7 @@ class FollowUp:
         epochs: share of the situation's.
         reweight_at: share of the steps after which the class weights are the balanced ones.
         trial: whose settings are taken in place of those that were left of the tuning.
+        optimizer_of: the method whose tuned learning rate, weight decay and clipping are taken.
     """
 
     name: str
@@ -33,11 +42,13 @@ class FollowUp:
     epochs: float = 1.0
     reweight_at: float | None = None
     trial: int | None = None
+    optimizer_of: str | None = None
 
     @property
     def changes(self) -> bool:
         """Whether anything differs from the final runs of the method."""
-        return self.epochs != 1 or self.reweight_at is not None or self.trial is not None
+        others = (self.reweight_at, self.trial, self.optimizer_of)
+        return self.epochs != 1 or any(each is not None for each in others)
 
 
 def read_followups(path: Path, protocol: Protocol) -> dict[str, FollowUp]:
@@ -50,11 +61,12 @@ def read_followups(path: Path, protocol: Protocol) -> dict[str, FollowUp]:
     }
     for each in found.values():
         situation = protocol.situation(each.situation)
-        if each.method not in situation.methods:
-            raise LargeMarginError(
-                f"the question {each.name} is about {each.method}, but the methods of "
-                f"{situation.name} are {', '.join(situation.methods)}."
-            )
+        for method in (each.method, each.optimizer_of or each.method):
+            if method not in situation.methods:
+                raise LargeMarginError(
+                    f"the question {each.name} is about {method}, but the methods of "
+                    f"{situation.name} are {', '.join(situation.methods)}."
+                )
         check_number("epochs", each.epochs, above=0, at_most=1)
         if each.reweight_at is not None:
             check_number("reweight_at", each.reweight_at, at_least=0, below=1)
@@ -63,7 +75,7 @@ def read_followups(path: Path, protocol: Protocol) -> dict[str, FollowUp]:
         if not each.changes and each.method in (situation.baseline, situation.beside):
             raise LargeMarginError(
                 f"the question {each.name} changes nothing, and {each.method} has final runs: give "
-                "epochs, reweight_at or trial."
+                "epochs, reweight_at, trial or optimizer_of."
             )
     return found
 
@@ -75,12 +87,16 @@ def followup_jobs(protocol: Protocol, question: FollowUp, records: Records) -> l
     if tuned is None:
         return None
     trial = tuned[question.method][0] if question.trial is None else question.trial
+    optimizer = None
+    if (other := question.optimizer_of) is not None:
+        optimizer = optimizer_of(job(protocol, situation, other, None, tuned[other][0], 0))
     return [
         replace(
             job(protocol, situation, question.method, None, trial, seed),
             stage=f"{ASKED}{question.name}",
             epochs=max(1, round(situation.epochs * question.epochs)),
             late_weights=question.reweight_at,
+            optimizer=optimizer,
         )
         for seed in protocol.seeds
     ]
@@ -105,6 +121,7 @@ def _answer(protocol: Protocol, question: FollowUp, records: Records) -> dict[st
         "epochs": question.epochs,
         "reweight_at": question.reweight_at,
         "trial": question.trial,
+        "optimizer_of": question.optimizer_of,
         "scores": None,
     }
     jobs = followup_jobs(protocol, question, records)
@@ -125,6 +142,8 @@ def changes_text(question: Mapping[str, Any]) -> str:
         parts.append(f"balanced class weights in the last {late:.0f} % of the steps")
     if question["trial"] is not None:
         parts.append(f"the settings of trial {question['trial']}")
+    if question["optimizer_of"] is not None:
+        parts.append(f"the optimizer settings of {question['optimizer_of']}")
     if not parts:
         parts.append("its tuned settings")
     return f"{question['method']} with " + " and ".join(parts)

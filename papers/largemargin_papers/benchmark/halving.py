@@ -8,7 +8,7 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 from largemargin.app.config import RunConfig
@@ -38,6 +38,8 @@ class Job:
     epochs: int
     late_weights: float | None = None
     """As ``reweight_at`` of a method; None: the method's."""
+    optimizer: Mapping[str, Any] | None = field(default=None, compare=False)
+    """Values of the common space by path, in place of the trial's; None: the trial's."""
 
     @property
     def key(self) -> str:
@@ -59,7 +61,8 @@ class Job:
         """Made when it is asked for: most jobs that are listed are not run."""
         spec = self.protocol.methods[self.method]
         config = self.protocol.config(self.task, spec)
-        values = dict(trials_of(self.protocol, self.task, spec)[self.trial])
+        drawn = trials_of(self.protocol, self.task, spec)[self.trial]
+        values = {**drawn, **(self.optimizer or {})}
         level = values.pop("noise.level", None)
         if level is not None:
             config = replace(config, noise=replace(config.noise, level=level))
@@ -101,6 +104,11 @@ def rung_jobs(
         for trial in chosen
         for seed in protocol.rung_seeds(situation, stage)
     ]
+
+
+def optimizer_of(each: Job) -> dict[str, Any]:
+    """What a run has of the space that all methods have in common, by path."""
+    return {path: reduce(getattr, path.split("."), each.config) for path in each.protocol.space}
 
 
 def trial_scores(jobs: Sequence[Job], records: Records) -> dict[int, float]:

@@ -27,6 +27,10 @@ from largemargin import LargeMarginError
 
 NAME = "digits_few"
 HALF = {"situation": NAME, "asked": "Stopped early?", "method": "softmax", "epochs": 0.5}
+SWAPPED = {
+    "baseline_at_chosen": {"asked": "?", "method": "softmax", "optimizer_of": "cosface"},
+    "chosen_at_baseline": {"asked": "?", "method": "cosface", "optimizer_of": "softmax"},
+}
 WEIGHTED = {"situation": NAME, "asked": "Weights?", "method": "softmax", "reweight_at": 0.5}
 
 
@@ -40,6 +44,10 @@ def asked(folder: Path, protocol: Protocol, **entries: Any) -> dict[str, FollowU
     ("change", "message"),
     [
         ({"method": "ldam_drw"}, "is about ldam_drw, but the methods of digits_few are softmax"),
+        (
+            {"optimizer_of": "ldam_drw"},
+            "is about ldam_drw, but the methods of digits_few are softmax",
+        ),
         ({"situation": "digits"}, "there is no situation 'digits'"),
         ({"epochs": 1.0}, "changes nothing, and softmax has final runs: give epochs"),
         ({"trial": 9}, "trial must be a finite number >= 0 and <= "),
@@ -88,8 +96,9 @@ def test_runs_of_questions_come_last_and_change_no_verdict(tmp_path: Path) -> No
     with_them = conclude(protocol, {NAME: records}, questions)[NAME]
     plain = {key: each for key, each in records.items() if key not in own}
     without = conclude(protocol, {NAME: plain})[NAME]
-    assert {k: v for k, v in with_them.items() if k not in ("asked", "doubts")} == {
-        k: v for k, v in without.items() if k not in ("asked", "doubts")
+    told = ("asked", "doubts")
+    assert {k: v for k, v in with_them.items() if k not in told} == {
+        k: v for k, v in without.items() if k not in told
     }
     answer = with_them["asked"]["half"]
     scores = [each["score"] for key, each in own.items() if "/asked-half/" in key]
@@ -121,6 +130,7 @@ def situation(**changes: Any) -> dict[str, Any]:
             "reweight_at": None,
             "validation": last,
             "margin": name == "cosface",
+            "optimizer": {"lr": 0.05, "weight_decay": 5e-4, "clip_norm": 5.0},
             "rungs": [{"epochs": 0.5, "best": 0.60}, {"epochs": 1.0, "best": last}],
         }
         for name, last in (("softmax", 0.61), ("cosface", 0.70))
@@ -159,6 +169,7 @@ def test_a_baseline_that_was_better_with_fewer_epochs() -> None:
         "epochs": 0.5,
         "reweight_at": None,
         "trial": None,
+        "optimizer_of": None,
         "scores": [0.66, 0.68],
         "mean": 0.67,
         "chosen_beyond": {"difference": 0.03, "low": 0.01, "high": 0.05},
@@ -205,6 +216,7 @@ def test_a_better_method_that_could_not_be_chosen() -> None:
         "epochs": 1.0,
         "reweight_at": None,
         "trial": None,
+        "optimizer_of": None,
         "scores": [0.70, 0.72],
         "mean": 0.71,
         "over_baseline": {"difference": 0.08, "low": 0.05, "high": 0.11},
@@ -313,3 +325,106 @@ def test_an_answer_stands_between_baseline_and_chosen_method(tmp_path: Path) -> 
     over, beyond = line.split(" | ")[-2:]
     assert over.startswith("+10.")
     assert beyond.startswith(("+29.", "+30."))
+
+
+def tuned_apart(protocol: Protocol, levels: dict[str, float]) -> dict[str, Any]:
+    """Records of all registered runs; softmax is best with trial 0, CosFace with trial 1."""
+    kept = {"cosface": 1}
+    records: dict[str, Any] = {}
+    while jobs := list(next_jobs(protocol, protocol.situations[NAME], records)):
+        for each in jobs:
+            score = levels[each.method] + 0.1 * (each.trial == kept.get(each.method, 0))
+            # Not the same difference at every seed, of which there is no t-test.
+            luck = 0.001 * (each.seed % 2) * (each.method == "cosface")
+            records[each.key] = finished(each.method, score + luck)
+    return records
+
+
+def finished(method: str, score: float) -> dict[str, Any]:
+    facts = {"method": method, "status": "finished", "device": "cpu", "torch": "2", "commit": "a"}
+    return {**facts, "score": score}
+
+
+def at_equal(tmp_path: Path, *, baseline: float, chosen: float) -> tuple[Protocol, dict[str, Any]]:
+    """Softmax 0.6, CosFace 0.8; what they reach with the optimizer settings of the other."""
+    protocol = tiny_protocol(tmp_path, seeds=[0, 1, 2, 3])
+    levels = {"softmax": 0.5, "label_smoothing": 0.4, "cosface": 0.7, "kobayashi": 0.6}
+    records = tuned_apart(protocol, levels)
+    entries = {name: {"situation": NAME, **each} for name, each in SWAPPED.items()}
+    questions = asked(tmp_path, protocol, **entries)
+    for question in questions.values():
+        score = baseline if question.method == "softmax" else chosen
+        for each in followup_jobs(protocol, question, records) or []:
+            records[each.key] = finished(each.method, score + 0.002 * (each.seed % 2))
+    return protocol, conclude(protocol, {NAME: records}, questions)[NAME]
+
+
+def test_runs_with_the_optimizer_settings_of_another_method(tmp_path: Path) -> None:
+    protocol = tiny_protocol(tmp_path)
+    records = tuned_apart(
+        protocol, {"softmax": 0.5, "label_smoothing": 0.4, "cosface": 0.7, "kobayashi": 0.6}
+    )
+    entries = {name: {"situation": NAME, **each} for name, each in SWAPPED.items()}
+    questions = asked(tmp_path, protocol, **entries)
+    one, other = (
+        (followup_jobs(protocol, each, records) or [])[0].config for each in questions.values()
+    )
+    situation = protocol.situations[NAME]
+    softmax = job(protocol, situation, "softmax", None, 0, 0).config
+    cosface = job(protocol, situation, "cosface", None, 1, 0).config
+    assert softmax.optimizer != cosface.optimizer
+    assert (one.objective, one.optimizer) == (softmax.objective, cosface.optimizer)
+    assert (other.objective, other.optimizer) == (cosface.objective, softmax.optimizer)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "chosen", "whose", "gain"),
+    [
+        (0.5, 0.9, "each its own", 0.2),
+        (0.7, 0.9, "cosface", 0.1),
+        (0.7, 0.65, "softmax", 0.05),
+    ],
+)
+def test_the_smallest_gain_is_advertised(
+    tmp_path: Path, baseline: float, chosen: float, whose: str, gain: float
+) -> None:
+    protocol, found = at_equal(tmp_path, baseline=baseline, chosen=chosen)
+    assert found["verdict"] == found["advice"] == "winner"
+    assert found["advertised"]["optimizer"] == whose
+    assert found["advertised"]["difference"] == pytest.approx(gain, abs=0.002)
+    (preset,) = preset_entries(protocol, {NAME: found}, "x").values()
+    assert preset["compared"]["difference"] == found["advertised"]["difference"]
+    assert preset["compared"]["registered"] == found["test"]["difference"]
+    assert preset["recommended"]["method"] == "cosface"
+    (said,) = (each for each in caveats(found) if "different optimizer" in each)
+    shown = (
+        "the registered one" if whose == "each its own" else f"that with the settings of {whose}"
+    )
+    assert f"The smallest, {shown}, is the one shown" in said
+    page = readme({NAME: found}, plan(protocol, {}))
+    assert "| cosface's: +" in page
+
+
+@pytest.mark.parametrize(("baseline", "optimizer_of"), [(0.801, "cosface"), (0.5, "softmax")])
+def test_a_gain_that_is_the_optimizers_is_no_advice(
+    tmp_path: Path, baseline: float, optimizer_of: str
+) -> None:
+    """Softmax reaches as much with CosFace's settings, or CosFace as little with softmax's."""
+    protocol, found = at_equal(tmp_path, baseline=baseline, chosen=0.6)
+    assert (found["verdict"], found["advice"]) == ("winner", "no winner")
+    (preset,) = preset_entries(protocol, {NAME: found}, "x").values()
+    recommended = preset["recommended"]
+    assert (preset["status"], recommended["method"]) == ("no winner", "softmax")
+    assert recommended["optimizer"] == found["tuned"][optimizer_of]["optimizer"]
+
+
+def test_without_the_runs_the_registered_gain_stands_and_is_doubted(tmp_path: Path) -> None:
+    protocol = tiny_protocol(tmp_path)
+    levels = {"softmax": 0.5, "label_smoothing": 0.4, "cosface": 0.7, "kobayashi": 0.6}
+    found = conclude(protocol, {NAME: tuned_apart(protocol, levels)})[NAME]
+    assert found["advertised"]["optimizer"] == "each its own"
+    assert found["advertised"]["difference"] == found["test"]["difference"]
+    assert "What is left with equal settings was not measured." in found["doubts"][0]
+    assert "cosface's: not run yet; softmax's: not run yet" in readme(
+        {NAME: found}, plan(protocol, {})
+    )

@@ -184,6 +184,11 @@ def _said(test: dict[str, Any] | None) -> str:
         f"{test['baseline']}, 95 % interval [{100 * test['low']:+.2f}, {100 * test['high']:+.2f}], "
         f"corrected p {test['corrected']:.3g}, {test['pairs']} seeds"
     )
+    if test["difference"] != test["registered"]:
+        gain += (
+            f" (with the optimizer settings of {test['optimizer']} for both; the test was of "
+            f"{100 * test['registered']:+.2f})"
+        )
     if test["verdict"] == "winner":
         return f"{test['chosen']} {gain}"
     return (
