@@ -115,18 +115,20 @@ class Criterion(nn.Module):
                 ``outputs`` are those of ``model(torch.cat([x, x_noisy]))``.
             sample_weight: (N,).
         """
+        again = recomputing()
+        if again:
+            self._check_replayed()
         ready: dict[str, Tensor] = {}
         if self._row_losses and noisy is None and sample_weight is None:
             record = self._usual_record(outputs, labels)
             if record is not None:
                 ready, head = self._row_terms(record, outputs, labels)
                 if len(ready) == len(self.objective.terms):
-                    return self._in_short(ready, record.features, labels, head)
+                    if self.training and not again:
+                        self._count_call(record.features, labels, head)
+                    return self._in_short(ready)
         found = self.read(outputs)
         self._follow(found.features)
-        again = recomputing()
-        if again:
-            self._check_replayed()
         arguments = self._arguments(found, noisy)
         features = arguments["features"]
         if found.features.dim() > 2:
@@ -154,7 +156,7 @@ class Criterion(nn.Module):
         if type(outputs) is not Tensor or type(labels) is not Tensor or not plain_eager():
             return None
         record = self._hooks.usual_record(outputs)
-        if record is None or recomputing() or self._hooks.is_fsdp:
+        if record is None or self._hooks.is_fsdp:
             return None
         return record if is_hard(labels, outputs) else None
 
@@ -163,6 +165,7 @@ class Criterion(nn.Module):
     ) -> tuple[dict[str, Tensor], HeadView]:
         """Terms that rows of the head's logits determine, in a few calls; and the head."""
         layer, (weight, bias) = self._hooks.layer, record.head or (record.features, None)
+        self._take_mode(layer.training)
         similarity, scale = "dot", 1.0
         if type(layer) is not nn.Linear:
             similarity, scale = getattr(layer, "similarity", "dot"), getattr(layer, "scale", 1.0)
@@ -180,19 +183,14 @@ class Criterion(nn.Module):
         terms = {name: row_mean(outputs, labels, each, vectors, i) for name, each, i in found}
         return terms, HeadView(weight, bias, similarity, scale, made)
 
-    def _in_short(
-        self, terms: dict[str, Tensor], features: Tensor, labels: Tensor, head: HeadView
-    ) -> Tensor:
-        """The total of terms that are all there, and what else a step does."""
-        self._take_mode(self._hooks.layer.training)
+    def _in_short(self, terms: dict[str, Tensor]) -> Tensor:
+        """The total of terms that are all there."""
         total: Any = 0
         for name, term in terms.items():
             weight = self.objective.weights[name]
             weighted = term if weight == 1 else weight * term
             total = total + weighted if name is not self._row_losses[0][0] else weighted
         vars(self)["terms"] = {name: term.detach() for name, term in terms.items()}
-        if self.training:
-            self._count_call(features, labels, head)
         found: Tensor = total
         return found
 
