@@ -108,7 +108,7 @@ def test_they_are_what_the_losses_train():
     assert found.input is not None
     assert found.layers is not None
     assert found.input.overall.mean == pytest.approx(float(margins.mean()), rel=1e-9)
-    hinge = layer_margin(net(leaf), y, [leaf], gamma=100.0)  # every hinge is open
+    hinge = layer_margin(net(leaf), y, [leaf], gamma=100.0, eps=1e-6)  # every hinge is open
     mean = found.layers["input"].overall.mean
     assert mean == pytest.approx(float(100 - hinge.detach().mean()), rel=1e-9)
 

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,11 @@ class Bench:
 class Worker:
     """Runs one mutant after the other, each stage of its tests in a process of its own."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(
+        self, options: argparse.Namespace, noted: Callable[[Mutant], list[str]] | None = None
+    ) -> None:
         self.bench = Bench()
-        self.timeout, self.quick = options.timeout, options.quick
+        self.timeout, self.quick, self.noted = options.timeout, options.quick, noted
         self.mutant: Mutant | None = None
         self.pid = 0
         self.checking = ""
@@ -62,7 +65,8 @@ class Worker:
 
     def start(self, mutant: Mutant) -> None:
         self.mutant, self.began, self.checking = mutant, time.monotonic(), ""
-        self.stages = stages(mutant.file)
+        tests = self.noted(mutant) if self.noted is not None else []
+        self.stages = [tests] if tests else stages(mutant.file)
         self.real = mutant.kind != "detach"
         if self.quick:
             self.stages = self.stages[:QUICK]
@@ -136,6 +140,12 @@ def _first_failure(said: str) -> str:
     return lines[0].split(" - ")[0][:200] if lines else said.strip()[-200:]
 
 
+def python_path(first: Path) -> str:
+    """For processes that tests start."""
+    earlier = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(first), str(ROOT / "tests"), *([earlier] if earlier else [])])
+
+
 def run_tests(folder: Path, arguments: list[str]) -> None:
     """In a process of its own: pytest with the copy first on the path. Does not return."""
     said = open(folder / "said.txt", "w", encoding="utf-8")  # noqa: SIM115
@@ -144,7 +154,7 @@ def run_tests(folder: Path, arguments: list[str]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.chdir(ROOT)
     sys.path.insert(0, str(folder))
-    os.environ["PYTHONPATH"] = os.pathsep.join((str(folder), str(ROOT / "tests")))
+    os.environ["PYTHONPATH"] = python_path(folder)
     import pytest
 
     quiet = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider"]

@@ -11,6 +11,7 @@ apart stand in equivalent.yaml, each with the reason.
 """
 
 import argparse
+import ast
 import datetime
 import hashlib
 import importlib
@@ -28,13 +29,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from mutants.changes import Mutant, mutants
-from mutants.copies import PACKAGE, ROOT, Worker
-from mutants.suites import BEYOND, ROOMS, WARM, files, is_beyond
+from mutants.copies import PACKAGE, ROOT, Worker, python_path
+from mutants.suites import BEYOND, ROOMS, WARM, WARM_BEYOND, files, is_beyond
 from mutants.swap import swappable
+from mutants.touched import Index, affordable, most_varied
 
 HERE = Path(__file__).resolve().parent
 RESULTS = ROOT / "build" / "mutants.json"
 NOTES = ROOT / "build" / "mutants_tests.json"
+NOTES_BEYOND = ROOT / "build" / "mutants_tests_beyond.json"
 SCORE = HERE / "score.json"
 SCORE_BEYOND = HERE / "score_beyond.json"
 EQUIVALENT = HERE / "equivalent.yaml"
@@ -118,7 +121,7 @@ def in_forks(todo: list[Mutant], book: Book, options: argparse.Namespace, ends: 
     if not todo:
         return
     sys.path.insert(0, str(PACKAGE.parent))
-    os.environ["PYTHONPATH"] = os.pathsep.join((str(PACKAGE.parent), str(ROOT / "tests")))
+    os.environ["PYTHONPATH"] = python_path(PACKAGE.parent)
     os.chdir(ROOT)
     import pytest
     import torch
@@ -126,23 +129,21 @@ def in_forks(todo: list[Mutant], book: Book, options: argparse.Namespace, ends: 
 
     torch.set_num_threads(1)
     NOTES.parent.mkdir(parents=True, exist_ok=True)
-    how = {"workers": options.workers, "budget": options.budget, "ends": ends}
-    forks = Forks(PACKAGE, NOTES, book.results, book.record, **how)
+    beyond = is_beyond(todo[0].file)
+    tests, rooms, notes = (WARM_BEYOND, BEYOND, NOTES_BEYOND) if beyond else (WARM, ROOMS, NOTES)
+    how = {"workers": options.workers, "budget": options.budget, "ends": ends, "apart": beyond}
+    forks = Forks(PACKAGE, rooms, notes, book.results, book.record, **how)
     forks.todo = todo
-    quiet = [
-        "-q",
-        "-s",
-        "-p",
-        "no:cacheprovider",
-        "-W",
-        "ignore::pytest.PytestAssertRewriteWarning",
-    ]
+    how_run = ["-m", "not slow and not gpu and not needs_cxx", "-q", "-s", "-p", "no:cacheprovider"]
+    how_run += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
     try:
-        code = pytest.main([*WARM, "-m", "not slow and not gpu", *quiet], plugins=[forks])
+        code = pytest.main([*tests, *how_run], plugins=[forks])
     finally:
         book.write()
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-        raise RuntimeError(f"the tests could not be collected: pytest ended with {code}")
+    # Files that could not be imported, for lack of a library, are reported as failed and left out.
+    ended = pytest.ExitCode
+    if code not in (ended.OK, ended.NO_TESTS_COLLECTED, ended.TESTS_FAILED):
+        raise RuntimeError(f"the tests could not be run: pytest ended with {code}")
 
 
 def apart(task: Callable[[], None]) -> dict[str, Any]:
@@ -163,20 +164,45 @@ def apart(task: Callable[[], None]) -> dict[str, Any]:
         _, status = os.waitpid(pid, 0)
     except BaseException:
         os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
         raise
     if status:
         raise RuntimeError("the mutants in forks ended with an error")
     return read_results()
 
 
+def tests_by_lines(budget: float) -> Callable[[Mutant], list[str]]:
+    """Tests of what a module or class beyond the losses computes when it is imported."""
+    notes = {name: row for name, row in read_json(NOTES_BEYOND).items() if not row["failed"]}
+    index = Index(PACKAGE, BEYOND, notes)
+
+    def tests(mutant: Mutant) -> list[str]:
+        if swappable(mutant) or not is_beyond(mutant.file):
+            return []
+        found = index.naming(mutant.file, defined(mutant.before))
+        return affordable(most_varied(found, notes), notes, budget)
+
+    return tests
+
+
+def defined(statement: str) -> set[str]:
+    """Names that get a value."""
+    nodes = ast.walk(ast.parse(statement))
+    return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
 def in_copies(todo: list[Mutant], book: Book, options: argparse.Namespace, ends: float) -> None:
     for name in BEFORE_FORKING:
         importlib.import_module(name)
     sys.dont_write_bytecode = True
-    workers = [Worker(options) for _ in range(options.workers if todo else 0)]
+    noted = tests_by_lines(options.budget) if NOTES_BEYOND.exists() else None
+    workers = [Worker(options, noted) for _ in range(options.workers if todo else 0)]
     waiting = list(reversed(todo))
     try:
         while waiting or any(worker.mutant for worker in workers):
+            if time.monotonic() > ends:
+                print("time is up; run it again to go on")
+                return
             time.sleep(0.05)
             for worker in workers:
                 mutant = worker.mutant
@@ -184,11 +210,8 @@ def in_copies(todo: list[Mutant], book: Book, options: argparse.Namespace, ends:
                     found = worker.poll()
                     if found is not None:
                         book.record(mutant, found)
-                elif waiting and time.monotonic() < ends:
+                elif waiting:
                     worker.start(waiting.pop())
-                elif waiting and not any(each.mutant for each in workers):
-                    print(f"time is up: {len(waiting)} left; run it again to go on")
-                    return
     finally:
         book.write()
         for worker in workers:
@@ -218,6 +241,11 @@ def score(every: dict[str, list[Mutant]], results: dict[str, Any], seed: int) ->
     return {"date": today, "seed": seed, "total": total, "files": tried}
 
 
+def _stop(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is known is written, copies are removed
+    sys.exit(143)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Does some test fail for every small change?")
     parser.add_argument("--file", action="append", default=[], help="such as losses/cosface.py")
@@ -226,7 +254,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=300, help="seconds for a set of tests")
-    parser.add_argument("--minutes", type=float, default=1e6, help="start none after these")
+    parser.add_argument("--minutes", type=float, default=1e6, help="stop after these")
     parser.add_argument(
         "--quick", action="store_true", help="only the sharpest tests; then run --survivors"
     )
@@ -237,7 +265,7 @@ def main() -> int:
     )
     parser.add_argument("--score", action="store_true", help="write tests/mutants/score.json")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # copies are removed then, too
+    signal.signal(signal.SIGTERM, _stop)
     if unknown := set(options.file) - set(files(PACKAGE)):
         parser.error(f"not mutated: {', '.join(sorted(unknown))}")
     rooms = [
@@ -257,8 +285,9 @@ def main() -> int:
         todo = [m for m in chosen if m.key not in results]
     ends = time.monotonic() + options.minutes * 60
     book = Book(results, len(todo))
-    warm = [] if options.copies else [m for m in todo if not is_beyond(m.file) and swappable(m)]
-    results.update(apart(lambda: in_forks(warm, book, options, ends)) if warm else {})
+    warm = [] if options.copies else [m for m in todo if swappable(m)]
+    for part in ([m for m in warm if is_beyond(m.file) is beyond] for beyond in (False, True)):
+        results.update(apart(lambda part=part: in_forks(part, book, options, ends)) if part else {})
     cold = [m for m in todo if m not in warm or results.get(m.key, {}).get("outcome") == "broken"]
     # An unchanged file first: its tests must pass, or nothing below means anything.
     tests = "quick" if options.quick else "all tests"

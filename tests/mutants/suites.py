@@ -1,7 +1,7 @@
 """Which files are mutated, and which tests are run for each, the quickest and sharpest first.
 
-The Triton kernels (`ops/triton`) are left out: they run on a GPU, or for minutes in Triton's
-interpreter.
+The Triton kernels (`ops/triton`, `heads/optim/triton_*`) are left out: they run on a GPU, or for
+minutes in Triton's interpreter.
 """
 
 import ast
@@ -10,11 +10,12 @@ from pathlib import Path
 
 ROOMS = ("losses", "losses/base", "ops", "heads")
 BEYOND = (
-    *("dropin", "geometry", "measuring", "measuring/robust", "export", "integrations"),
+    *("heads/optim", "dropin", "geometry", "measuring", "measuring/robust", "export"),
+    "integrations",
     *("app", "app/data", "app/data/sources", "app/models", "app/training"),
 )
 """Rooms beyond the losses, all but reports and the command line, which say more than they compute.
-Their mutants run in copies, with the tests that speak of what the file defines."""
+Copies are tried with the tests that speak of what the file defines."""
 TESTS = Path(__file__).resolve().parents[1]
 LOSSES = {
     "adacos": "adacos",
@@ -71,7 +72,13 @@ WARM = (
     *(f"tests/heads/test_{n}.py" for n in ("centroid_bank", "simplex", "class_head", "packing")),
     *(f"tests/heads/test_{n}.py" for n in ("memory_estimate", "sharded")),
 )
-"""Tests of mutants in forks: quick ones that neither compile nor start processes."""
+"""Tests of the losses' mutants in forks: quick ones that neither compile nor start processes."""
+WARM_BEYOND = (
+    *(f"tests/{room}" for room in ("dropin", "geometry", "measuring", "export", "integrations")),
+    *(f"tests/{room}" for room in ("heads/optim", "app/data", "app/models", "app/training")),
+    *("tests/app/cli", "tests/properties/test_items_measures.py", GOLDEN, EXAMPLES),
+)
+"""Tests of mutants beyond the losses in forks."""
 ALSO = {
     **{
         f"losses/{name}.py": ("tests/contract/test_running_statistics.py",)
@@ -114,7 +121,7 @@ def files(package: Path) -> list[str]:
     rooms = (*ROOMS, *BEYOND)
     found = [path for room in rooms for path in sorted((package / room).glob("*.py"))]
     names = [path.relative_to(package).as_posix() for path in found]
-    return [name for name in names if not name.endswith("__init__.py")]
+    return [name for name in names if not Path(name).name.startswith(("__init__", "triton_"))]
 
 
 def stages(file: str) -> list[list[str]]:

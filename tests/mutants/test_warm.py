@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 from mutants.changes import mutants
+from mutants.run import defined
 from mutants.swap import Swap, swappable
 from mutants.touched import (
     Index,
     Recorder,
+    affordable,
     function_at,
     functions,
     mark_of,
+    most_varied,
     statement_lines,
 )
 
@@ -39,6 +42,16 @@ class Shift:
         return [each + self.amount for each in x] * (2 if twice else 1)
 """
 TESTS = """from small.losses.a import Shift, scaled
+
+SEEN = []
+
+def test_once():
+    assert scaled(2) and not SEEN
+    SEEN.append(2)
+
+def test_once_again():
+    assert scaled(2) and not SEEN
+    SEEN.append(2)
 
 def test_small():
     assert scaled(2) == 4
@@ -106,10 +119,10 @@ def test_tests_are_found_by_the_lines_they_run(package):
     module = loaded(package)
     notes = {}
     for name, call in (("small", lambda: module.scaled(2)), ("large", lambda: module.scaled(5))):
-        with Recorder(package) as recorder:
+        with Recorder(package, ("losses",)) as recorder:
             call()
         notes[name] = json.loads(json.dumps(recorder.row()))
-    index = Index(package, notes)
+    index = Index(package, ("losses",), notes)
     assert index.tests("losses/a.py", 5) == {"small", "large"}
     assert index.tests("losses/a.py", 9) == {"large"}
     assert index.tests("losses/a.py", 18) == set()  # never run
@@ -123,13 +136,35 @@ def test_tests_are_found_by_the_lines_they_run(package):
     ):
         path.write_text(text, encoding="utf-8")
         forget()
-        assert Index(package, notes).tests("losses/a.py", line) == found
+        assert Index(package, ("losses",), notes).tests("losses/a.py", line) == found
     again = loaded(package)
-    with Recorder(package) as recorder:
+    with Recorder(package, ("losses",)) as recorder:
         again.scaled(2)
     notes["again"] = recorder.row()  # knows that it does not run the other function
-    assert Index(package, notes).tests("losses/a.py", 22) == {"small", "large"}
-    assert Index(package, notes).tests("losses/a.py", 5) == {"small", "large", "again"}
+    assert Index(package, ("losses",), notes).tests("losses/a.py", 22) == {"small", "large"}
+    assert Index(package, ("losses",), notes).tests("losses/a.py", 5) == {"small", "large", "again"}
+
+
+def test_what_is_computed_on_import_is_tried_where_its_name_is_used(package):
+    module = loaded(package)
+    notes = {}
+    for name, call in (("scaled", lambda: module.scaled(2)), ("of", lambda: module.Shift().of([]))):
+        with Recorder(package, ("losses",)) as recorder:
+            call()
+        notes[name] = recorder.row()
+    index = Index(package, ("losses",), notes)
+    of_class = next(m for m in mutants(SOURCE, "losses/a.py") if m.after == "amount = 0")
+    assert index.naming("losses/a.py", defined(of_class.before)) == {"of"}
+    assert index.naming("losses/a.py", {"LIMIT"}) == {"scaled", "of"}  # used nowhere
+
+
+def test_tests_are_varied_and_take_so_long_at_most():
+    seconds = {"a[1]": 2.0, "a[2]": 1.0, "b[1]": 3.0, "b[2]": 4.0, "c": 0.5}
+    notes = {name: {"seconds": each} for name, each in seconds.items()}
+    tests = most_varied(seconds, notes)
+    assert tests == ["c", "a[2]", "b[1]", "a[1]", "b[2]"]
+    assert affordable(tests, notes, 5) == ["c", "a[2]", "b[1]"]
+    assert affordable(tests, notes, 0.1) == ["c"]
 
 
 def forget():
@@ -149,8 +184,8 @@ package = Path("small")
 source = (package / "losses" / "a.py").read_text("utf-8")
 found = {}
 record = lambda mutant, row: found.update({mutant.after: row})
-how = {"workers": 2, "budget": 300, "ends": time.monotonic() + 300}
-forks = Forks(package.resolve(), Path("notes.json"), {}, record, **how)
+how = {"workers": 2, "budget": 300, "ends": time.monotonic() + 300, "apart": True}
+forks = Forks(package.resolve(), ("losses",), Path("notes.json"), {}, record, **how)
 forks.todo = [m for m in mutants(source, "losses/a.py") if swappable(m)]
 pytest.main(["-q", "-p", "no:cacheprovider", "test_it.py"], plugins=[forks])
 for after, row in found.items():
@@ -177,5 +212,6 @@ def test_forks_tell_what_became_of_each_mutant(package, tmp_path):
     assert found["total = total - 1"] == ("killed", "test_it.py::test_large")
     assert found["by=3"][0] == "killed"
     assert found["x >= 3"] == ("survived", "")  # 3 is not tried
-    assert found["x > 4"] == ("survived", "")
+    assert found["x > 4"] == ("survived", "")  # tests that fail after others have found nothing
+    assert "it fails only after other tests: test_it.py::test_once" in done.stdout
     assert found["twice=True"] == ("killed", "test_it.py::test_shift")

@@ -6,17 +6,18 @@ notes hold when something else in the file changes.
 
 import ast
 import hashlib
+import re
 import sys
+import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from types import FrameType
 from typing import Any
-
-from mutants.suites import ROOMS
 
 
 @dataclass(frozen=True)
@@ -56,25 +57,27 @@ def function_at(path: Path, file: str, line: int) -> Function | None:
 
 
 class Recorder:
-    """Notes the lines of mutated rooms of a package that run while it is on."""
+    """Notes the lines of rooms of a package that run while it is on."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.prefix = folder, f"{folder}/"
-        self.rooms = tuple(f"{folder}/{room}/" for room in ROOMS)
+    def __init__(self, folder: Path, rooms: tuple[str, ...]) -> None:
+        self.folder, self.prefix, self.rooms = folder, f"{folder}/", rooms
+        self.folders = {f"{folder}/{room}" for room in rooms}
         self.lines: dict[str, set[int]] = defaultdict(set)
 
     def __enter__(self) -> "Recorder":
-        self.began = time.process_time()
+        self.began = time.monotonic()
+        threading.settrace(self._enter)
         sys.settrace(self._enter)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(None)
-        self.seconds = time.process_time() - self.began
+        threading.settrace(None)
+        self.seconds = time.monotonic() - self.began
 
     def _enter(self, frame: FrameType, _: str, __: Any) -> Any:
         file = frame.f_code.co_filename
-        if not file.startswith(self.rooms):
+        if file.rpartition("/")[0] not in self.folders:
             return None
         seen = self.lines[file.removeprefix(self.prefix)]
 
@@ -94,19 +97,21 @@ class Recorder:
                     masks[function.key] |= 1 << (number - function.first)
         lines = {key: f"{mask:x}" for key, mask in masks.items()}
         seconds = round(self.seconds, 3)
-        return {"seconds": seconds, "package": mark_of(self.folder), "lines": lines}
+        return {"seconds": seconds, "package": mark_of(self.folder, self.rooms), "lines": lines}
 
 
 class Index:
     """Finds the tests that run a line."""
 
-    def __init__(self, package: Path, notes: dict[str, dict[str, Any]]) -> None:
+    def __init__(
+        self, package: Path, rooms: tuple[str, ...], notes: dict[str, dict[str, Any]]
+    ) -> None:
         self.package = package
         self.masks: dict[str, dict[str, int]] = defaultdict(dict)
         self.by_name: dict[str, set[str]] = defaultdict(set)
         self.earlier: dict[str, set[str]] = defaultdict(set)
         """Tests by functions and files, of those that were watched on other source."""
-        now = mark_of(package)
+        now = mark_of(package, rooms)
         for test, row in notes.items():
             for key, mask in row["lines"].items():
                 file, name, _ = key.split(" ")
@@ -130,12 +135,40 @@ class Index:
         others = self.earlier[file] if is_new else self.by_name[function.name]
         return running | (others - known.keys())
 
+    def naming(self, file: str, names: set[str]) -> set[str]:
+        """Tests that run a function that speaks of one of the names; if none does, of the file."""
+        words = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b") if names else None
+        found: set[str] = set()
+        for path in sorted(self.package.rglob("*.py")) if words else ():
+            lines = path.read_text(encoding="utf-8").splitlines()
+            for each in functions(path, path.relative_to(self.package).as_posix()):
+                if words.search("\n".join(lines[each.first - 1 : each.last])):
+                    found |= self.by_name[each.name]
+        return found or self.by_name[file]
+
+
+def most_varied(tests: Iterable[str], notes: dict[str, dict[str, Any]]) -> list[str]:
+    """One case of every test function, quickest first, then the second of each, and so on."""
+    turn: Counter[str] = Counter()
+    places = {}
+    for name in sorted(tests, key=lambda name: (notes[name]["seconds"], name)):
+        function = name.partition("[")[0]
+        places[name] = turn[function]
+        turn[function] += 1
+    return sorted(places, key=lambda name: places[name])
+
+
+def affordable(tests: list[str], notes: dict[str, dict[str, Any]], budget: float) -> list[str]:
+    """The first of them, for so many seconds; at least one."""
+    ends = list(accumulate(notes[name]["seconds"] for name in tests))
+    return [name for name, end in zip(tests, ends, strict=True) if end <= budget] or tests[:1]
+
 
 @cache
-def mark_of(package: Path) -> str:
-    """Changes with the source of the mutated rooms."""
+def mark_of(package: Path, rooms: tuple[str, ...]) -> str:
+    """Changes with the source of the rooms."""
     whole = hashlib.sha256()
-    for room in ROOMS:
+    for room in rooms:
         for path in sorted((package / room).glob("*.py")):
             whole.update(path.read_bytes())
     return whole.hexdigest()[:8]

@@ -3,53 +3,77 @@
 A plugin of pytest: where the tests would be run, the process is forked for each mutant, and the
 fork puts the mutant's code into the functions that exist already. So a mutant costs what its tests
 cost until the first of them fails. Tests that do not run the changed statement are left out; those
-that have killed most mutants of the same function, then of the same file, come first.
+that have killed most mutants of the same function, then of the same file, come first. A test has
+killed if it fails alone, and passes alone where nothing is changed.
 """
 
+import contextlib
 import gc
 import hashlib
+import importlib
 import json
+import math
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mutants.changes import Mutant
 from mutants.swap import Swap
-from mutants.touched import Index, Recorder
+from mutants.touched import Index, Recorder, affordable, most_varied
 
-OUTCOMES = {0: "survived", 1: "killed", 3: "void", 70: "broken"}
-SURVIVED, KILLED, VOID, BROKEN = OUTCOMES
+OUTCOMES = {0: "survived", 1: "killed", 3: "void", 70: "broken", -signal.SIGALRM: "timed out"}
+SURVIVED, KILLED, VOID, BROKEN = [code for code in OUTCOMES if code >= 0]
 ENOUGH = 100
 """Tests after which a place that no gradient has come by counts as one without."""
 PATIENCE = 20
-"""Seconds a set of tests may take beyond ten times what it took before."""
+"""Seconds a test may take beyond ten times what it took before."""
+WATCHED = 120
+"""Seconds a test may take when its lines are noted; one that takes longer is left out."""
 
 
 @dataclass
-class Running:
-    mutant: Mutant
-    began: float
-    limit: float
+class Job:
+    """Tests in a fork: with a mutant, with none, or (``watching``) to note their lines."""
+
+    tests: list[str]
+    mutant: Mutant | None = None
+    killed: "Job | None" = None
+    """The job that found what this one checks."""
+    watching: bool = False
+    began: float = 0.0
+    outcome: str = ""
+    said: str = ""
+    folder: Path = Path()
+    """What is written goes there, and is removed with it."""
+
+    @property
+    def by(self) -> str:
+        return self.said.partition("\n")[0]
 
 
 class Forks:
-    """The plugin: tests of ``budget`` seconds for each mutant in ``todo``, none after ``ends``.
+    """The plugin: tests of ``budget`` seconds for each mutant in ``todo``, until ``ends``.
 
-    ``notes`` is a file about the tests, ``results`` are the earlier outcomes of mutants.
+    ``notes`` is a file about the tests, ``results`` are the earlier outcomes of mutants, ``apart``
+    says that tests share too much to be watched several in a process.
     """
 
     def __init__(
         self,
         package: Path,
+        rooms: tuple[str, ...],
         notes: Path,
         results: dict[str, dict[str, Any]],
         record: Callable[[Mutant, dict[str, Any]], None],
@@ -57,12 +81,15 @@ class Forks:
         workers: int,
         budget: float,
         ends: float,
+        apart: bool = False,
     ) -> None:
-        self.package, self.notes, self.record = package, notes, record
+        self.package, self.rooms, self.notes, self.record = package, rooms, notes, record
         self.workers, self.budget, self.ends = workers, budget, ends
+        self.at_once = 1 if apart else 100
         self.todo: list[Mutant] = []
         self.sound: set[str] = set()
         """Tests that passed in this run without any change."""
+        self.unsound: set[str] = set()
         self.failed = self.why = ""
         self.kills: dict[str, Counter[str]] = defaultdict(Counter)
         for row in results.values():
@@ -74,168 +101,177 @@ class Forks:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.items = {item.nodeid: item for item in session.items}
+        for file in {mutant.file for mutant in self.todo}:
+            with contextlib.suppress(ImportError):  # imported by no test, or for lack of a library
+                name = file.removesuffix(".py").replace("/", ".")
+                importlib.import_module(f"{self.package.name}.{name}")
+        gc.unfreeze()  # what is frozen is not found
         self.swap = Swap(self.package)
         gc.collect()
         gc.freeze()
-        self.touched = self._watched(session)
-        self.index = Index(self.package, self.touched)
-        self._try_all()
+        self._watch_all(session)
+        self.index = Index(self.package, self.rooms, self.touched)
+        self.waiting = [Job([], mutant) for mutant in reversed(self.todo)]
+        self._work_off()
         return True
 
-    def _watched(self, session: pytest.Session) -> dict[str, Any]:
+    def _watch_all(self, session: pytest.Session) -> None:
         """Notes about every test, made now where there are none."""
-        known = json.loads(self.notes.read_text("utf-8")) if self.notes.exists() else {}
+        self.known = json.loads(self.notes.read_text("utf-8")) if self.notes.exists() else {}
         texts = {path: _digest(path) for path in {item.path for item in session.items}}
         fresh = [
-            item
+            item.nodeid
             for item in session.items
-            if known.get(item.nodeid, {}).get("text") != texts[item.path]
+            if self.known.get(item.nodeid, {}).get("text") != texts[item.path]
         ]
-        drafts = []
-        for number in range(self.workers):
-            draft = self.notes.with_name(f"{self.notes.name}.{os.getpid()}.{number}")
-            part = fresh[number :: self.workers]
-            drafts.append(
-                (draft, self._fork(lambda part=part, draft=draft: self._watch(part, draft)))
-            )
-        for draft, pid in drafts:
-            _, status = os.waitpid(pid, 0)
-            if os.waitstatus_to_exitcode(status):
-                raise RuntimeError(f"the tests could not be watched: {draft.read_text('utf-8')}")
-            known |= json.loads(draft.read_text("utf-8"))
-            draft.unlink()
-        self.notes.write_text(json.dumps(known), encoding="utf-8")
-        failing = [name for name in self.items if known[name]["failed"]]
+        print(f"lines of {len(fresh)} tests are noted first", flush=True)
+        parts = [fresh[at : at + self.at_once] for at in range(0, len(fresh), self.at_once)]
+        self.waiting = [Job(part, watching=True) for part in reversed(parts)]
+        if fresh:
+            try:
+                self._work_off()
+            finally:
+                self.notes.write_text(json.dumps(self.known), encoding="utf-8")
+        rows = {name: self.known[name] for name in self.items if name in self.known}
+        failing = [f"{name}: {row['failed']}" for name, row in rows.items() if row["failed"]]
         if failing:
             print("left out, for they fail without any change:", *failing, sep="\n  ", flush=True)
-        return {name: known[name] for name in self.items if not known[name]["failed"]}
+        self.touched = {name: row for name, row in rows.items() if not row["failed"]}
 
-    def _watch(self, items: list[pytest.Item], draft: Path) -> int:
-        found = {}
-        for number, item in enumerate(items):
-            self.failed = ""
-            with Recorder(self.package) as recorder:
-                _run(item, items[number + 1] if number + 1 < len(items) else None)
-            found[item.nodeid] = {**recorder.row(), "failed": bool(self.failed)}
-            found[item.nodeid]["text"] = _digest(item.path)
-        draft.write_text(json.dumps(found), encoding="utf-8")
-        return 0
+    def _watch(self, job: Job) -> int:
+        for name, following in pairwise([*job.tests, None]):
+            item, self.failed, self.why = self.items[name], "", ""
+            with Recorder(self.package, self.rooms) as recorder:
+                _run(item, self.items.get(following))
+            row = {**recorder.row(), "failed": self.why, "text": _digest(item.path)}
+            with (job.folder / "rows").open("a", encoding="utf-8") as rows:
+                rows.write(json.dumps({name: row}) + "\n")
+        return SURVIVED
+
+    def _watched(self, job: Job) -> None:
+        if len(self.waiting) % 100 == 0:
+            print(f"{len(self.waiting) * self.at_once} tests left", flush=True)
+        rows = job.folder / "rows"
+        for line in rows.read_text("utf-8").splitlines() if rows.exists() else ():
+            self.known |= json.loads(line)
+        for name in job.tests:
+            if name not in self.known:
+                text = _digest(self.items[name].path)
+                why = f"{job.outcome} {job.said}"
+                self.known[name] = {"seconds": 0, "lines": {}, "failed": why, "text": text}
 
     def order(self, mutant: Mutant) -> list[str]:
         """Tests that run the changed statement, the likeliest to fail first."""
-        found = list(self.index.tests(mutant.file, mutant.line))
+        found = self.index.tests(mutant.file, mutant.line) - self.unsound
         scope, file = self.kills[_scope(mutant.file, mutant.scope)], self.kills[mutant.file]
-        turn: Counter[str] = Counter()
-        places = {}
-        # One case of every test function, the quickest, then the second of each, and so on.
-        for name in sorted(found, key=lambda name: self.touched[name]["seconds"]):
-            function = name.partition("[")[0]
-            places[name] = turn[function]
-            turn[function] += 1
 
-        def place(name: str) -> tuple[float, ...]:
+        def kills(name: str) -> tuple[float, ...]:
             cost = self.touched[name]["seconds"] + 0.05
-            written_for_mutants = name.startswith("tests/mutants/")
-            return (
-                *(-scope[name] / cost, -file[name] / cost),
-                *(not written_for_mutants, places[name], cost),
-            )
+            return -scope[name] / cost, -file[name] / cost, not name.startswith("tests/mutants/")
 
-        found.sort(key=place)
-        seconds, chosen = 0.0, []
-        for name in found:
-            seconds += self.touched[name]["seconds"]
-            if seconds > self.budget and chosen:
-                break
-            chosen.append(name)
-        return chosen
+        varied = most_varied(found, self.touched)
+        return affordable(sorted(varied, key=kills), self.touched, self.budget)
 
-    def _try_all(self) -> None:
-        running: dict[int, Running] = {}
-        self.waiting = list(reversed(self.todo))
+    def _work_off(self) -> None:
+        """What waits, in so many forks at a time; what is not done when time is up is stopped."""
+        running: dict[int, Job] = {}
         try:
-            while running or (self.waiting and time.monotonic() < self.ends):
-                more = self.waiting and time.monotonic() < self.ends
-                if more and len(running) < self.workers:
-                    self._start(self.waiting.pop(), running)
-                else:
-                    self._collect(running)
+            while (running or self.waiting) and time.monotonic() < self.ends:
+                while self.waiting and len(running) < self.workers:
+                    job = self.waiting.pop()
+                    running[self._start(job)] = job
+                self._collect(running)
+                time.sleep(0.01)
         finally:
-            for pid in running:
-                os.killpg(pid, signal.SIGKILL)
-
-    def _start(self, mutant: Mutant, running: dict[int, Running]) -> None:
-        tests = self.order(mutant)
-        limit = PATIENCE + 10 * sum(self.touched[name]["seconds"] for name in tests)
-        pid = self._fork(lambda: self._try(mutant, tests))
-        running[pid] = Running(mutant, time.monotonic(), limit)
-
-    def _collect(self, running: dict[int, Running]) -> None:
-        for pid, each in list(running.items()):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            seconds = time.monotonic() - each.began
-            if done:
-                outcome = OUTCOMES.get(os.waitstatus_to_exitcode(status), "killed")
-            elif seconds > each.limit:
-                os.killpg(pid, signal.SIGKILL)
+            for pid, job in running.items():
+                _end(pid)
                 os.waitpid(pid, 0)
-                outcome = "timed out"
+                shutil.rmtree(job.folder, ignore_errors=True)
+
+    def _start(self, job: Job) -> int:
+        if not job.tests and job.mutant is not None:
+            job.tests = self.order(job.mutant)
+        job.began, job.folder = time.monotonic(), Path(tempfile.mkdtemp(prefix="mutant-"))
+        return self._fork(job, self._watch if job.watching else self._try)
+
+    def _collect(self, running: dict[int, Job]) -> None:
+        for pid, job in list(running.items()):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                job.outcome = OUTCOMES.get(os.waitstatus_to_exitcode(status), "killed")
+            elif time.monotonic() > job.began + self._limit(job):
+                job.outcome = "timed out"
             else:
                 continue
+            _end(pid)
+            if not done:
+                os.waitpid(pid, 0)
             del running[pid]
-            by, _, _ = self._read(pid).partition("\n")
-            if outcome == "killed" and by in self.items and not self._is_sound(by):
-                self.waiting.append(each.mutant)
-                continue
-            found = {"outcome": outcome, "by": by, "seconds": round(seconds, 1)}
-            self._remember({"file": each.mutant.file, "scope": each.mutant.scope, **found})
-            self.record(each.mutant, found)
-        time.sleep(0.01)
+            said = job.folder / "said"
+            job.said = said.read_text("utf-8") if said.exists() else ""
+            (self._watched if job.watching else self._tried)(job)
+            shutil.rmtree(job.folder, ignore_errors=True)
 
-    def _is_sound(self, test: str) -> bool:
-        """Whether a test that has killed passes where nothing was changed; left out if not."""
-        if test not in self.sound:
-            pid = self._fork(lambda: self._try(None, [test]))
-            _, status = os.waitpid(pid, 0)
-            said = self._read(pid)
-            if os.waitstatus_to_exitcode(status) != SURVIVED:
-                print("left out, for it fails without any change:", said, flush=True)
-                self.touched.pop(test, None)
-                self.index = Index(self.package, self.touched)
-                return False
+    def _limit(self, job: Job) -> float:
+        if job.watching:
+            return WATCHED * len(job.tests)
+        return PATIENCE + sum(map(self._patience, job.tests))
+
+    def _patience(self, test: str) -> int:
+        return math.ceil(PATIENCE + 10 * self.touched[test]["seconds"])
+
+    def _tried(self, job: Job) -> None:
+        """A test that failed is tried alone with the mutant, then alone without any change."""
+        first = job.killed or job
+        test = job.by if job is first else first.by
+        if job is first and (job.outcome != "killed" or test not in self.items):
+            return self._done(first)
+        holds = job.outcome == ("survived" if job.mutant is None else "killed")
+        if not holds:
+            self._leave_out(test, job)
+        if test in self.unsound:
+            return self.waiting.append(Job([], first.mutant))
+        if job.mutant is None:
             self.sound.add(test)
-        return True
+        elif job is first and test != job.tests[0]:
+            return self.waiting.append(Job([test], job.mutant, killed=first))
+        if test not in self.sound:
+            return self.waiting.append(Job([test], None, killed=first))
+        return self._done(first)
 
-    def _try(self, mutant: Mutant | None, tests: list[str]) -> int:
-        names = self.swap.put(mutant) if mutant is not None else {}
-        for number, name in enumerate(tests):
-            following = self.items[tests[number + 1]] if number + 1 < len(tests) else None
-            _run(self.items[name], following)
+    def _leave_out(self, test: str, job: Job) -> None:
+        how = "fails without any change" if job.mutant is None else "fails only after other tests"
+        print(f"left out, for it {how}: {test}\n{job.said}", flush=True)
+        self.unsound.add(test)
+
+    def _done(self, job: Job) -> None:
+        mutant = job.mutant
+        assert mutant is not None
+        seconds = round(time.monotonic() - job.began, 1)
+        by = job.said[-500:] if job.outcome == "broken" else job.by
+        found = {"outcome": job.outcome, "by": by, "seconds": seconds}
+        self._remember({"file": mutant.file, "scope": mutant.scope, **found})
+        self.record(mutant, found)
+
+    def _try(self, job: Job) -> int:
+        names = self.swap.put(job.mutant) if job.mutant is not None else {}
+        for number, (name, following) in enumerate(pairwise([*job.tests, None])):
+            signal.alarm(self._patience(name))
+            _run(self.items[name], self.items.get(following))
             if self.failed:
                 text = f"{self.failed}\n{self.why}"
-                self._said(os.getpid()).write_text(text, encoding="utf-8")
+                (job.folder / "said").write_text(text, encoding="utf-8")
                 return KILLED
             if number >= ENOUGH and names.get("_tensors_detached") == []:
                 break
         return VOID if names.get("_tensors_detached") == [] else SURVIVED
-
-    def _read(self, pid: int) -> str:
-        said = self._said(pid)
-        text = said.read_text("utf-8") if said.exists() else ""
-        said.unlink(missing_ok=True)
-        return text
-
-    def _said(self, pid: int) -> Path:
-        return self.notes.with_name(
-            f"said.{os.getppid() if pid == os.getpid() else os.getpid()}.{pid}"
-        )
 
     def _remember(self, row: dict[str, Any]) -> None:
         if row["outcome"] == "killed" and row["by"]:
             self.kills[_scope(row["file"], row.get("scope", ""))][row["by"]] += 1
             self.kills[row["file"]][row["by"]] += 1
 
-    def _fork(self, task: Callable[[], int]) -> int:
+    def _fork(self, job: Job, task: Callable[[Job], int]) -> int:
         sys.stdout.flush()
         pid = os.fork()
         if pid:
@@ -245,12 +281,20 @@ class Forks:
         quiet = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(quiet, stream)
+        tempfile.tempdir = os.environ["TMPDIR"] = str(job.folder)
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = str(job.folder)
         code = BROKEN
         try:
-            code = task()
+            code = task(job)
         except BaseException:
-            self._said(os.getpid()).write_text(traceback.format_exc(), encoding="utf-8")
+            (job.folder / "said").write_text(traceback.format_exc(), encoding="utf-8")
         os._exit(code)
+
+
+def _end(pid: int) -> None:
+    """A fork and the processes it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _run(item: pytest.Item, following: pytest.Item | None) -> None:
