@@ -134,6 +134,7 @@ def small() -> str:
     shape, base = rows["CosFace"]["shape"], rows["linear + CE"]
     shown = {
         "linear + CE": "linear layer and `F.cross_entropy`",
+        "CE with empty hooks": "the same with hooks that do nothing, and a label check",
         "CosFace by hand": "CosFace written in torch, without checks",
         "PML CosFace": "pytorch-metric-learning, CosFace",
         "CosFace": "`lm.CosFace` on features and head",
