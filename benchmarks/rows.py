@@ -119,7 +119,8 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit measured, with ``+`` when tracked files differ from it."""
+    """The commit measured, with ``+`` when tracked files differ from it; where there is no git,
+    what the variable COMMIT says."""
 
     def git(*arguments: str) -> str:
         done = subprocess.run(
@@ -131,7 +132,7 @@ def _commit() -> str | None:
         changed = git("status", "--porcelain", "--untracked-files=no")
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return None
+        return os.environ.get("COMMIT")
 
 
 def _cpu_model() -> str:

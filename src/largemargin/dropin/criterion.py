@@ -89,7 +89,7 @@ class Criterion(nn.Module):
         self._row_losses = [
             (name, loss)
             for name, loss in losses
-            if type(loss).row_loss is not Loss.row_loss and not gradient_norms
+            if type(loss).row_loss is not Loss.row_loss
         ]
         self._parts = [*objective.modules()]  # walking through them takes as long as a small loss
         check_schedules(self.schedules, objective, matrix_of(hooks.layer).shape[0])
@@ -119,7 +119,8 @@ class Criterion(nn.Module):
         if again:
             self._check_replayed()
         ready: dict[str, Tensor] = {}
-        if self._row_losses and noisy is None and sample_weight is None:
+        in_rows = self._row_losses and not self.measures_gradients
+        if in_rows and noisy is None and sample_weight is None:
             record = self._usual_record(outputs, labels)
             if record is not None:
                 ready, head = self._row_terms(record, outputs, labels)
