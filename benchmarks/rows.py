@@ -119,8 +119,10 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit measured, with ``+`` when tracked files differ from it; where there is no git,
-    what the variable COMMIT says."""
+    """The commit measured, with ``+`` when tracked files differ from it; or what the variable
+    COMMIT says, on machines that have the files and not the commits."""
+    if named := os.environ.get("COMMIT"):
+        return named
 
     def git(*arguments: str) -> str:
         done = subprocess.run(
@@ -132,7 +134,7 @@ def _commit() -> str | None:
         changed = git("status", "--porcelain", "--untracked-files=no")
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("COMMIT")
+        return None
 
 
 def _cpu_model() -> str:

@@ -14,6 +14,7 @@ from largemargin.ops.dense import dense_stats
 from largemargin.ops.norms import normalize
 from largemargin.ops.row_loss import RowLoss
 from largemargin.ops.row_values import kernel_values
+from largemargin.ops.shards import ClassSample
 from largemargin.ops.triton import rows
 
 ALL = ("target", "rival", "rest", "spread", "mean")
@@ -183,6 +184,22 @@ def test_losses_of_rows_are_the_means_of_values(name):
         found.append((value, *torch.autograd.grad(value, (a, b))))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_classes_are_sampled_with_and_without_kernels(name, monkeypatch):
+    x, w, labels = drawn(6, 5), drawn(40, 5, seed=3), labels_of(6, 40)
+    found = []
+    for kernels in (True, False):
+        part = w.clone()
+        part.class_sample = ClassSample(0.5, 0, 0)
+        with monkeypatch.context() as patch:
+            if not kernels:
+                patch.setattr(eager_gradients, "_serve", lambda _: False)
+            found.append(LOSSES[name]()(x, part, labels))
+    assert float(found[0]) == pytest.approx(float(found[1]), rel=1e-5)
+    if name != "sample_margin":  # its nearest class may be in the sample
+        assert float(found[0]) != pytest.approx(float(LOSSES[name]()(x, w, labels)), rel=1e-3)
 
 
 def test_small_losses_keep_their_digits():

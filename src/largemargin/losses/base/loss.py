@@ -63,6 +63,7 @@ from largemargin.ops.norms import promote
 from largemargin.ops.row_loss import RowLoss
 from largemargin.ops.row_values import row_mean
 from largemargin.ops.scheduled_values import current
+from largemargin.ops.shards import is_shared
 from largemargin.ops.similarity import SIMILARITIES, HeadLogits
 from largemargin.tracing import made_for_inference, plain_eager, value_range, values_are_checked
 
@@ -426,6 +427,7 @@ class Loss(Summand, nn.Module):
             and launches(features, matrix)
             and is_hard(labels, features)
             and type(matrix) in (Tensor, nn.Parameter)
+            and not is_shared(matrix)
             and self.is_usual()
         )
 
