@@ -64,13 +64,13 @@ def test_item_11_networks_margins_do_not_depend_on_the_scale_of_logits(p, factor
 def test_item_11_losses_on_margins(p, threshold):
     x = p.features.clone().requires_grad_()
     logits = torch.tanh(x) @ p.prototypes.T + p.bias
-    margins = LF.linearized_margins(logits, p.labels, x).margins.detach()
-    hinge = lm.MarginHinge(threshold=threshold)(logits, p.labels, x)
+    margins = LF.linearized_margins(logits, p.labels, x, eps=1e-6).margins.detach()
+    hinge = lm.MarginHinge(threshold=threshold, eps=1e-6)(logits, p.labels, x)
     close(hinge.detach(), (threshold - margins).clamp_min(0).mean(), atol=1e-8)
-    loss = lm.MarginDistribution()(logits, p.labels, x)
+    loss = lm.MarginDistribution(eps=1e-6)(logits, p.labels, x)
     close(loss.detach(), LF.margin_distribution(margins).mean(), rtol=1e-7)
     # The rival by logit is one of the rivals by distance, so the layer margin asks for no less.
-    by_distance = LF.layer_margin(logits, p.labels, [x], gamma=threshold)
+    by_distance = LF.layer_margin(logits, p.labels, [x], gamma=threshold, eps=1e-6)
     assert bool((by_distance.detach() >= (threshold - margins).clamp_min(0) - 1e-9).all())
     if p.num_classes == 2:
         close(by_distance.detach(), (threshold - margins).clamp_min(0), atol=1e-8)
