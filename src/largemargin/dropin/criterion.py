@@ -87,9 +87,7 @@ class Criterion(nn.Module):
         settle(objective, hooks.layer)
         losses: list[tuple[str, Any]] = [*objective.terms.items()]
         self._row_losses = [
-            (name, loss)
-            for name, loss in losses
-            if type(loss).row_loss is not Loss.row_loss
+            (name, loss) for name, loss in losses if type(loss).row_loss is not Loss.row_loss
         ]
         self._parts = [*objective.modules()]  # walking through them takes as long as a small loss
         check_schedules(self.schedules, objective, matrix_of(hooks.layer).shape[0])
