@@ -51,6 +51,7 @@ TORCH_ONLY = ("geometry", "dropin", "losses", "heads", "ops", *LEVELS[-2], *LEVE
 KERNELS = (
     "largemargin.ops.triton.rival_boundaries",
     "largemargin.ops.triton.rows",
+    "largemargin.ops.triton.centroids",
     "largemargin.ops.triton.backward",
     "largemargin.ops.triton.forward",
     "largemargin.ops.triton.chunks",

@@ -19,6 +19,7 @@ CHECKS = (
     "tile_operator_checks.py",
     "rival_checks.py",
     "rows_checks.py",
+    "centroid_checks.py",
 )
 
 pytestmark = NEEDS_TRITON

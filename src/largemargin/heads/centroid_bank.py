@@ -19,6 +19,7 @@ from largemargin.errors import (
     check_number,
     refuse_transform,
 )
+from largemargin.ops.centroid_terms import kernels
 from largemargin.ops.distributed import all_reduce_sum, gather_ragged, world_size
 from largemargin.ops.norms import promote, read_rows
 from largemargin.shapes import Features, Labels
@@ -290,6 +291,26 @@ class CentroidBank(nn.Module):
         compact = slots.means if self.strategy == "none" else momentum
         margin = momentum if self.strategy == "both" else slots.means
         return BatchCentroids(slots, compact, margin, all_present)
+
+    def by_kernel(
+        self, features: Features, labels: Labels, ignore_index: int | None
+    ) -> BatchCentroids:
+        """The same where ``kernels_serve``; ``classes`` of slots that are samples are labels."""
+        rows = kernels().class_rows(
+            *(features, labels, self.centroids, self.seen, self.counts),
+            num_classes=self.num_classes,
+            ignore=ignore_index,
+            weight=1 - self.momentum,
+            write=self.training,
+        )
+        if self.training:
+            self._replay.remember(rows.means, (rows.previous, rows.known))
+        by_class = self.num_classes <= labels.shape[0]
+        slots = Slots(rows.of_sample, labels, rows.held, rows.held, rows.means, by_class)
+        compact = rows.means if self.strategy == "none" else rows.blended
+        return BatchCentroids(
+            slots, compact, rows.blended if self.strategy == "both" else rows.means
+        )
 
     def _read(self, slots: Slots) -> tuple[Tensor, Tensor]:
         """Bank rows and seen flags of the slots, as they were before this step's write."""

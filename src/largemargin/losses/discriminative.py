@@ -23,6 +23,7 @@ from largemargin.heads.centroid_bank import (
     FirstSeen,
     Strategy,
     class_means,
+    recomputing,
 )
 from largemargin.losses.base.classwise import ClassBatch, ClassWise
 from largemargin.losses.base.loss import LossOptions, LossValue, MarginCeiling
@@ -39,7 +40,12 @@ from largemargin.losses.centroid_margin import (
 from largemargin.losses.compactness import check_hinge, hinge_to_center
 from largemargin.losses.cross_entropy import CrossEntropy
 from largemargin.losses.stability import check_noisy
-from largemargin.ops.centroid_terms import CentroidTerms, centroid_terms
+from largemargin.ops.centroid_terms import (
+    CentroidTerms,
+    centroid_terms,
+    kernel_terms,
+    kernels_serve,
+)
 from largemargin.ops.distributed import all_reduce_sum, gather_numbers
 from largemargin.ops.matmul import without_autocast
 from largemargin.ops.norms import EPS, promote, safe_norm
@@ -238,11 +244,20 @@ class Discriminative(ClassWise):
 
         What a head has ``multiplied`` already fits: features, matrix and bias.
         """
-        rows = self._usual_rows(labels, matrix.shape[0]) if self._is_usual() else None
+        if not self._is_usual():
+            return None
+        fits = (
+            multiplied
+            and isinstance(labels, Tensor)
+            and labels.shape == features.shape[:1]
+            and labels.device == features.device
+        )
+        if fits and self._has_kernels(features, matrix, labels):
+            return self._by_kernels(features, matrix, labels, bias)
+        rows = self._usual_rows(labels, matrix.shape[0])
         if rows is None:
             return None
-        fits = multiplied and labels.shape == features.shape[:1]
-        if not (fits and labels.device == features.device):
+        if not fits:
             check_inputs(features, matrix, labels, bias=bias, soft=False, validate=False)
         if self.check_finite:
             check_all_finite(features=features, prototypes=matrix, bias=bias)
@@ -266,6 +281,42 @@ class Discriminative(ClassWise):
             compact, margin = compact + guard, margin + guard
             norm = None if norm is None else norm + guard
         return self._weighed(compact, margin, norm)
+
+    def _has_kernels(self, features: Tensor, matrix: Tensor, labels: Tensor) -> bool:
+        return (
+            kernels_serve(features, matrix, labels)
+            and features.shape[1] == self.bank.dim
+            and matrix.shape == self.bank.centroids.shape
+            and self.bank.centroids.dtype is torch.float32
+            and self.impl == "auto"
+            and not self.check_finite
+            and not recomputing()
+        )
+
+    def _by_kernels(
+        self, features: Tensor, matrix: Tensor, labels: Tensor, bias: Tensor | None
+    ) -> LossValue:
+        """The same by two kernels each way."""
+        labels, ignored = labels.contiguous(), self.ignore_index
+        with torch.no_grad():
+            found = self.bank.by_kernel(features, labels, ignored)
+        t = self._centroid_terms(found, None)._replace(by_class=found.slots.by_class)
+
+        def definition(q: Tensor, weight: Tensor, offset: Tensor | None) -> tuple[Tensor, ...]:
+            count = weight.shape[0]
+            valid = (labels >= 0) & (labels < count)
+            valid = valid if ignored is None else valid & (labels != ignored)
+            kept = torch.where(valid, labels, 0)
+            classes = torch.arange(count, device=labels.device) if t.by_class else kept
+            of_sample = torch.where(valid, t.of_sample, 0)
+            masked = t._replace(of_sample=of_sample, classes=classes, valid=valid)
+            offset = None if offset is None else promote(offset)
+            return _defined(masked, kept, valid, promote(q), promote(weight), offset)
+
+        compact, margin, *norm = kernel_terms(
+            *(definition, t, labels, ignored, features, matrix, bias)
+        )
+        return self._weighed(compact, margin, norm[0] if norm else None)
 
     def _centroid_terms(self, found: BatchCentroids, known: Tensor | None) -> CentroidTerms:
         slots, blended = found.slots, 1 - self.bank.momentum

@@ -4,13 +4,16 @@ Compactness, margin and norm as their losses define them, a third of the operato
 would hand to the device. Second derivatives are those of the definition, which the caller gives.
 """
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from largemargin.ops.boundary import DEGENERATE, EXACT_LIMIT, nearest_rival
+from largemargin.ops.eager_gradients import launches
 from largemargin.ops.norms import EPS, batched_gradient, row_norms
 
 
@@ -117,17 +120,7 @@ class _CentroidTerms(torch.autograd.Function):
         rival, normal, inverse, signed, kept, size = more
         t, (g_compact, g_margin, g_norm) = ctx.terms, grads
         if torch.is_grad_enabled() or batched_gradient(g_compact):
-            with torch.enable_grad():
-                made = ctx.definition(features, weight, bias)
-                given = [(m, g) for m, g in zip(made, grads, strict=False) if g is not None]
-                inputs = (features, weight, bias)
-                wanted = [
-                    x for x, need in zip(inputs, ctx.needs_input_grad[2:], strict=True) if need
-                ]
-                values, by = zip(*given, strict=True)
-                found = iter(torch.autograd.grad(values, wanted, by, create_graph=True))
-            again = (next(found) if need else None for need in ctx.needs_input_grad[2:])
-            return None, None, *again
+            return None, None, *_again(ctx, grads, (features, weight, bias), 2)
 
         # Compactness: along the way from each sample to its centroid.
         if t.power == 0:
@@ -172,4 +165,84 @@ centroid_terms: Callable[..., tuple[Tensor, Tensor, Tensor | None]] = _CentroidT
 """Compactness, margin and norm, means over the classes present.
 
 ``definition`` makes the same of features, prototypes and bias by autograd.
+"""
+
+
+LONGEST = 4096
+"""Samples of a batch, and numbers of a row, up to which the kernels serve."""
+SEARCHED = 2**28
+"""Numbers that the kernels read in their search for rivals, of all centroids together."""
+
+
+@cache
+def kernels() -> Any:
+    """``ops.triton.centroids``, imported when it is needed: Triton takes a second."""
+    return importlib.import_module("largemargin.ops.triton.centroids")
+
+
+def kernels_serve(features: Tensor, weight: Tensor, labels: Tensor) -> bool:
+    """Whether the terms of a batch are computed by kernels."""
+    return (
+        launches(features, weight)
+        and labels.dtype is torch.int64
+        and 0 < features.shape[0] <= LONGEST
+        and weight.shape[1] <= LONGEST
+        and min(features.shape[0], weight.shape[0]) * weight.numel() <= SEARCHED
+    )
+
+
+class _KernelTerms(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        definition: Callable[..., Any],
+        t: CentroidTerms,
+        labels: Tensor,
+        ignore: int | None,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        parts, saved = kernels().centroid_terms(features, labels, weight, bias, t, ignore)
+        ctx.save_for_backward(labels, features, weight, bias, *saved)
+        ctx.definition, ctx.terms, ctx.ignore = definition, t, ignore
+        found: tuple[Tensor, ...] = parts[: 3 if t.with_norm else 2].sum(1).unbind()
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        labels, features, weight, bias, *saved = ctx.saved_tensors
+        if torch.is_grad_enabled() or batched_gradient(grads[0]):
+            return None, None, None, None, *_again(ctx, grads, (features, weight, bias), 4)
+        t, needs, kept = ctx.terms, ctx.needs_input_grad[4:], kernels().Saved(*saved)
+        g_features = g_weight = g_bias = None
+        if needs[0]:
+            g_features = kernels().features_gradient(
+                grads, features, labels, weight, t, ctx.ignore, kept
+            )
+        if needs[1] or needs[2]:
+            found = kernels().prototypes_gradient(grads[1], labels, weight, bias, t, kept)
+            g_weight, g_bias = found
+        return None, None, None, None, g_features, g_weight, g_bias
+
+
+def _again(
+    ctx: Any, grads: Sequence[Tensor | None], inputs: tuple[Tensor | None, ...], first: int
+) -> list[Tensor | None]:
+    """The gradients by autograd from the definition: to be differentiated again."""
+    needs = ctx.needs_input_grad[first:]
+    with torch.enable_grad():
+        made = ctx.definition(*inputs)
+        given = [(m, g) for m, g in zip(made, grads, strict=False) if g is not None]
+        wanted = [x for x, need in zip(inputs, needs, strict=True) if need and x is not None]
+        values, by = zip(*given, strict=True)
+        found = iter(torch.autograd.grad(values, wanted, by, create_graph=True))
+    return [next(found) if need else None for need in needs]
+
+
+kernel_terms: Callable[..., tuple[Tensor, ...]] = _KernelTerms.apply
+"""Compactness, margin and, where it is wanted, norm by kernels; NaN where a label is no class.
+
+Of (definition, terms, labels, ignored label or None, features, weight, bias). ``counts`` are those
+of slots, ``classes`` and ``valid`` are not read.
 """
