@@ -1,7 +1,8 @@
-"""Kernels of ``ops.triton.centroids`` against the definition, run by Triton's interpreter."""
+"""Kernels of ``ops.triton.centroids`` against the definition: interpreted, or on a GPU."""
 
 import copy
 import math
+import os
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 import largemargin as lm
 from largemargin.losses import discriminative
 
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
 SETTINGS = {
     "partial": {},
     "both": {"strategy": "both", "momentum": 0.4},
@@ -17,16 +19,21 @@ SETTINGS = {
 
 
 def drawn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def labels_of(count, classes, seed=1):
-    return torch.randint(classes, (count,), generator=torch.Generator().manual_seed(seed))
+    drawn_labels = torch.randint(classes, (count,), generator=torch.Generator().manual_seed(seed))
+    return drawn_labels.to(DEVICE)
 
 
 def head_of(classes, width, bias=True):
     torch.manual_seed(5)
-    return lm.ClassHead(width, classes, bias=bias)
+    return lm.ClassHead(width, classes, bias=bias).to(DEVICE)
+
+
+def discriminative_of(classes, width, **settings):
+    return lm.Discriminative(classes, width, **settings).to(DEVICE)
 
 
 class ByKernels:
@@ -97,7 +104,7 @@ def assert_same_bank(loss, other):
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize(("count", "classes", "width"), [(12, 4, 5), (7, 40, 33), (40, 3, 130)])
 def test_terms_gradients_and_bank(by_kernels, count, classes, width, name, bias):
-    loss = lm.Discriminative(classes, width, margin=1.0, **SETTINGS[name])
+    loss = discriminative_of(classes, width, margin=1.0, **SETTINGS[name])
     head = head_of(classes, width, bias)
     for step in range(3):
         features, labels = drawn(count, width, seed=step), labels_of(count, classes, step)
@@ -113,7 +120,7 @@ def test_terms_gradients_and_bank(by_kernels, count, classes, width, name, bias)
 
 @pytest.mark.parametrize("tail", [0.1, 0.5, math.inf])
 def test_the_stable_form(by_kernels, tail):
-    loss = lm.StableDiscriminative(5, 9, tail=tail)
+    loss = lm.StableDiscriminative(5, 9, tail=tail).to(DEVICE)
     found, wanted, other = both_ways(
         by_kernels, loss, head_of(5, 9), 3 * drawn(11, 9), labels_of(11, 5)
     )
@@ -124,7 +131,7 @@ def test_the_stable_form(by_kernels, tail):
 @pytest.mark.parametrize("classes", [4, 40])
 @pytest.mark.parametrize("ignore", [-100, 2])
 def test_ignored_labels(by_kernels, classes, ignore):
-    loss = lm.Discriminative(classes, 6, margin=1.0, ignore_index=ignore)
+    loss = discriminative_of(classes, 6, margin=1.0, ignore_index=ignore)
     features, labels = drawn(9, 6), labels_of(9, 4)
     labels[[1, 4]] = ignore
     features[labels == ignore] = math.nan
@@ -140,7 +147,7 @@ def test_ignored_labels(by_kernels, classes, ignore):
 
 @pytest.mark.parametrize("classes", [4, 40])
 def test_labels_that_are_no_classes_spoil_the_value_and_not_the_bank(by_kernels, classes):
-    loss = lm.Discriminative(classes, 6)
+    loss = discriminative_of(classes, 6)
     labels = labels_of(9, 4)
     labels[3] = classes
     total, terms, _ = one_step(loss, head_of(classes, 6), drawn(9, 6), labels)
@@ -152,12 +159,12 @@ def test_labels_that_are_no_classes_spoil_the_value_and_not_the_bank(by_kernels,
 
 
 def test_batches_that_overflow_are_not_stored(by_kernels):
-    loss, head = lm.Discriminative(3, 4), head_of(3, 4)
-    one_step(loss, head, drawn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2]))
+    loss, head = discriminative_of(3, 4), head_of(3, 4)
+    one_step(loss, head, drawn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2], device=DEVICE))
     before = loss.bank.centroids.clone()
     features = drawn(6, 4, seed=3)
     features[0, 0] = math.inf
-    one_step(loss, head, features, torch.tensor([0, 1, 2, 0, 1, 2]))
+    one_step(loss, head, features, torch.tensor([0, 1, 2, 0, 1, 2], device=DEVICE))
     assert by_kernels.calls == 2
     assert torch.equal(loss.bank.centroids[0], before[0])
     assert not torch.equal(loss.bank.centroids[1], before[1])
@@ -166,7 +173,7 @@ def test_batches_that_overflow_are_not_stored(by_kernels):
 
 @pytest.mark.parametrize("factor", [1e-20, 1e20, 1e30])
 def test_sizes_far_from_one(by_kernels, factor):
-    loss, head = lm.Discriminative(4, 6, compact_power=1, margin=1.0), head_of(4, 6)
+    loss, head = discriminative_of(4, 6, compact_power=1, margin=1.0), head_of(4, 6)
     with torch.no_grad():
         head.weight.mul_(factor)
     features = factor * drawn(12, 6)
@@ -176,18 +183,20 @@ def test_sizes_far_from_one(by_kernels, factor):
 
 
 def test_prototypes_that_coincide_and_samples_on_their_centroid(by_kernels):
-    loss, head = lm.Discriminative(3, 4, margin=1.0), head_of(3, 4)
+    loss, head = discriminative_of(3, 4, margin=1.0), head_of(3, 4)
     with torch.no_grad():
         head.weight[1] = head.weight[0]
         head.bias.zero_()
     features = drawn(1, 4).expand(4, 4)
-    found, wanted, _ = both_ways(by_kernels, loss, head, features, torch.tensor([0, 0, 1, 1]))
+    found, wanted, _ = both_ways(
+        by_kernels, loss, head, features, torch.tensor([0, 0, 1, 1], device=DEVICE)
+    )
     assert_same(found, wanted)
     assert all(each.isfinite().all() for each in found[2])
 
 
 def test_half_precision(by_kernels):
-    loss, head = lm.Discriminative(5, 8, margin=1.0), head_of(5, 8)
+    loss, head = discriminative_of(5, 8, margin=1.0), head_of(5, 8)
     features, labels = drawn(10, 8).bfloat16(), labels_of(10, 5)
     found, wanted, _ = both_ways(by_kernels, loss, head, features, labels)
     assert_same(found, wanted, rtol=1e-2, atol=1e-3)
@@ -195,7 +204,7 @@ def test_half_precision(by_kernels):
 
 
 def test_features_that_are_a_part_of_a_matrix(by_kernels):
-    loss, head = lm.Discriminative(3, 4, margin=1.0), head_of(3, 4)
+    loss, head = discriminative_of(3, 4, margin=1.0), head_of(3, 4)
     wide, labels = drawn(8, 9), labels_of(8, 3)
     model = torch.nn.Sequential(torch.nn.Identity(), head)
     values = []
@@ -212,11 +221,13 @@ def test_second_derivatives_are_those_of_the_definition(by_kernels):
     for allowed in (True, False):
         by_kernels.allowed = allowed
         for count in (6, 2):  # slots are classes, slots are samples
-            loss, head = lm.Discriminative(3, 4, margin=1.0, momentum=0.5), head_of(3, 4)
+            loss, head = discriminative_of(3, 4, margin=1.0, momentum=0.5), head_of(3, 4)
             model = torch.nn.Sequential(torch.nn.Identity(), head)
             criterion = lm.attach(model, loss, warn=False)
             features = drawn(count, 4).requires_grad_()
-            total = criterion(model(features), torch.tensor([0, 1, 2, 0, 1, 2])[:count])
+            total = criterion(
+                model(features), torch.tensor([0, 1, 2, 0, 1, 2], device=DEVICE)[:count]
+            )
             inputs = (features, head.weight, head.bias)
             first = torch.autograd.grad(total, inputs, create_graph=True)
             size = sum(each.square().sum() for each in first)
@@ -227,8 +238,17 @@ def test_second_derivatives_are_those_of_the_definition(by_kernels):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+def test_a_call_without_attach(by_kernels):
+    head, labels = head_of(3, 4), labels_of(8, 3)
+    found = discriminative_of(3, 4)(drawn(8, 4), head, labels)
+    assert by_kernels.calls == 1
+    wanted = discriminative_of(3, 4, impl="dense")(drawn(8, 4), head, labels)
+    assert by_kernels.calls == 1
+    torch.testing.assert_close(found, wanted)
+
+
 def test_a_frozen_classifier(by_kernels):
-    loss = lm.Discriminative(3, 4, margin=1.0, detach_classifier=True)
+    loss = discriminative_of(3, 4, margin=1.0, detach_classifier=True)
     found, wanted, _ = both_ways(by_kernels, loss, head_of(3, 4), drawn(8, 4), labels_of(8, 3))
     torch.testing.assert_close(found[2][0], wanted[2][0])
     assert found[2][1] is None
@@ -238,7 +258,7 @@ def test_a_frozen_classifier(by_kernels):
 def test_runs_are_equal_to_the_last_bit(by_kernels):
     runs = []
     for _ in range(2):
-        loss = lm.Discriminative(4, 6, margin=1.0)
+        loss = discriminative_of(4, 6, margin=1.0)
         runs.append(one_step(loss, head_of(4, 6), drawn(12, 6), labels_of(12, 4)))
     assert by_kernels.calls == 2
     assert runs[0][0] == runs[1][0]

@@ -1,7 +1,7 @@
 """The discriminative loss, its robust sequel and its stable form (LMD 4.3; ROB 7, 13)."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias, Unpack
 
 import torch
@@ -43,12 +43,13 @@ from largemargin.losses.stability import check_noisy
 from largemargin.ops.centroid_terms import (
     CentroidTerms,
     centroid_terms,
+    gradients_again,
     kernel_terms,
     kernels_serve,
 )
 from largemargin.ops.distributed import all_reduce_sum, gather_numbers
 from largemargin.ops.matmul import without_autocast
-from largemargin.ops.norms import EPS, promote, safe_norm
+from largemargin.ops.norms import EPS, batched_gradient, promote, safe_norm
 from largemargin.ops.scheduled_values import current
 from largemargin.tracing import plain_eager, value_range, values_are_checked
 
@@ -252,13 +253,13 @@ class Discriminative(ClassWise):
             and labels.shape == features.shape[:1]
             and labels.device == features.device
         )
-        if fits and self._has_kernels(features, matrix, labels):
+        if not fits:
+            check_inputs(features, matrix, labels, bias=bias, soft=False, validate=False)
+        if self._has_kernels(features, matrix, labels):
             return self._by_kernels(features, matrix, labels, bias)
         rows = self._usual_rows(labels, matrix.shape[0])
         if rows is None:
             return None
-        if not fits:
-            check_inputs(features, matrix, labels, bias=bias, soft=False, validate=False)
         if self.check_finite:
             check_all_finite(features=features, prototypes=matrix, bias=bias)
         bank, labels = self.bank, labels.long()
@@ -288,6 +289,7 @@ class Discriminative(ClassWise):
             and features.shape[1] == self.bank.dim
             and matrix.shape == self.bank.centroids.shape
             and self.bank.centroids.dtype is torch.float32
+            and self.bank.centroids.device == features.device
             and self.impl == "auto"
             and not self.check_finite
             and not recomputing()
@@ -674,6 +676,22 @@ class StableDiscriminative(Discriminative):
         valid = (labels >= 0) & (labels < matrix.shape[0])
         if self.ignore_index is not None:
             valid = valid & (labels != self.ignore_index)
+        distance = _typical_distance(matrix).clamp_max(1) if self.gradient == "bounded" else None
+
+        def definition(q: Tensor, offset: Tensor | None) -> tuple[Tensor, Tensor | None]:
+            return self._scaled(q, offset, valid, distance)
+
+        if not plain_eager() or self._synced or self.check_finite or not _has_float64(features):
+            return definition(features, bias)
+        complete = values_are_checked(valid, None) and bool(valid.all())
+        how = None if complete else valid, self.gradient, distance
+        found: tuple[Tensor, Tensor | None] = _InUnits.apply(definition, *how, features, bias)
+        return found
+
+    def _scaled(
+        self, features: Tensor, bias: Tensor | None, valid: Tensor, distance: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Features and bias over the scale, by autograd; ``distance`` is that of prototypes."""
         kept = promote(torch.where(valid[:, None], features, 0))
         if self.check_finite:
             check_all_finite(features=kept)
@@ -688,8 +706,8 @@ class StableDiscriminative(Discriminative):
             scaled = scaled / unit
         if self.gradient == "exact" and offset is not None:
             offset = offset / unit
-        if self.gradient == "bounded":
-            factor = held.clamp_max(1) * _typical_distance(matrix).clamp_max(1)
+        if distance is not None:
+            factor = held.clamp_max(1) * distance
             scaled = _stretch(scaled, factor)
             offset = None if offset is None else _stretch(offset, factor)
         return scaled, offset
@@ -761,8 +779,69 @@ def _scale_of(features: Tensor, weights: Tensor, sync: bool) -> Tensor:
 def _typical_distance(matrix: Tensor) -> Tensor:
     """Root mean square of the distances between prototypes."""
     rows = promote(matrix.detach())
-    spread = _scale_of(rows - rows.mean(0), torch.ones_like(rows[:, 0]), False)
-    return spread * math.sqrt(2 * rows.shape[0] / (rows.shape[0] - 1))
+    return _size(rows - rows.mean(0)) * math.sqrt(2 / (rows.shape[0] - 1))
+
+
+def _has_float64(tensor: Tensor) -> bool:
+    return tensor.device.type in ("cpu", "cuda", "meta")
+
+
+def _size(x: Tensor) -> Tensor:
+    """The norm of all numbers of a matrix, outside autograd; no square leaves its range."""
+    if not _has_float64(x):
+        return safe_norm(safe_norm(x))
+    norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
+    return norm.to(x.dtype)
+
+
+class _InUnits(torch.autograd.Function):
+    """``StableDiscriminative._scaled`` in a third of the operators."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        definition: Callable[..., Any],
+        valid: Tensor | None,
+        gradient: Gradient,
+        distance: Tensor | None,
+        features: Tensor,
+        bias: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        kept = promote(features)
+        if valid is None:
+            count: Tensor | int = max(len(kept), 1)
+            scale = _size(kept) * (1 / math.sqrt(count))
+        else:
+            kept = kept.masked_fill(~valid[:, None], 0.0)
+            count = valid.sum().clamp_min(1)
+            scale = _size(kept) * count.to(kept.dtype).rsqrt()
+        inverse = scale.reciprocal().masked_fill_(scale <= EPS, 0.0)
+        scaled, offset = kept * inverse, None if bias is None else promote(bias) * inverse
+        factor = None if distance is None else scale.clamp_max(1).mul_(distance)
+        ctx.save_for_backward(features, bias, valid, scaled, offset, inverse, factor)
+        ctx.definition, ctx.gradient, ctx.count = definition, gradient, count
+        return scaled, offset
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_offset: Tensor) -> tuple[Tensor | None, ...]:
+        features, bias, valid, scaled, offset, inverse, factor = ctx.saved_tensors
+        nothing = (None,) * 4
+        if torch.is_grad_enabled() or batched_gradient(grad):
+            given, grads = (features, bias), (grad, grad_offset)
+            return *nothing, *gradients_again(
+                ctx.definition, grads, given, ctx.needs_input_grad[4:]
+            )
+        stretched = inverse if factor is None else inverse * factor
+        found = grad * stretched
+        if ctx.gradient != "detached":
+            along = (grad * scaled).sum()
+            if ctx.gradient == "exact" and offset is not None:
+                along += (grad_offset * offset).sum()
+            found.addcmul_(scaled, along * (stretched / ctx.count), value=-1)
+        if valid is not None:
+            found.masked_fill_(~valid[:, None], 0.0)
+        g_bias = None if bias is None else (grad_offset * stretched).to(bias.dtype)
+        return *nothing, found.to(features.dtype), g_bias
 
 
 def _stretch(x: Tensor, factor: Tensor) -> Tensor:

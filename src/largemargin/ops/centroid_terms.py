@@ -120,7 +120,9 @@ class _CentroidTerms(torch.autograd.Function):
         rival, normal, inverse, signed, kept, size = more
         t, (g_compact, g_margin, g_norm) = ctx.terms, grads
         if torch.is_grad_enabled() or batched_gradient(g_compact):
-            return None, None, *_again(ctx, grads, (features, weight, bias), 2)
+            inputs = features, weight, bias
+            needs = ctx.needs_input_grad[2:]
+            return None, None, *gradients_again(ctx.definition, grads, inputs, needs)
 
         # Compactness: along the way from each sample to its centroid.
         if t.power == 0:
@@ -213,7 +215,9 @@ class _KernelTerms(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         labels, features, weight, bias, *saved = ctx.saved_tensors
         if torch.is_grad_enabled() or batched_gradient(grads[0]):
-            return None, None, None, None, *_again(ctx, grads, (features, weight, bias), 4)
+            inputs = features, weight, bias
+            needs = ctx.needs_input_grad[4:]
+            return *(None,) * 4, *gradients_again(ctx.definition, grads, inputs, needs)
         t, needs, kept = ctx.terms, ctx.needs_input_grad[4:], kernels().Saved(*saved)
         g_features = g_weight = g_bias = None
         if needs[0]:
@@ -226,17 +230,25 @@ class _KernelTerms(torch.autograd.Function):
         return None, None, None, None, g_features, g_weight, g_bias
 
 
-def _again(
-    ctx: Any, grads: Sequence[Tensor | None], inputs: tuple[Tensor | None, ...], first: int
+def gradients_again(
+    definition: Callable[..., Any],
+    grads: Sequence[Tensor | None],
+    inputs: tuple[Tensor | None, ...],
+    needs: Sequence[bool],
 ) -> list[Tensor | None]:
     """The gradients by autograd from the definition: to be differentiated again."""
-    needs = ctx.needs_input_grad[first:]
     with torch.enable_grad():
-        made = ctx.definition(*inputs)
-        given = [(m, g) for m, g in zip(made, grads, strict=False) if g is not None]
+        made = definition(*inputs)
+        given = [
+            (m, g)
+            for m, g in zip(made, grads, strict=False)
+            if m is not None and g is not None and m.requires_grad
+        ]
         wanted = [x for x, need in zip(inputs, needs, strict=True) if need and x is not None]
         values, by = zip(*given, strict=True)
-        found = iter(torch.autograd.grad(values, wanted, by, create_graph=True))
+        found = iter(
+            torch.autograd.grad(values, wanted, by, create_graph=True, materialize_grads=True)
+        )
     return [next(found) if need else None for need in needs]
 
 
