@@ -119,8 +119,9 @@ def class_stats(
         impl: "dense" keeps the (N, C) logits and is twice differentiable; "chunked" goes over the
             classes in blocks, saves no (N, C) buffer and recomputes them in the backward pass;
             "triton" does so in fused kernels, on a GPU. "auto" takes "dense" up to 4 million logits
-            and for soft targets, and under ``torch.func`` transforms; else "triton" on a GPU where
-            products are bfloat16, else "chunked". It never changes the result beyond rounding.
+            (on a GPU 134 million, 34 where products are bfloat16), for soft targets and under
+            ``torch.func`` transforms; else "triton" on a GPU where products are bfloat16, else
+            "chunked". It never changes the result beyond rounding.
         precision: of the matrix products: "highest", "tf32", "bf16", or None for that of the
             inputs (bfloat16 under autocast). Statistics are float32 or float64.
         validate: check label values. None: only in eager mode on the CPU.
