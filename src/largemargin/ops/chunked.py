@@ -208,15 +208,28 @@ def _backward(
         if grad_rows is not None:
             grad_rows += multiply(grad, block_columns, precision)
         if needs_columns:
-            part = multiply(grad.T, rows, precision).to(columns.dtype)
-            if factor is not None:
-                along = (part * block_columns).sum(1, keepdim=True)
-                part = part.addcmul_(block_columns, along, value=-1).mul_(factor)
+            part = _columns_gradient(grad, rows, block_columns, factor, columns.dtype, precision)
             if grad_columns is None:
                 parts.append(part)
             else:
                 grad_columns[here] = part
     return grad_rows, torch.cat(parts) if parts else grad_columns, grad_bias
+
+
+def _columns_gradient(
+    grad: Tensor,
+    rows: Tensor,
+    block: Tensor,
+    factor: Tensor | None,
+    dtype: torch.dtype,
+    precision: str | None,
+) -> Tensor:
+    """The gradient on a block of columns, which were normalised where there is a ``factor``."""
+    part = multiply(grad.T, rows, precision).to(dtype)
+    if factor is None:
+        return part
+    along = (part * block).sum(1, keepdim=True)
+    return part.addcmul_(block, along, value=-1).mul_(factor)
 
 
 def _block_gradient(

@@ -165,16 +165,11 @@ def class_stats(
         impl = _choose(features, prototypes, labels.dim() == 2, resolved)
     elif impl != "dense":
         _check_impl(impl, features, prototypes, labels)
-    factor = None if made is None or impl != "dense" else made.times(**form)
     if impl == "dense" and similarity == "cosine" and _by_hand(labels, bias, scale, want):
-        if made is None or factor is None or ("rest" in want and factor != 1):
-            logits, factor = cosine_logits(features, prototypes, float(scale), resolved), 1.0
-        else:
-            logits = made.logits
         known = labels.is_cpu if validate is None else validate
-        return _two_stats(logits, labels.long(), want, factor, known)
+        return _of_cosines(features, prototypes, labels, float(scale), want, made, resolved, known)
     with without_autocast(features):
-        if made is not None and factor == 1:
+        if made is not None and impl == "dense" and made.times(**form) == 1:
             return ClassStats(*logit_stats(made.logits, labels, want))
         affine = affine_form(
             features,
@@ -188,6 +183,27 @@ def class_stats(
             return ClassStats(*logit_stats(dense_logits(affine), labels, want))
         kernel = tile_stats if impl == "triton" else chunked_stats
         return ClassStats(*kernel(affine, labels, want))
+
+
+def _of_cosines(
+    features: Tensor,
+    prototypes: Tensor,
+    labels: Tensor,
+    scale: float,
+    want: tuple[Statistic, ...],
+    made: HeadLogits | None,
+    precision: str | None,
+    known: bool,
+) -> ClassStats:
+    """Target and rest or rival of scaled cosines, of those that a head has made where they fit."""
+    factor = None
+    if made is not None:
+        factor = made.times(bias=None, similarity="cosine", scale=scale)
+    if made is None or factor is None or ("rest" in want and factor != 1):
+        logits, factor = cosine_logits(features, prototypes, scale, precision), 1.0
+    else:
+        logits = made.logits
+    return _two_stats(logits, labels.long(), want, factor, known)
 
 
 def _with_prior(
