@@ -25,7 +25,7 @@ from largemargin.heads.centroid_bank import CentroidBank, recomputing
 from largemargin.heads.class_head import ClassHead
 from largemargin.heads.head_spec import HeadView
 from largemargin.losses.base.classwise import collectors
-from largemargin.losses.base.loss import Loss, is_hard
+from largemargin.losses.base.loss import Loss, all_count, is_hard
 from largemargin.losses.base.objective import Objective
 from largemargin.losses.base.schedules import Schedule, check_schedules
 from largemargin.losses.base.settings import settle
@@ -175,9 +175,8 @@ class Criterion(nn.Module):
             if row_loss is not None:
                 found.append((name, row_loss, loss.ignore_index))
         if found and labels.is_cpu:
-            low, high = value_range(labels)
-            if low < 0 or high >= outputs.shape[1]:
-                found = []
+            held, count = value_range(labels), outputs.shape[1]
+            found = [each for each in found if all_count(held, count, each[2])]
         vectors = record.features, weight
         terms = {name: row_mean(outputs, labels, each, vectors, i) for name, each, i in found}
         return terms, HeadView(weight, bias, similarity, scale, made)

@@ -347,11 +347,11 @@ class Loss(Summand, nn.Module):
                 self._look_for_zeros(matrix)
             if made is None:
                 check_classifier(features, matrix, bias, sub_centers=has_sub_centers(matrix))
-                if sample_weight is None and self._has_rows(features, matrix, labels):
-                    value = self._of_rows(features, matrix, labels, options)
-                    if value is not None:
-                        return value
-            elif not self._reads(made, labels):
+            if sample_weight is None and self._has_rows(features, matrix, labels, made):
+                value = self._of_rows(features, matrix, labels, options)
+                if value is not None:
+                    return value
+            if made is not None and not self._reads(made, labels):
                 made = None
             batch = self._prepare(
                 (features, matrix), labels, matrix.shape[0], sample_weight, bias, made
@@ -418,25 +418,30 @@ class Loss(Summand, nn.Module):
         """The loss of a row of the head's logits, where one kernel serves it; None otherwise."""
         return None
 
-    def _has_rows(self, features: Tensor, matrix: Tensor, labels: Tensor) -> bool:
-        """Whether ``row_loss`` serves this call: on a GPU, where it is a kernel each way."""
+    def _has_rows(
+        self, features: Tensor, matrix: Tensor, labels: Tensor, made: HeadLogits | None
+    ) -> bool:
+        """Whether ``row_loss`` serves this call, by logits other than those of a head."""
         return (
             type(self).row_loss is not Loss.row_loss
             and features.dim() == 2
             and plain_eager()
-            and launches(features, matrix)
+            and (_is_wide(features, matrix) if features.is_cpu else launches(features, matrix))
             and is_hard(labels, features)
             and type(matrix) in (Tensor, nn.Parameter)
             and not is_shared(matrix)
             and self.is_usual()
+            and (made is None or self.row_loss(made, features, matrix) is None)
         )
 
     def _of_rows(
         self, features: Tensor, matrix: Tensor, labels: Tensor, options: dict[str, Any]
     ) -> Tensor | None:
-        """The value by the kernels of rows; None where the logits are too many to keep."""
+        """The value by rows of logits; None where these are too many, or some do not count."""
         num_classes, precision = matrix.shape[0], resolve_precision(None, features, matrix)
         if features.shape[0] * num_classes > dense_limit(features.device.type, precision):
+            return None
+        if labels.is_cpu and not all_count(value_range(labels), num_classes, self.ignore_index):
             return None
         cosine = self.head_similarity == "cosine" or getattr(self, "normalize", False)
         similarity = "cosine" if cosine else options.get("similarity", "dot")
@@ -833,6 +838,17 @@ def is_hard(labels: Tensor, rows: Tensor) -> bool:
         and 0 < labels.shape[0] <= SCANNED
         and not labels.is_inference()
     )
+
+
+def all_count(labels: tuple[float, float], num_classes: int, ignored: int | None) -> bool:
+    """Whether labels of this range are classes, and none of them is the one to ignore."""
+    low, high = labels
+    return low >= 0 and high < num_classes and (ignored is None or not low <= ignored <= high)
+
+
+def _is_wide(features: Tensor, matrix: Tensor) -> bool:
+    """Whether products of these need no other dtype."""
+    return features.dtype == matrix.dtype and matrix.dtype in (torch.float32, torch.float64)
 
 
 def _counting(batch: Batch) -> Tensor | None:
