@@ -117,24 +117,26 @@ class Criterion(nn.Module):
         if again:
             self._check_replayed()
         ready: dict[str, Tensor] = {}
+        usual: ForwardRecord | None = None
         in_rows = self._row_losses and not self.measures_gradients
         if in_rows and noisy is None and sample_weight is None:
-            record = self._usual_record(outputs, labels)
-            if record is not None:
-                ready, head = self._row_terms(record, outputs, labels)
+            usual = self._usual_record(outputs, labels)
+            if usual is not None:
+                ready, head = self._row_terms(usual, outputs, labels)
                 if len(ready) == len(self.objective.terms):
                     if self.training and not again:
-                        self._count_call(record.features, labels, head)
+                        self._count_call(usual.features, labels, head)
                     return self._in_short(ready)
-        found = self.read(outputs)
+        found = self.read(outputs) if usual is None else usual.whole(outputs, True)
         self._follow(found.features)
         arguments = self._arguments(found, noisy)
         features = arguments["features"]
-        if found.features.dim() > 2:
-            labels = flat_beside(labels, found.features)
-            if sample_weight is not None:
-                sample_weight = flat_beside(sample_weight, found.features)
-        check_rows(features, labels, half=isinstance(noisy, str))
+        if usual is None:
+            if found.features.dim() > 2:
+                labels = flat_beside(labels, found.features)
+                if sample_weight is not None:
+                    sample_weight = flat_beside(sample_weight, found.features)
+            check_rows(features, labels, half=isinstance(noisy, str))
         logits = arguments["logits"] if found.untouched and not found.own else None
         head = self._head(found.swapped, logits)
         value = self.objective(
@@ -145,7 +147,7 @@ class Criterion(nn.Module):
             self._measure_gradients(value.terms, arguments)
         if self.training and not again:
             self._count_call(features, labels, head)
-        if outputs is logits and not self._hooks.is_fsdp:
+        if usual is not None or (outputs is logits and not self._hooks.is_fsdp):
             return value.total
         made = tensors_in(outputs if noisy is None else (outputs, noisy))
         return reach(value.total, made, fsdp=self._hooks.is_fsdp)
@@ -164,7 +166,8 @@ class Criterion(nn.Module):
     ) -> tuple[dict[str, Tensor], HeadView]:
         """Terms that rows of the head's logits determine, in a few calls; and the head."""
         layer, (weight, bias) = self._hooks.layer, record.head or (record.features, None)
-        self._take_mode(layer.training)
+        if self.training != layer.training or self.objective.training != layer.training:
+            self.train(layer.training)
         similarity, scale = "dot", 1.0
         if type(layer) is not nn.Linear:
             similarity, scale = getattr(layer, "similarity", "dot"), getattr(layer, "scale", 1.0)
@@ -333,7 +336,9 @@ class Criterion(nn.Module):
         similarity, scale = "dot", 1.0
         if type(layer) is not nn.Linear:  # looking for what a module has not takes long
             similarity, scale = getattr(layer, "similarity", "dot"), current(layer, "scale", 1.0)
-        made = None if logits is None else HeadLogits(in_float(logits), similarity, scale, bias)
+        if logits is not None and logits.dtype is torch.bfloat16:
+            logits = logits.float()  # float16 ends at 65504, so a loss makes those anew
+        made = None if logits is None else HeadLogits(logits, similarity, scale, bias)
         return HeadView(weight, bias, similarity, scale, made)
 
     @property
@@ -445,7 +450,10 @@ class Criterion(nn.Module):
 
     def _follow(self, features: Tensor) -> None:
         """Stay on the model's device, in its mode, and double where it is double."""
-        self._take_mode(self._hooks.layer.training)
+        training = self._hooks.layer.training
+        if self.training != training or self.objective.training != training:
+            # The objective may have another criterion too, on an averaged copy of the model.
+            self.train(training)
         if torch.compiler.is_compiling():
             return
         for module in self._parts:
@@ -456,11 +464,6 @@ class Criterion(nn.Module):
                     if features.dtype == torch.float64 and tensor.dtype != torch.float64:
                         self.objective.double()
                     return
-
-    def _take_mode(self, training: bool) -> None:
-        # The objective may have another criterion too, on an averaged copy of the model.
-        if self.training != training or self.objective.training != training:
-            self.train(training)
 
     def _measure_gradients(self, terms: dict[str, Tensor], arguments: dict[str, Any]) -> None:
         weights = self.objective.term_weights
@@ -495,11 +498,6 @@ class Criterion(nn.Module):
     def extra_repr(self) -> str:
         layer = self._hooks.layer
         return f"head={type(layer).__name__}, schedules={self.schedules!r}"
-
-
-def in_float(logits: Tensor) -> Tensor:
-    """Logits of bfloat16 in float32; float16 ends at 65504, so a loss makes those anew."""
-    return logits.float() if logits.dtype == torch.bfloat16 else logits
 
 
 def terms_that_need(objective: Objective, argument: str) -> list[str]:

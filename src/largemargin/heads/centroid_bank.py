@@ -253,13 +253,16 @@ class CentroidBank(nn.Module):
         valid: Tensor | None = None,
         *,
         complete: bool = False,
+        checked: bool = False,
     ) -> BatchCentroids:
         """Centroids of the batch's classes by role; writes the bank in training mode.
 
-        ``valid`` (N,) says which samples count; default all whose label is in range.
+        ``valid`` (N,) says which samples count; default all whose label is in range. The features
+        may be ``checked`` already.
         """
-        refuse_transform(self)
-        check_matrix("features", features, "(N, D)")
+        if not checked:
+            refuse_transform(self)
+            check_matrix("features", features, "(N, D)")
         if features.shape[1] != self.dim:
             raise LargeMarginError(
                 f"features must have {self.dim} columns, the bank's dim, but their shape is "
@@ -277,11 +280,12 @@ class CentroidBank(nn.Module):
             sync=self.sync and self.training,
             complete=complete,
         )
-        previous, known = self._read(slots)
-        look = known.device.type == "cpu" and plain_eager()
+        again, eager = self.training and recomputing(), plain_eager()
+        previous, known = self._read(slots, again, eager)
+        look = known.device.type == "cpu" and eager
         all_known, all_present = look and bool(known.all()), look and bool(slots.present.all())
         blended = self._blend(slots.means, previous, known, all_known)
-        if self.training and not recomputing():
+        if self.training and not again:
             self._replay.remember(slots.means, (previous, known))
             with torch.no_grad():
                 self._write(slots, blended, all_known, all_present)
@@ -312,15 +316,16 @@ class CentroidBank(nn.Module):
             slots, compact, rows.blended if self.strategy == "both" else rows.means
         )
 
-    def _read(self, slots: Slots) -> tuple[Tensor, Tensor]:
+    def _read(self, slots: Slots, again: bool, eager: bool) -> tuple[Tensor, Tensor]:
         """Bank rows and seen flags of the slots, as they were before this step's write."""
-        if self.training:
+        if again:
             shape = torch.Size((slots.classes.shape[0], self.dim))
             remembered = self._replay.recall(slots.means, shape)
             if remembered is not None:
                 return remembered[0], remembered[1]
         rows = None if slots.by_class else slots.classes
-        return read_rows(self.centroids, rows).to(slots.means.dtype), read_rows(self.seen, rows)
+        previous = read_rows(self.centroids, rows, eager).to(slots.means.dtype)
+        return previous, read_rows(self.seen, rows, eager)
 
     def _blend(
         self, current: Tensor, previous: Tensor, known: Tensor, all_known: bool = False

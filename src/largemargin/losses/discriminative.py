@@ -51,10 +51,12 @@ from largemargin.ops.distributed import all_reduce_sum, gather_numbers
 from largemargin.ops.matmul import without_autocast
 from largemargin.ops.norms import EPS, batched_gradient, promote, safe_norm
 from largemargin.ops.scheduled_values import current
+from largemargin.ops.triton.availability import INTERPRETED
 from largemargin.tracing import plain_eager, value_range, values_are_checked
 
 Gradient: TypeAlias = Literal["bounded", "exact", "detached"]
 GRADIENTS: tuple[Gradient, ...] = ("bounded", "exact", "detached")
+WEIGHTS = {"compact": "alpha", "margin": "beta", "reg": "gamma_reg"}
 
 
 class Discriminative(ClassWise):
@@ -254,7 +256,9 @@ class Discriminative(ClassWise):
             and labels.device == features.device
         )
         if not fits:
-            check_inputs(features, matrix, labels, bias=bias, soft=False, validate=False)
+            check_inputs(
+                features, matrix, labels, bias=bias, soft=False, reason=NO_SOFT, validate=False
+            )
         if self._has_kernels(features, matrix, labels):
             return self._by_kernels(features, matrix, labels, bias)
         rows = self._usual_rows(labels, matrix.shape[0])
@@ -263,14 +267,16 @@ class Discriminative(ClassWise):
         if self.check_finite:
             check_all_finite(features=features, prototypes=matrix, bias=bias)
         bank, labels = self.bank, labels.long()
-        features, matrix = promote(features), promote(matrix)
-        bias = None if bias is None else promote(bias)
+        if features.dtype is not torch.float32 or matrix.dtype is not torch.float32:
+            features, matrix = promote(features), promote(matrix)
+        if bias is not None and bias.dtype is not torch.float32:
+            bias = promote(bias)
         if bank.num_classes != matrix.shape[0] or features.dtype != matrix.dtype:
             return None
         known, guard = rows
         valid = torch.ones_like(labels, dtype=torch.bool) if known is None else known
         with torch.no_grad():
-            found = bank(features, labels, valid, complete=known is None)
+            found = bank(features, labels, valid, complete=known is None, checked=True)
         terms = self._centroid_terms(found, known)
 
         def definition(q: Tensor, weight: Tensor, offset: Tensor | None) -> tuple[Tensor, ...]:
@@ -285,7 +291,8 @@ class Discriminative(ClassWise):
 
     def _has_kernels(self, features: Tensor, matrix: Tensor, labels: Tensor) -> bool:
         return (
-            kernels_serve(features, matrix, labels)
+            (features.is_cuda or INTERPRETED)
+            and kernels_serve(features, matrix, labels)
             and features.shape[1] == self.bank.dim
             and matrix.shape == self.bank.centroids.shape
             and self.bank.centroids.dtype is torch.float32
@@ -343,10 +350,14 @@ class Discriminative(ClassWise):
 
     def _weighed(self, compact: Tensor, margin: Tensor, norm: Tensor | None) -> LossValue:
         parts = {"compact": compact, "margin": margin}
-        total = _times(current(self, "alpha"), compact) + _times(current(self, "beta"), margin)
         if norm is not None:
             parts["reg"] = norm
-            total = total + _times(current(self, "gamma_reg"), norm)
+        total: Tensor | None = None
+        for name, term in parts.items():
+            weight = current(self, WEIGHTS[name])
+            weighted = term if type(weight) is float and weight == 1 else weight * term
+            total = weighted if total is None else total + weighted
+        assert total is not None
         return LossValue(total, parts)
 
     def _is_usual(self) -> bool:
@@ -716,10 +727,6 @@ class StableDiscriminative(Discriminative):
         centers = batch.of_samples(batch.centroids.compact)
         hinge = hinge_to_center(batch.kept(features), centers, self.radius, 1)
         return linear_tail(hinge, self.tail or 0.0)
-
-
-def _times(weight: float | Tensor, term: Tensor) -> Tensor:
-    return term if type(weight) is float and weight == 1 else weight * term
 
 
 def _defined(

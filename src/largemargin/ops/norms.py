@@ -253,9 +253,12 @@ def normalize(x: Tensor) -> Tensor:
     return unit
 
 
-def read_rows(table: Tensor, index: Tensor | None) -> Tensor:
-    """Copies of rows, or of all, of a state that is written later in the same step."""
-    if not plain_eager():
+def read_rows(table: Tensor, index: Tensor | None, eager: bool | None = None) -> Tensor:
+    """Copies of rows, or of all, of a state that is written later in the same step.
+
+    ``eager`` is what ``plain_eager`` says, where the caller knows it.
+    """
+    if not (plain_eager() if eager is None else eager):
         read: Tensor = _read_rows(table, index)
         return read
     return table.clone() if index is None else table.index_select(0, index)

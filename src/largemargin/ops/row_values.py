@@ -32,7 +32,8 @@ def row_values(
     if loss.kind != "softplus" or loss.angle is not None:
         target, second, _ = target_and_rival(logits, labels, loss.kind != "rival", known)
         if loss.angle is None:
-            return (second - target) * loss.factor
+            gap = second - target
+            return gap if loss.factor == 1 else gap * loss.factor
         assert vectors is not None
         return F.softplus(second - loss.angle.definition(target, *vectors, labels))
     if loss.bounded:

@@ -449,6 +449,8 @@ class Loss(Summand, nn.Module):
         bias = options.get("bias")
         if matrix.dim() != 2 or isinstance(scale, Tensor):
             return None
+        if bias is not None and features.is_cpu and not _is_wide(bias, matrix):
+            return None
         if similarity == "cosine" and bias is None:
             logits = cosine_logits(features, matrix, float(scale), precision)
         elif similarity == "dot" and scale == 1:
@@ -848,7 +850,8 @@ def all_count(labels: tuple[float, float], num_classes: int, ignored: int | None
 
 def _is_wide(features: Tensor, matrix: Tensor) -> bool:
     """Whether products of these need no other dtype."""
-    return features.dtype == matrix.dtype and matrix.dtype in (torch.float32, torch.float64)
+    wide = matrix.dtype in (torch.float32, torch.float64)
+    return wide and features.dtype == matrix.dtype and features.device == matrix.device
 
 
 def _counting(batch: Batch) -> Tensor | None:
