@@ -425,7 +425,9 @@ class Loss(Summand, nn.Module):
         return (
             type(self).row_loss is not Loss.row_loss
             and features.dim() == 2
+            and matrix.shape[0] > 1
             and plain_eager()
+            and not (features.is_inference() or matrix.is_inference())
             and (_is_wide(features, matrix) if features.is_cpu else launches(features, matrix))
             and is_hard(labels, features)
             and type(matrix) in (Tensor, nn.Parameter)
@@ -835,6 +837,7 @@ def is_hard(labels: Tensor, rows: Tensor) -> bool:
     return (
         isinstance(labels, Tensor)
         and labels.dtype is torch.int64
+        and labels.layout is torch.strided
         and labels.shape == rows.shape[:1]
         and labels.device == rows.device
         and 0 < labels.shape[0] <= SCANNED
