@@ -15,10 +15,9 @@ from largemargin.measuring.distributions import ClassDistribution, Distribution
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Blue and vermilion of Okabe and Ito (2008), and six searched for so that the closest two stay as
-# far apart as possible to colour-blind readers, too; all have a contrast of 3 : 1 on white. Where
-# there are more classes than colours, symbols tell them apart: class c has colour c mod 8 and
-# symbol c div 8, in every figure.
+# Blue and vermilion of Okabe and Ito (2008), and six more that stay apart for colour-blind readers
+# too; all have a contrast of 3 : 1 on white. Where there are more classes than colours, symbols
+# tell them apart: class c has colour c mod 8 and symbol c div 8, in every figure.
 COLORS = (
     *("#0072b2", "#d55e00", "#1ea596", "#690069"),
     *("#3c3c00", "#a578ff", "#0000c3", "#964b4b"),
@@ -178,7 +177,7 @@ def plot_surface(
     effects = optional_module("matplotlib.patheffects", "plots need matplotlib", extra="plot")
     ax = axes_or_new(ax, 5.6, 4.6)
     halo = [effects.withStroke(linewidth=2.5, foreground="black")]
-    image = ax.pcolormesh(along, across, list(zip(*losses, strict=True)), shading="gouraud")
+    image = ax.pcolormesh(along, across, list(zip(*losses, strict=True)), shading="nearest")
     ax.figure.colorbar(image, ax=ax, label="cross entropy")
     classes = list(zip(*predicted, strict=True))  # rows are places across, as pcolormesh has it
     counts = Counter(c for row in classes for c in row)
