@@ -64,6 +64,7 @@ def test_the_code_runs_and_bears_out_the_text(
 ) -> None:
     """Cell by cell, with warnings as errors; each prints and draws where outputs are stored."""
     monkeypatch.chdir(tmp_path)
+    plt.close("all")  # of other tests
     names: dict[str, Any] = {}
     for number, cell in enumerate(code_cells(name)):
         said = io.StringIO()
