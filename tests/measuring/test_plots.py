@@ -25,7 +25,8 @@ mpl.use("Agg")
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
-    """Figures are closed here; settings of matplotlib are as they were."""
+    """Figures are closed here, also those of other tests; settings of matplotlib stay."""
+    plt.close("all")
     before = dict(mpl.rcParams)
     yield
     plt.close("all")
@@ -250,6 +251,12 @@ def test_what_is_not_there_is_said() -> None:
         curved.plot(by="sample")
     with pytest.raises(LargeMarginError, match="class 2 has no name"):
         embedded().plot(class_names=["a", "b"])
+
+
+def test_a_file_that_does_not_know_the_share_below_0_is_drawn_without() -> None:
+    found = measured().to_dict()
+    del found["margins"]["cosine"]["overall"]["negative"]
+    assert legend(Geometry.from_dict(found).plot())[0] == "400 samples"
 
 
 def test_equal_margins_can_be_drawn() -> None:

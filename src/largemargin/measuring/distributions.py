@@ -35,7 +35,7 @@ class Distribution(Record):
     """Gaussian kernel density at ``density_at``, Silverman's bandwidth; empty where all numbers
     are equal. Beyond 20,000 samples every k-th in order of size is used."""
     negative: float = math.nan
-    """Share of the numbers below 0."""
+    """Share of the numbers below 0; NaN in files from before it was counted."""
 
     @property
     def minimum(self) -> float:

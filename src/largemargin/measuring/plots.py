@@ -4,6 +4,7 @@ Everything is drawn on given axes or on a new figure of pyplot's. Nothing is sho
 of matplotlib is changed.
 """
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -62,9 +63,11 @@ def plot_margins(ax: "Axes | None", margins: Distribution, words: str, label: st
     ]
     ax.stairs(heights, edges, fill=True, color=color, alpha=0.25)
     ax.stairs(heights, [min(each, 0.0) for each in edges], fill=True, color=color, alpha=0.5)
-    name = "" if label is None else f"{plain_text(label)}: "
-    share = f"{name}{_digits(100 * margins.negative)} % of {margins.count:,} below 0"
-    ax.stairs(heights, edges, color=color, linewidth=1.4, label=share, gid=words)
+    said = f"{margins.count:,} samples"
+    if not math.isnan(margins.negative):
+        said = f"{_digits(100 * margins.negative)} % of {margins.count:,} below 0"
+    said = said if label is None else f"{plain_text(label)}: {said}"
+    ax.stairs(heights, edges, color=color, linewidth=1.4, label=said, gid=words)
     ax.plot(
         margins.minimum, 0, color=color, marker="^", linestyle="none", clip_on=False, zorder=4,
         label=f"minimum {_digits(margins.minimum)}",
@@ -86,7 +89,7 @@ def plot_class_margins(
     names: Sequence[str] | None,
 ) -> "Axes":
     """A row for each class, from its smallest margin to its median; the hardest on top."""
-    present = [c for c, median in enumerate(margins.median) if median == median]
+    present = [c for c, median in enumerate(margins.median) if math.isfinite(median)]
     if not present:
         raise _not_measured(words)
     hardest = sorted(present, key=lambda c: margins.q05[c])[:ROWS]
