@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check docs conformance mutants bench clean
+.PHONY: help demo test test-all check docs notebooks conformance mutants bench clean
 
 help:
 	@echo "make demo      train a small CNN on digits with four losses: a table, a report (< 2 minutes)"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-all  every test, also the slow ones (< 80 minutes on 2 cores)"
 	@echo "make check     ruff, mypy --strict, the import-layer rule, the documentation"
 	@echo "make docs      the documentation as web pages, in site/ (< 40 s); open site/index.html"
+	@echo "make notebooks run the notebooks and store their outputs (< 3 minutes)"
 	@echo "make mutants   small wrong changes to the arithmetic: does a test fail for each? (hours)"
 	@echo "make bench     CPU benchmarks; rows go to benchmarks/results (quiet machine, please)"
 	@echo "make clean     remove .venv and every cache"
@@ -68,6 +69,9 @@ check: $(VENV)/.installed
 docs: $(VENV)/.installed
 	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@$(BIN)/python docs/check_site.py site
+
+notebooks: $(VENV)/.installed
+	OMP_NUM_THREADS=1 $(BIN)/python notebooks/execute.py
 
 # All of them, or MUTANTS='--sample 200 --seed 1', or MUTANTS='--file losses/cosface.py'.
 mutants: $(VENV)/.installed

@@ -16,6 +16,7 @@ from site_pages import (
     loss_pages,
     mathematics,
     navigation,
+    notebooks,
     reproductions,
     root_files,
 )
@@ -41,7 +42,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     config.nav = navigation.navigation()
     # Sources that the site is made from, so that `mkdocs serve` sees them change.
     root = Path(config.config_file_path).parent
-    config.watch += [str(root / name) for name in ("src", "papers", "benchmarks", "DESIGN.md")]
+    config.watch += [
+        str(root / name) for name in ("src", "papers", "benchmarks", "notebooks", "DESIGN.md")
+    ]
     return config
 
 
@@ -51,6 +54,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         **reproductions.pages(),
         **api.pages(),
         **root_files.pages(),
+        **notebooks.pages(),
+        **notebooks.figures(),
     }
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))

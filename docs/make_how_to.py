@@ -8,6 +8,8 @@ import ast
 import sys
 from pathlib import Path
 
+from site_pages import notebooks
+
 FOLDER = Path(__file__).parent / "how-to"
 PAGE = FOLDER / "README.md"
 FIRST = "plain_loop"
@@ -90,6 +92,11 @@ def page() -> str:
         install = f"`pip install '.[{made}]'`" if made else "`pip install .`"
         title = heading(path)
         lines.append(f"| [{title}](#{anchor(title)}) | [{path.name}]({path.name}) | {install} |")
+    lines += ["", "Notebooks, with their outputs:", ""]
+    lines += [
+        f"- [{notebooks.title(path)}](../../notebooks/{path.name})"
+        for path in notebooks.FILES.values()
+    ]
     if pages():
         lines += ["", "Guides:", ""]
         lines += [f"- [{title}]({path.name})" for title, path in pages()]

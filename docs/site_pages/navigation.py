@@ -7,7 +7,7 @@ import make_how_to
 import make_tables
 
 import largemargin as lm
-from site_pages import api
+from site_pages import api, notebooks
 from site_pages.sources import FAMILIES, PAPERS
 
 DOCS = Path(__file__).parents[1]
@@ -71,8 +71,9 @@ def _losses() -> list[Any]:
 
 
 def _how_to() -> list[Any]:
-    """Pages of prose by their titles, after the page with all scripts."""
+    """Pages of prose by their titles, after notebooks and the page with all scripts."""
     return [
+        {"Notebooks": [{notebooks.title(path): page} for page, path in notebooks.FILES.items()]},
         {"Scripts for every trainer": "how-to/README.md"},
         *({title.replace("`", ""): f"how-to/{path.name}"} for title, path in make_how_to.pages()),
         {"Other libraries": "other_libraries.md"},

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import largemargin as lm
+from site_pages import notebooks
 from site_pages.sources import PAPERS
 
 ROOT = Path(__file__).parents[2]
@@ -42,14 +43,15 @@ def _read(file: str) -> str:
 
 def inside(markdown: str, page: str) -> str:
     """Links to files of the repository lead to their page; where there is none they are text."""
-    home = posixpath.dirname(SHOWN.get(page, f"docs/{page}"))
+    files = SHOWN | {each: f"notebooks/{path.name}" for each, path in notebooks.FILES.items()}
+    home = posixpath.dirname(files.get(page, f"docs/{page}"))
 
     def lead(found: re.Match[str]) -> str:
         text, target, part = found[1], found[2], found[3] or ""
         if re.match(r"[a-z]+:", target):
             return found[0]
         file = posixpath.normpath(posixpath.join(home, target))
-        shown = {each: name for name, each in SHOWN.items()}
+        shown = {each: name for name, each in files.items()}
         shown |= {"papers/README.md": "reproductions/index.md", "README.md": "index.md"}
         shown |= {
             f"papers/{paper.folder}/README.md": f"reproductions/{paper.folder}.md"
@@ -64,7 +66,7 @@ def inside(markdown: str, page: str) -> str:
         if file in shown:
             there = posixpath.relpath(shown[file], posixpath.dirname(page) or ".")
             return f"[{text}]({there}{part})"
-        if file.startswith("docs/") and page in SHOWN:
+        if file.startswith("docs/") and page in files:
             there = posixpath.relpath(file.removeprefix("docs/"), posixpath.dirname(page) or ".")
             return f"[{text}]({there}{part})"
         if not file.startswith("docs/") and (ROOT / file).exists():

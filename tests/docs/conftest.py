@@ -1,6 +1,7 @@
-"""The documentation's own modules can be imported in its tests."""
+"""The modules of the documentation and of the notebooks can be imported in their tests."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "notebooks")]

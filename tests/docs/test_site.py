@@ -102,7 +102,11 @@ def test_search_needs_no_server(site: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page", ["index", "choosing", "benchmarks", "losses/cosface", "api/geometry", "errata"]
+    "page",
+    [
+        *("index", "choosing", "benchmarks", "losses/cosface", "api/geometry", "errata"),
+        "notebooks/look_at_a_trained_model",
+    ],
 )
 def test_a_browser_asks_nobody_but_the_disk(site: Path, page: str) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")

@@ -72,6 +72,7 @@ EXTRAS = {
         "report",
         MODEL + "lm.report(lm.measure(model, [(images, labels)]), place + '/report.html')",
     ),
+    "plots": ("plot", MODEL + "lm.measure(model, [(images, labels)]).plot()"),
     "t-SNE": ("sklearn", MODEL + "lm.embed(model, [(images, labels)])"),
     "command": ("train", "from largemargin.app.cli import main\nassert main(['train']) == 2"),
 }

@@ -82,3 +82,10 @@ def test_no_numbers_and_bad_numbers() -> None:
 def test_order_does_not_matter() -> None:
     values = torch.randn(1000)
     assert describe(values) == describe(values[torch.randperm(1000)])
+
+
+def test_the_share_below_0_is_counted() -> None:
+    values = torch.tensor([-3.0, -1e-9, 0.0, -0.0, 2.0])
+    assert describe(values).negative == 0.4
+    assert describe(values + 4).negative == 0
+    assert math.isnan(describe(torch.tensor([])).negative)

@@ -34,6 +34,8 @@ class Distribution(Record):
     density: tuple[float, ...]
     """Gaussian kernel density at ``density_at``, Silverman's bandwidth; empty where all numbers
     are equal. Beyond 20,000 samples every k-th in order of size is used."""
+    negative: float = math.nan
+    """Share of the numbers below 0; NaN in files from before it was counted."""
 
     @property
     def minimum(self) -> float:
@@ -102,6 +104,7 @@ def describe(values: Tensor, *, bins: int = 50) -> Distribution:
         counts,
         points,
         density,
+        float((ordered < 0).double().mean()),
     )
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -36,10 +36,14 @@ from largemargin.measuring.batches import (
 from largemargin.measuring.feature_geometry import Variance
 from largemargin.measuring.input_space import InputSpace, Normalization, need_tensor
 from largemargin.measuring.layers import LayerReader, Layers
+from largemargin.measuring.plots import plain_text, plot_samples
 from largemargin.measuring.probe import Probe
 from largemargin.measuring.records import Record
 from largemargin.measuring.robust.perturbations import Perturbation, add_gaussian
 from largemargin.measuring.sample_draws import SampleDraws
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PENULTIMATE = "penultimate"
 """Stands for what enters the head among names of layers."""
@@ -125,6 +129,46 @@ class Embeddings(Record):
                 lines.append(f"{name:<{width}}{ratios}{each.dim:>8}")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
+    def plot(
+        self,
+        ax: "Axes | None" = None,
+        *,
+        layer: str | None = None,
+        condition: str = CLEAN,
+        class_names: Sequence[str] | None = None,
+    ) -> "Axes":
+        """Draw the samples of one layer in the colours of their classes. Needs matplotlib.
+
+        Samples that the model predicts wrong are ringed.
+
+        Args:
+            ax: matplotlib axes to draw on; default a new figure of pyplot's.
+            layer: which of the layers; default the last one.
+            condition: "clean" (default) or, where there is noise, "noisy".
+            class_names: in the order of the labels, for the legend, which up to 20 classes have.
+
+        Returns:
+            The axes.
+        """
+        found = {each.layer: each for each in self.layers}
+        name = self.layers[-1].layer if layer is None else layer
+        check_choice("layer", name, found)
+        check_choice("condition", condition, found[name].points)
+        predicted = self.predictions.get(condition, ())
+        points = found[name].points[condition]
+        ax = plot_samples(ax, points, self.labels, predicted, class_names)
+        classes = len(set(self.labels))
+        title = f"Features of {self.samples:,} samples, {classes:,} classes"
+        title += "" if name == PENULTIMATE else f", layer {name}"
+        title += "" if condition == CLEAN else f", noise: {self.noise}"
+        ax.set_title(plain_text(title))
+        if found[name].explained:
+            shares = (f"{100 * share:.3g} % of the variance" for share in found[name].explained)
+            ax.set(xlabel=f"component 1: {next(shares)}", ylabel=f"component 2: {next(shares)}")
+        else:
+            ax.set(xlabel="t-SNE (axes have no unit)", xticks=[], yticks=[])
+        return ax
+
 
 @dataclass(frozen=True)
 class SampleSubset:
@@ -159,7 +203,7 @@ def embed(
     seed: int = 0,
     perplexity: float = 30.0,
     normalization: Normalization | None = None,
-    unit: bool = False,
+    unit: bool | None = None,
     batch_size: int = 256,
     device: torch.device | str | None = None,
     progress: bool = False,
@@ -184,7 +228,8 @@ def embed(
         seed: of the samples, the noise and t-SNE.
         perplexity: of t-SNE, default 30; at most a third of the number of points is used.
         normalization: (mean, std) that the loader normalises by: noise is added before it.
-        unit: bring what enters the head to length 1, as a head on cosines does; default False.
+        unit: bring what enters the head to length 1; default where the head compares cosines, which
+            do not depend on lengths.
         batch_size: of the passes through the model.
         device: where they run; default that of the model.
         progress: show a progress bar (needs tqdm).
@@ -209,7 +254,9 @@ def embed(
     drawn = draw_samples(loader, quotas, num_classes, progress)
     with probe.evaluating():
         seen = SampleReader(probe, reader, names, where).read(drawn, changes, batch_size)
-    if unit and PENULTIMATE in seen.rows:
+    unit = probe.view().similarity == "cosine" if unit is None else unit
+    unit = unit and PENULTIMATE in seen.rows
+    if unit:
         rows = seen.rows[PENULTIMATE].items()
         seen.rows[PENULTIMATE] = {name: nn.functional.normalize(each) for name, each in rows}
     notes = [*quotas.notes(), *([] if reader is None else reader.notes())]

@@ -4,9 +4,9 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, check_choice
 from largemargin.measuring.calibration import Calibration, Rejection
 from largemargin.measuring.distributions import Distribution, Margins
 from largemargin.measuring.feature_geometry import (
@@ -21,9 +21,20 @@ from largemargin.measuring.generalization import Bound
 from largemargin.measuring.input_curvature import Curvature
 from largemargin.measuring.input_margins import LinearizedMargins
 from largemargin.measuring.layers import LayerGeometry
+from largemargin.measuring.plots import plot_class_margins, plot_margins
 from largemargin.measuring.records import Record
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 FORMAT = 1
+
+MARGINS = {
+    "raw": "logit margin: own class − largest other",
+    "cosine": "cosine margin: to the own class − to the closest other",
+    "distance": "signed distance to the boundary, in units of the features",
+}
+"""Kinds of sample margins, as axes of plots call them."""
 
 SHOWN = {
     "accuracy": "accuracy",
@@ -132,6 +143,35 @@ class Geometry(Record):
 
     def __str__(self) -> str:
         return table(self)
+
+    def plot(
+        self,
+        ax: "Axes | None" = None,
+        *,
+        margin: str = "cosine",
+        by: str | None = None,
+        label: str | None = None,
+    ) -> "Axes":
+        """Draw the sample margins: their histogram, the share below 0, minimum and median.
+
+        Needs matplotlib. Several models fit on one axes: ``b.plot(a.plot(label="a"), label="b")``.
+
+        Args:
+            ax: matplotlib axes to draw on; default a new figure of pyplot's.
+            margin: "cosine" (default: comparable between models), "raw" (logits) or "distance".
+            by: "class" for a row with median, 5 % quantile and minimum of each class, the smallest
+                on top; of more than 40 classes the 40 of smallest margins. Default None: overall.
+            label: name of the model in the legend, or in the title of rows by class.
+
+        Returns:
+            The axes.
+        """
+        check_choice("margin", margin, MARGINS)
+        check_choice("by", by, (None, "class"))
+        found, words = self.margins[margin], MARGINS[margin]
+        if by == "class":
+            return plot_class_margins(ax, found.classes, words, label, self.class_names)
+        return plot_margins(ax, found.overall, words, label)
 
 
 def table(geometry: Geometry) -> str:

@@ -6,9 +6,9 @@ around an input, along its gradient and a random direction across it.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -38,11 +38,15 @@ from largemargin.measuring.distributions import (
     describe_classes,
 )
 from largemargin.measuring.input_space import Columns, InputSpace, Normalization, need_tensor
+from largemargin.measuring.plots import class_name, plot_surface
 from largemargin.measuring.probe import Probe
 from largemargin.measuring.records import Record
 from largemargin.measuring.robust.perturbations import add_gaussian, add_uniform
 from largemargin.measuring.sample_draws import SampleDraws
 from largemargin.ops.distributed import world_size
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 METHODS = ("differences", "products")
 
@@ -449,6 +453,25 @@ class LossSurface(Record):
     losses: tuple[tuple[float, ...], ...]
     predicted: tuple[tuple[int, ...], ...]
     seed: int
+
+    def plot(self, ax: "Axes | None" = None, *, class_names: Sequence[str] | None = None) -> "Axes":
+        """Draw the loss as colours, with the classes that are predicted there. Needs matplotlib.
+
+        White lines show where the predicted class changes; the input itself is in the middle.
+
+        Args:
+            ax: matplotlib axes to draw on; default a new figure of pyplot's.
+            class_names: in the order of the labels.
+
+        Returns:
+            The axes.
+        """
+        grid = self.along, self.across, self.losses, self.predicted
+        ax = plot_surface(ax, *grid, class_names)
+        label = class_name(self.label, class_names)
+        title = f"Loss around input {self.index} of class {label}\nwhite: classes predicted there"
+        ax.set(title=title, xlabel=f"along the gradient (inputs {self.units})", ylabel="across it")
+        return ax
 
 
 def measure_surface(

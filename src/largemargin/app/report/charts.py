@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard, get_args
 
+from largemargin.measuring.plots import COLORS, NEUTRAL
+
 Number = float | int | None
 Form = Literal["line", "points", "bars"]
 Dash = Literal["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"]
@@ -286,24 +288,14 @@ def _rank(block: Block) -> int:
     return 3 if isinstance(block, Chart) and block.wide else ranks.get(block.kind, 4)
 
 
-# Colours that stay apart for colour-blind readers, on white and on dark paper: those of Okabe and
-# Ito (2008), each darkened until it has a contrast of 3 : 1 on white, or lightened for dark paper.
-# Where there are more classes than colours, symbols tell them apart: class c has colour c mod 8 and
-# symbol c div 8, in every figure of every run.
-LOOKS = (
-    ("#0072b2", "#4fb0eb", "circle", "o"),
-    ("#d55e00", "#f5793a", "square", "s"),
-    ("#00805e", "#2fc79a", "diamond", "D"),
-    ("#b0478a", "#e58fc2", "triangle-up", "^"),
-    ("#8a6d00", "#e6c229", "cross", "P"),
-    ("#3b2f8f", "#a59bf5", "x", "X"),
-    ("#2b86b5", "#9adcf7", "star", "*"),
-    ("#7a4b2a", "#d2a679", "triangle-down", "v"),
+# The colours and symbols of every plot (``measuring/plots.py``), as they are on dark paper and in
+# plotly.
+DARK = (
+    *("#4fb0eb", "#f5793a", "#2fc79a", "#e58fc2"),
+    *("#e6c229", "#a59bf5", "#9adcf7", "#d2a679"),
 )
-"""Colours on white and on dark paper; symbols of plotly, and the same of matplotlib."""
-
-LIGHT, DARK, SYMBOLS, MARKERS = zip(*LOOKS, strict=True)
-NEUTRAL_LIGHT, NEUTRAL_DARK = "#5b6470", "#aab3bf"
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star", "triangle-down")
+NEUTRAL_DARK = "#aab3bf"
 
 DASHES: tuple[Dash, ...] = get_args(Dash)
 """Kinds of lines, in the order in which charts use them."""
@@ -320,12 +312,12 @@ WRITTEN = 16
 
 def light(place: int | None) -> str:
     """A place in the palette as a colour on white paper."""
-    return NEUTRAL_LIGHT if place is None else LIGHT[place % len(LIGHT)]
+    return NEUTRAL if place is None else COLORS[place % len(COLORS)]
 
 
 def swatch(place: int | None) -> str:
     """A place in the palette as a variable of the page."""
-    return "--neutral" if place is None else f"--c{place % len(LIGHT)}"
+    return "--neutral" if place is None else f"--c{place % len(COLORS)}"
 
 
 FEW = 16
@@ -398,10 +390,6 @@ LABELS = 40
 def labelled(names: Sequence[str], most: int = LABELS) -> list[int]:
     """Places along an axis that are named."""
     return list(range(0, len(names), max(1, -(-len(names) // most))))
-
-
-def shortened(name: str, longest: int = 18) -> str:
-    return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
 NOTHING = "–"

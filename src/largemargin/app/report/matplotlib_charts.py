@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from largemargin.app.report.charts import (
-    LIGHT,
-    MARKERS,
     WRITTEN,
     Chart,
     Heat,
@@ -16,11 +14,11 @@ from largemargin.app.report.charts import (
     Series,
     labelled,
     light,
-    shortened,
     x_axis,
     y_axis,
 )
 from largemargin.errors import LargeMarginError, optional_module
+from largemargin.measuring.plots import plain_text, scatter_classes, shortened
 
 DPI = 200
 CROWDED = 60
@@ -66,8 +64,8 @@ def draw(chart: Chart, picture: Any) -> None:
     for series in chart.series:
         if series.form in ("line", "points"):
             _curve(chart, series, axes)
-    axes.set(xlabel=_text(chart.x), ylabel=_text(chart.y))
-    axes.set_title(_text(chart.title), fontsize=10)
+    axes.set(xlabel=plain_text(chart.x), ylabel=plain_text(chart.y))
+    axes.set_title(plain_text(chart.title), fontsize=10)
     _ticks(chart, axes)
     _lines(chart, axes)
     named = axes.get_legend_handles_labels()[1]
@@ -78,20 +76,20 @@ def draw(chart: Chart, picture: Any) -> None:
 
 
 def _curve(chart: Chart, series: Series, axes: Any) -> None:
-    label = "_nolegend_" if series.faint or chart.equal else _text(series.name)
+    label = "_nolegend_" if series.faint or chart.equal else plain_text(series.name)
     columns = (series.x, series.y, series.z) if chart.solid else (series.x, series.y)
     place = [_numbers(column) for column in columns]
     if series.points is not None:
         _samples(series.points, columns, axes)
     elif chart.equal:
         for x, y, text in zip(*place, series.texts, strict=True):
-            axes.text(x, y, _text(text), fontsize=8, weight="bold", ha="center", va="center")
+            axes.text(x, y, plain_text(text), fontsize=8, weight="bold", ha="center", va="center")
     elif series.form == "points":
         axes.scatter(*place, s=14, color=light(series.color), label=label)
         _error_bars(series, axes)
         if chart.solid:
             for *at, text in zip(*place, series.texts, strict=False):
-                axes.text(*at, _text(text), fontsize=7)
+                axes.text(*at, plain_text(text), fontsize=7)
     else:
         axes.plot(*place, label=label, **_line(series))
         _error_bars(series, axes)
@@ -116,16 +114,8 @@ def _lengths(series: Series) -> list[list[float]]:
 
 def _samples(points: Points, columns: Sequence[Sequence[Number]], axes: Any) -> None:
     names = points.classes if len(points.classes) <= LEGEND else ()
-    for label in sorted(set(points.labels)):
-        own = [at for at, other in enumerate(points.labels) if other == label]
-        axes.scatter(
-            *([column[at] for at in own] for column in columns),
-            s=6,
-            linewidths=0,
-            color=LIGHT[label % len(LIGHT)],
-            marker=MARKERS[label // len(LIGHT) % len(MARKERS)],
-            label=_text(shortened(names[label])) if label < len(names) else None,
-        )
+    named = {label: plain_text(shortened(name)) for label, name in enumerate(names)}
+    scatter_classes(axes, columns, points.labels, named, size=6)
 
 
 def _bars(bars: Sequence[Series], axes: Any) -> None:
@@ -137,7 +127,7 @@ def _bars(bars: Sequence[Series], axes: Any) -> None:
             width,
             yerr=_lengths(series) if series.high else None,
             color=light(series.color),
-            label=_text(series.name),
+            label=plain_text(series.name),
             capsize=1.5,
         )
 
@@ -146,7 +136,7 @@ def _heat(heat: Heat, axes: Any, picture: Any) -> None:
     values = [_numbers(row) for row in heat.values]
     scale = {"cmap": "Blues" if heat.counts else "viridis", "vmin": heat.low, "vmax": heat.high}
     drawn = axes.imshow(values, interpolation="nearest", **scale)
-    picture.colorbar(drawn, ax=axes, label=_text(heat.unit))
+    picture.colorbar(drawn, ax=axes, label=plain_text(heat.unit))
     for y, row in enumerate(heat.values if heat.counts and len(heat.names) <= WRITTEN else ()):
         for x, value in enumerate(row):
             axes.text(x, y, str(value or ""), ha="center", va="center", fontsize=7)
@@ -199,15 +189,10 @@ def _logarithmic(axes: Any, y: dict[str, Any]) -> None:
 
 def _names(axis: Any, names: tuple[str, ...]) -> None:
     places = labelled(names)
-    shown = [_text(shortened(names[place])) for place in places]
+    shown = [plain_text(shortened(names[place])) for place in places]
     axis.set_ticks(places, shown, fontsize=7)
     if axis.axis_name == "x" and sum(map(len, shown)) > CROWDED:
         axis.set_tick_params(rotation=60)
-
-
-def _text(text: str) -> str:
-    """Dollar signs would start mathematics."""
-    return str(text).replace("$", r"\$")
 
 
 def _numbers(values: Iterable[Number]) -> list[float]:

@@ -17,9 +17,7 @@ from typing import Any, TypeVar
 
 from largemargin.app.report.charts import (
     DARK,
-    LIGHT,
     NEUTRAL_DARK,
-    NEUTRAL_LIGHT,
     SYMBOLS,
     Block,
     Cell,
@@ -33,6 +31,7 @@ from largemargin.app.report.charts import (
 from largemargin.app.report.plotly_charts import figure
 from largemargin.app.report.report_models import ReportModels
 from largemargin.errors import MissingPackage
+from largemargin.measuring.plots import COLORS, NEUTRAL
 from largemargin.version import __version__
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -46,7 +45,7 @@ def _palette(colors: Sequence[str]) -> str:
 THEMES = {
     "light": "--paper:#ffffff;--page:#f5f6f8;--ink:#1b1f24;--soft:#57606a;--line:#d8dde3;"
     "--accent:#0b5fa5;--shade:#eef1f4;--green:#1a7f37;--amber:#8a5a00;--red:#b42318;"
-    f"--mark:#d6006c;--neutral:{NEUTRAL_LIGHT};{_palette(LIGHT)}",
+    f"--mark:#d6006c;--neutral:{NEUTRAL};{_palette(COLORS)}",
     "dark": "--paper:#171b21;--page:#0e1116;--ink:#e6e9ed;--soft:#9fa9b5;--line:#303843;"
     "--accent:#6cb6ff;--shade:#20262e;--green:#57c779;--amber:#e3b341;--red:#ff8a7d;"
     f"--mark:#ff7ac0;--neutral:{NEUTRAL_DARK};{_palette(DARK)}",

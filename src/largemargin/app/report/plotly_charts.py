@@ -18,10 +18,10 @@ from largemargin.app.report.charts import (
     Series,
     labelled,
     rounded,
-    shortened,
     x_axis,
     y_axis,
 )
+from largemargin.measuring.plots import shortened
 
 CROWDED = 110
 """Letters of all names below an axis from which on they stand on each other."""

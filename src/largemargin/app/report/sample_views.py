@@ -157,8 +157,6 @@ def _embeddings(
             layers=options.layers,
             method=options.features,
             noise=options.noise or None,
-            # A head on cosines does not see how long features are.
-            unit=Probe(model).view().similarity == "cosine",
             max_samples=options.max_samples,
             device=options.device,
         )

@@ -16,11 +16,11 @@ from largemargin.app.report.charts import (
     Series,
     Table,
     arranged,
-    shortened,
 )
 from largemargin.app.report.report_models import ReportModel, ReportModels
 from largemargin.app.report.sample_views import METHODS
 from largemargin.measuring.embed import CLEAN, Embeddings, LayerEmbedding
+from largemargin.measuring.plots import shortened
 
 READING = (
     "Every point is a sample, coloured by its class, whose name stands at its middle; hover over "

@@ -124,19 +124,10 @@ def _quantiles(measured: list[Measured], kind: str, units: list[float]) -> Table
         d = geometry.margins[kind].overall
         ends = (value / unit for value in (d.minimum, d.quantiles[0.05], d.median, d.maximum))
         values = (d.mean / unit, d.std / unit, d.ratio, *ends)
-        wrong = Cell.percent(share_below(d, 0.0))
+        wrong = Cell.percent(d.negative)
         rows.append((Cell.of(model.title), wrong, *map(Cell.number, values)))
     heads = ("model", "below 0", "mean", "std", "mean / std", "minimum", "5 %", "median", "maximum")
     return Table(heads, tuple(rows), key=f"quantiles-{kind}", numeric=tuple(range(1, 9)))
-
-
-def share_below(values: Distribution, limit: float) -> float:
-    """Share of samples below a number, with bins taken as even inside."""
-    if not values.count:
-        return math.nan
-    bins = zip(itertools.pairwise(values.edges), values.counts, strict=True)
-    inside = (n * min(1.0, max(0.0, (limit - a) / ((b - a) or 1.0))) for (a, b), n in bins)
-    return sum(inside) / values.count
 
 
 DRAWN = 100
