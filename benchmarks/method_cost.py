@@ -8,6 +8,7 @@ interleaved; a ratio is the median of those to softmax in the same repetition. R
 ``results/method_cost_<device>.json``; ``papers/benchmark/analyse.py`` reads them.
 
     python benchmarks/method_cost.py                   # CUDA: captured, precision as in the runs
+    python benchmarks/method_cost.py --eager           # CUDA without graphs, as in a loop by hand
     python benchmarks/method_cost.py --device cpu      # float32, the time of the CPU's threads
     python benchmarks/method_cost.py --all             # methods without final runs too
 """
@@ -55,8 +56,10 @@ def shape_of(situation: Situation) -> Shape:
     return situation.model["name"], situation.batch_size, side, channels, classes
 
 
-def stepper(config: RunConfig, shape: Shape, device: torch.device) -> Callable[[], None]:
-    """Some steps of a run that never ends; captured and warm on a GPU."""
+def stepper(
+    config: RunConfig, shape: Shape, device: torch.device, eager: bool
+) -> Callable[[], None]:
+    """Some steps of a run that never ends; warm on a GPU, and captured unless ``eager``."""
     _, batch, side, channels, classes = shape
     cuda = device.type == "cuda"
     endless = 1_000_000
@@ -66,6 +69,7 @@ def stepper(config: RunConfig, shape: Shape, device: torch.device) -> Callable[[
         epochs=endless,
         checkpoint_every=endless,
         precision=config.precision if cuda else "fp32",
+        graph="off" if eager else config.graph,
     )
     data = images(max(8 * batch, 2 * classes) // batch * batch, side, channels, classes)
     stream = torch.cuda.Stream() if cuda else None
@@ -97,12 +101,15 @@ def measured(
     situations: dict[str, list[str]],
     device: torch.device,
     times: int,
+    eager: bool = False,
 ) -> list[Row]:
     """Rows of all methods of situations that share a shape."""
     first = protocol.situations[next(iter(situations))]
     names = dict.fromkeys([SOFTMAX, *(name for each in situations.values() for name in each)])
     specs = [protocol.methods[name] for name in names]
-    runs = {spec.name: stepper(protocol.config(first, spec), shape, device) for spec in specs}
+    runs = {
+        spec.name: stepper(protocol.config(first, spec), shape, device, eager) for spec in specs
+    }
     # On a CPU its threads' own time: what else the machine does matters less.
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     seconds = interleaved(runs, repetitions=times, warm_up=1, clock=clock)
@@ -139,6 +146,7 @@ def _row(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--repetitions", type=int, default=9)
     parser.add_argument("--all", action="store_true", help="methods without final runs too")
     options = parser.parse_args()
@@ -151,14 +159,15 @@ def main() -> None:
     common: dict[str, Any] = {
         "device": device_name(device),
         "steps": STEPS[device.type],
+        "mode": "eager" if options.eager or device.type == "cpu" else "captured",
         "precision": "as in the runs" if device.type == "cuda" else "fp32",
         **environment(torch.get_num_threads()),
     }
     rows: list[Row] = []
     for shape, situations in shapes.items():
-        new = measured(protocol, shape, situations, device, options.repetitions)
+        new = measured(protocol, shape, situations, device, options.repetitions, options.eager)
         rows += new
-        write(f"method_cost_{device.type}", rows, common)
+        write(f"method_cost_{device.type}{'_eager' * options.eager}", rows, common)
         for row in new:
             print(
                 f"{row['model']:10} batch {row['batch']:4} {row['method']:28} "
