@@ -17,7 +17,7 @@ from largemargin.losses.base.class_counts import balanced_weights
 from largemargin.losses.base.loss import Loss
 from largemargin.losses.ldam import LDAM
 from largemargin_papers.benchmark.assess import assess
-from largemargin_papers.benchmark.followups import FollowUp, followup_jobs
+from largemargin_papers.benchmark.followups import FollowUp, followup_jobs, swaps
 from largemargin_papers.benchmark.halving import Job, is_complete, next_jobs
 from largemargin_papers.benchmark.images import Images
 from largemargin_papers.benchmark.plan import seconds_of, train_images
@@ -197,7 +197,8 @@ class _Session:
 
     def _waiting(self) -> Iterator[Job]:
         yield from next_jobs(self.protocol, self.situation, self.records, everyone=self.everyone)
-        for question in self.asked:
+        registered = swaps(self.protocol, self.situation, self.records).values()
+        for question in (*registered, *self.asked):
             jobs = followup_jobs(self.protocol, question, self.records) or []
             yield from (each for each in jobs if each.key not in self.records)
 
