@@ -98,9 +98,7 @@ def _corrupted(model: nn.Module, judged: Samples, clean: float, draws: int) -> d
     return {**accuracies, "corrupted_mean": mean}
 
 
-def _common(
-    model: nn.Module, judged: Samples, split: str, device: torch.device
-) -> dict[str, Any]:
+def _common(model: nn.Module, judged: Samples, split: str, device: torch.device) -> dict[str, Any]:
     """Accuracies under common corruptions, and on test images under the papers' perturbations."""
     names, levels = (TEST, SEVERITIES) if split == "test" else (VALIDATION, (3,))
     right = dict.fromkeys(names, 0)

@@ -81,7 +81,6 @@ class Job:
             name=self.method,
         )
 
-
     @property
     def _drawn(self) -> dict[str, Any]:
         tuned_in = self.protocol.tuned_in(self.task)

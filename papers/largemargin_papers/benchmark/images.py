@@ -44,10 +44,12 @@ class Images:
 
     Args:
         paths: where data sets lie, by name; a .npz or .safetensors file stands for the data set.
+        most: how many images at most a model is judged on; default all.
     """
 
-    def __init__(self, paths: Mapping[str, str] | None = None) -> None:
+    def __init__(self, paths: Mapping[str, str] | None = None, most: int | None = None) -> None:
         self.paths = dict(paths or {})
+        self.most = most
         self.whole: dict[str, Data] = {}
         self.made: dict[tuple[str, int], dict[str, Any]] = {}
 
@@ -63,8 +65,18 @@ class Images:
         made = self.made[key]
         ood = made.get("ood", {})
         held_out = made["validation"]
-        others = {each: ood[each] for each in {"validation", split} if each in ood}
-        return Task(made["data"], made[split], held_out, others)
+        others = {
+            each: {name: self._some(samples) for name, samples in ood[each].items()}
+            for each in ("validation", "test")
+            if each in ood and each in ("validation", split)
+        }
+        return Task(made["data"], self._some(made[split]), self._some(held_out), others)
+
+    def _some(self, samples: Samples) -> Samples:
+        """As many as are judged, from all over."""
+        if self.most is None or len(samples) <= self.most:
+            return samples
+        return samples.subset(range(0, len(samples), len(samples) // self.most))
 
     def file(self, name: str) -> Path:
         """Where a packed file lies, of data that no source of the library reads."""
@@ -199,7 +211,9 @@ class Images:
         )
         test = part("test")
         made = {"data": data, "test": test}
-        made["validation"] = part("validation") if "validation_inputs" in arrays else test.subset([])
+        made["validation"] = (
+            part("validation") if "validation_inputs" in arrays else test.subset([])
+        )
         if situation.ood:
             made["ood"] = {
                 split: {name: part(f"{split}_ood") for name in situation.ood}

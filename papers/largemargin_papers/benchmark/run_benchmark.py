@@ -49,6 +49,7 @@ def run_situations(
     everyone: bool = False,
     questions: Sequence[FollowUp] = (),
     commit_name: str | None = None,
+    most_judged: int | None = None,
     say: Callable[[str], None] = print,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, bool]:
@@ -66,6 +67,7 @@ def run_situations(
         everyone: final runs of all methods, also those that no test is about.
         questions: whose runs are made too, after the registered ones of their situation.
         commit_name: of the code, where there is no git to ask.
+        most_judged: images at most that a model is judged on, of a rehearsal.
         say: where a line about every run goes.
         clock: seconds.
 
@@ -73,7 +75,7 @@ def run_situations(
         Whether each situation is complete.
     """
     end = None if minutes is None else clock() + 60 * minutes
-    images = Images(paths)
+    images = Images(paths, most_judged)
     where = {
         "device": device_name(pick_device(device)),
         "torch": _torch_version(),

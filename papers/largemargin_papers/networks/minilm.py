@@ -87,7 +87,9 @@ def renamed(published: Mapping[str, Tensor]) -> dict[str, Tensor]:
             continue
         for theirs, ours in (embeddings if name.startswith("embeddings") else PARTS).items():
             if theirs in name:
-                name = name.replace(theirs, ours).removeprefix("encoder.").replace("layer.", "layers.")
+                name = (
+                    name.replace(theirs, ours).removeprefix("encoder.").replace("layer.", "layers.")
+                )
                 break
         found[name] = tensor.contiguous()
     return found
