@@ -82,7 +82,7 @@ def conclude(
     families: dict[bool, list[str]] = {}
     for name, situation in protocol.situations.items():
         families.setdefault(situation.like is not None, []).append(name)
-    corrected = {}
+    corrected: dict[str, float] = {}
     for names in families.values():
         tests = [found[name]["test"] for name in names]
         corrected |= zip(names, holm([each["p"] if each else 1.0 for each in tests]), strict=True)

@@ -117,19 +117,15 @@ def followup_jobs(protocol: Protocol, question: FollowUp, records: Records) -> l
     optimizer = None
     if (other := question.optimizer_of) is not None:
         optimizer = optimizer_of(job(protocol, situation, other, None, tuned[other][0], 0, records))
-    plain = [
-        job(protocol, situation, question.method, None, trial, seed, records)
-        for seed in protocol.seeds
-    ]
     return [
         replace(
-            each,
+            job(protocol, situation, question.method, None, trial, seed, records),
             stage=f"{ASKED}{question.name}",
             epochs=max(1, round(situation.epochs * question.epochs)),
             late_weights=question.reweight_at,
-            optimizer=optimizer or each.optimizer,
+            optimizer=optimizer,
         )
-        for each in plain
+        for seed in protocol.seeds
     ]
 
 

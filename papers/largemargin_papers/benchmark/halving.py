@@ -44,6 +44,8 @@ class Job:
     """As ``reweight_at`` of a method; None: the method's."""
     optimizer: Mapping[str, Any] | None = field(default=None, compare=False)
     """Values of the common space by path, in place of the trial's; None: the trial's."""
+    optimizer_from: "Job | None" = field(default=None, compare=False, repr=False)
+    """The run whose optimizer settings a trial of own parameters alone takes."""
 
     @property
     def key(self) -> str:
@@ -64,7 +66,9 @@ class Job:
     def config(self) -> RunConfig:
         """Made when it is asked for: most jobs that are listed are not run."""
         config = self.protocol.config(self.task, self.protocol.methods[self.method])
-        values = {**self._drawn, **(self.optimizer or {})}
+        source = self.optimizer_from
+        common = self.optimizer or (optimizer_of(source) if source else {})
+        values = {**self._drawn, **common}
         for group in ("noise", "model"):
             inside = {
                 path.partition(".")[2]: values.pop(path)
@@ -121,7 +125,7 @@ def job(
     scores = trial_scores(tried, records)
     best = max(scores, key=lambda each: (scores[each], -each))
     source = next(each for each in tried if each.trial == best)
-    return replace(found, optimizer=optimizer_of(source))
+    return replace(found, optimizer_from=source)
 
 
 def _optimizer_trials(protocol: Protocol, situation: Situation, method: str) -> int:

@@ -65,7 +65,7 @@ class Images:
         made = self.made[key]
         ood = made.get("ood", {})
         held_out = made["validation"]
-        others = {
+        others: dict[str, dict[str, Samples]] = {
             each: {name: self._some(samples) for name, samples in ood[each].items()}
             for each in ("validation", "test")
             if each in ood and each in ("validation", split)

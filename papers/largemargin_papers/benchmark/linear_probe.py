@@ -39,8 +39,9 @@ def fit_head(penalty: float, trainer: Trainer) -> None:
     """Set the head of a run to the logistic regression on its training samples, unchanged."""
     features, labels = head_inputs_of(trainer.bare, trainer.batches.samples, batch_size=1000)
     head = trainer.criterion.layer
+    assert isinstance(head.weight, Tensor)
     features, labels = features.double().to(trainer.device), labels.to(trainer.device)
-    weight, bias = logistic_head(features, labels, head.weight.shape[0], penalty)
+    weight, bias = logistic_head(features, labels, len(head.weight), penalty)
     head.weight.copy_(weight)
-    if getattr(head, "bias", None) is not None:
+    if isinstance(head.bias, Tensor):
         head.bias.copy_(bias)

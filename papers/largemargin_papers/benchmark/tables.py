@@ -51,8 +51,8 @@ validation images have right labels, and are more than some training sets: with 
 would be worse, of all methods."""
 
 RULE_2 = """\
-Differences are in points, test data, mean of 6 paired seeds, with the 95 % confidence interval: those
-to the baseline that leaves least of the gain. The chosen method has to be better than every
+Differences are in points, test data, mean of 6 paired seeds, with the 95 % confidence interval:
+those to the baseline that leaves least of the gain. The chosen method has to be better than every
 baseline, so p is the largest of its tests, Holm-corrected over all situations. *Equal optimizers*:
 that difference with the same settings of the optimizer for both. The smallest gain over all
 baselines, with their own settings and with equal ones, is advertised, and there is no advice

@@ -70,7 +70,8 @@ class MiniLM(nn.Module):
         for layer in self.layers:
             states = layer(states, known)
         weights = known[:, :, None].to(states)
-        return (states * weights).sum(1) / weights.sum(1)
+        mean: Tensor = (states * weights).sum(1) / weights.sum(1)
+        return mean
 
 
 def renamed(published: Mapping[str, Tensor]) -> dict[str, Tensor]:

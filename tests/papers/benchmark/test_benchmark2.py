@@ -20,16 +20,25 @@ from largemargin_papers.benchmark.conclude import conclude
 from largemargin_papers.benchmark.corruptions import TEST
 from largemargin_papers.benchmark.draws import all_trials, trials_of
 from largemargin_papers.benchmark.followups import followup_jobs, swaps
-from largemargin_papers.benchmark.halving import Job, finalist, job, optimizer_of, rung_jobs
+from largemargin_papers.benchmark.halving import (
+    PENALTY,
+    Job,
+    finalist,
+    job,
+    optimizer_of,
+    rung_jobs,
+)
 from largemargin_papers.benchmark.images import Images
 from largemargin_papers.benchmark.linear_probe import logistic_head
-from largemargin_papers.benchmark.plan import by_value
+from largemargin_papers.benchmark.plan import EFFICIENTNET, by_value
 from largemargin_papers.benchmark.protocol import Situation
 from largemargin_papers.benchmark.rehearsal import rehearsal
 from largemargin_papers.benchmark.run_benchmark import judged_model, trained
 from largemargin_papers.benchmark.tables import readme
 from papers.benchmark.tiny import TINY, tiny_protocol
 
+from largemargin.measuring.accuracy import accuracy_of
+from largemargin.measuring.retrieval import head_inputs_of
 from largemargin.measuring.robust.perturbations import SCALED_32
 
 FOLDER = Path(__file__).resolve().parents[3] / "papers" / "benchmark2"
@@ -277,10 +286,10 @@ def small(name: str) -> Situation:
     """Without the pretrained networks, which have tests of their own."""
     situation = SHORT.situations[name]
     model, data = dict(situation.model), dict(situation.data)
-    if "." in model["name"]:
+    if model["name"] == EFFICIENTNET:
+        model = {"name": "small_cnn"}
+    elif "." in model["name"]:
         model = {"name": "mlp", "options": {"hidden": [16]}}
-        if name.endswith(("efficientnet", "_5", "_10", "_50")) and "cifar" in str(data):
-            model = {"name": "small_cnn"}
     data.pop("fraction", None)
     few = None if situation.images is None else min(situation.images, 200)
     if "letters" in name:
@@ -363,6 +372,32 @@ UNDER = (*TEST, *SCALED_32)
 def test_every_run(name: str, method: str, images: Images, tmp_path: Path) -> None:
     found = score_of(name, method, 2, images, tmp_path)
     assert not found or 0 <= found["score"] <= 1
+
+
+def test_a_linear_probe_is_the_regression_on_the_frozen_features(
+    images: Images, tmp_path: Path
+) -> None:
+    situation = small("efficientnet_5")
+    each = job(SHORT, situation, "linear_probe", None, 2, 0)
+    assert each.penalty == trials_of(SHORT, situation, SHORT.methods["linear_probe"])[2][PENALTY]
+    for outcome in ran(each, images, tmp_path):
+        model, samples = outcome.trainer.bare, images.task(situation, 0, "test").data.train
+        features, labels = head_inputs_of(model, samples)
+        weight, bias = logistic_head(features.double(), labels, 100, each.penalty)
+        torch.testing.assert_close(model.head.weight.double(), weight, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(model.head.bias.double(), bias, rtol=1e-3, atol=1e-3)
+        assert sum(each.requires_grad for each in model.parameters()) == 2
+
+
+def test_early_stopping_judges_the_epoch_that_was_best(images: Images, tmp_path: Path) -> None:
+    situation = replace(small("cifar10n_worst"), epochs=4)
+    protocol = replace(SHORT, situations={**SHORT.situations, situation.name: situation})
+    each = job(protocol, situation, "early_stopping", None, 0, 0)
+    for outcome in ran(each, images, tmp_path):
+        best = outcome.trainer.best["accuracy"]
+        held_out = images.task(situation, 0, "test").validation
+        found = accuracy_of(judged_model(each, outcome.trainer), held_out)
+        assert found.accuracy == pytest.approx(best)
 
 
 def test_classes_of_the_test_are_never_trained_on(images: Images) -> None:
