@@ -32,6 +32,9 @@ is [here](../benchmark/README.md).
     python papers/benchmark/run.py --protocol papers/benchmark2/protocol.yaml --plan
     python papers/benchmark/run.py --protocol papers/benchmark2/protocol.yaml --minutes 9
     python papers/benchmark/analyse.py papers/benchmark2
+
+Processes that share a GPU take different situations (`--situation`). What they read is packed by
+`papers/benchmark/pack.py`, whose first lines name the files. `--tiny --out FOLDER` is a rehearsal.
 """
 
 RULE = """\
