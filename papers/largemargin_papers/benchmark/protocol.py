@@ -163,13 +163,11 @@ class Protocol:
 
     def config(self, situation: Situation, method: MethodSpec) -> RunConfig:
         """A run of the method with the library's defaults, before any trial's values."""
-        base = from_dict(_merged(self.run, situation.run, method.run))
+        model = {"model": situation.model}
+        base = from_dict(_merged(self.run, model, situation.run, method.run))
         noise = settings_from({**to_dict(base.noise), **method.noise}, NoiseConfig, method.name)
         return replace(
             base,
-            model=settings_from(
-                _merged(situation.model, method.run.get("model", {})), type(base.model), "model"
-            ),
             objective=ObjectiveConfig(method.objective, method.settings),
             noise=noise,
             epochs=situation.epochs,

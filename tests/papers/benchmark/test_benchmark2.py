@@ -73,6 +73,30 @@ def test_scales_and_margins_are_written_down() -> None:
                 assert rest[1] in given, f"{method.name} leaves {path} to the library"
 
 
+def test_settings_of_protocol_situation_method_and_trial_add_up() -> None:
+    situation = PROTOCOL.situations["efficientnet_5"]
+    first = job(PROTOCOL, situation, "softmax", None, 0, 10).config
+    assert (first.optimizer.name, first.optimizer.lr, first.optimizer.head_lr) == (
+        "adamw",
+        1e-4,
+        0.01,
+    )
+    assert (first.model.freeze_batch_norm, first.model.freeze) == (True, ())
+    assert first.model.options == {"size": 128}
+    assert first.geometry_samples == 0
+    probe = job(PROTOCOL, situation, "linear_probe", None, 3, 10)
+    assert (probe.config.model.freeze, probe.epochs) == (("backbone",), 1)
+    assert 1e-7 <= probe.penalty <= 0.03
+    drawn = trials_of(PROTOCOL, situation, PROTOCOL.methods["softmax"])[5]
+    fifth = job(PROTOCOL, situation, "softmax", None, 5, 10).config
+    assert fifth.model.freeze_batch_norm is drawn["model.freeze_batch_norm"]
+    assert fifth.optimizer.head_lr == drawn["optimizer.head_lr"]
+    text = PROTOCOL.situations["minilm_5"]
+    assert job(PROTOCOL, text, "cosface", None, 0, 10).config.model.freeze == ("backbone.words",)
+    noisy = job(PROTOCOL, PROTOCOL.situations["cifar10_corruptions"], "mixup_noisy", None, 0, 10)
+    assert (noisy.config.data.mixup, noisy.config.noise.level) == (0.2, 0.06)
+
+
 def test_own_parameters_are_drawn_apart_from_the_optimizers() -> None:
     for situation in TUNED:
         common = PROTOCOL.common_space(situation).keys()
