@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 pytest.importorskip("yaml", reason="the protocol is a YAML file")
 
@@ -37,7 +38,9 @@ from largemargin_papers.benchmark.run_benchmark import judged_model, trained
 from largemargin_papers.benchmark.tables import readme
 from papers.benchmark.tiny import TINY, tiny_protocol
 
+from largemargin.app.data.sources.source import in_memory
 from largemargin.measuring.accuracy import accuracy_of
+from largemargin.measuring.confidence import detect_ood
 from largemargin.measuring.retrieval import head_inputs_of
 from largemargin.measuring.robust.perturbations import SCALED_32
 
@@ -422,6 +425,9 @@ def test_early_stopping_judges_the_epoch_that_was_best(images: Images, tmp_path:
         held_out = images.task(situation, 0, "test").validation
         found = accuracy_of(judged_model(each, outcome.trainer), held_out)
         assert found.accuracy == pytest.approx(best)
+        assert judged_model(each, outcome.trainer) is outcome.trainer.best_model
+        plain = job(protocol, situation, "softmax", None, 0, 0)
+        assert judged_model(plain, outcome.trainer) is outcome.trainer.bare
 
 
 def test_classes_of_the_test_are_never_trained_on(images: Images) -> None:
@@ -457,6 +463,28 @@ def test_ood_data_of_the_validation_are_other_classes(images: Images) -> None:
     assert task.ood["validation"].keys() == {"cifar100"}
     assert task.ood["test"].keys() == {"cifar100", "svhn"}
     assert images.task(small("cifar10_ood"), 0, "validation").ood.keys() == {"validation"}
+    whole = images.made["cifar10_ood", 0]["ood"]
+    # Half of 100 classes, of 1,000 training and 300 test images.
+    assert len(whole["validation"]["cifar100"]) == 500
+    assert len(whole["test"]["cifar100"]) == 150
+
+
+def test_the_score_of_confidence_is_chosen_on_validation_data() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.Linear(5, 3))
+    known, held_out, other, strange = (
+        in_memory("x", torch.rand(60, 1, 2, 2) + shift, torch.zeros(60))
+        for shift in (0.3, 0.3, 0.0, -0.3)
+    )
+    ood = {"validation": {"other": other}, "test": {"strange": strange}}
+    given = {"score": "ood_auroc", "split": "test", "precision": "fp32"}
+    found = assess(model, known, **given, validation=held_out, ood=ood)
+    by = detect_ood(model, held_out, other).auroc
+    assert found["ood_score"] == max(by, key=lambda name: by[name])
+    expected = detect_ood(model, known, strange)
+    assert found["score"] == expected.auroc[found["ood_score"]]
+    assert found["ood_fpr95"] == expected.fpr95[found["ood_score"]]
+    assert len(set(expected.auroc.values())) > 1
 
 
 def test_a_logistic_head_is_scikit_learns() -> None:
