@@ -4,7 +4,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -116,9 +116,7 @@ def run_situations(
             say(line(record))
             if session.is_over():
                 images.forget(session.situation)
-    return {
-        name: is_complete(protocol, each.situation, each.records) for name, each in sessions.items()
-    }
+    return {name: each.is_complete() for name, each in sessions.items()}
 
 
 def trained(
@@ -227,10 +225,20 @@ class _Session:
         """Whether no run is left, not even one under way."""
         return self.begun <= self.records.keys() and next(self._waiting(), None) is None
 
+    def is_complete(self) -> bool:
+        """Whether all that is registered was run."""
+        if not is_complete(self.protocol, self.situation, self.records):
+            return False
+        registered = swaps(self.protocol, self.situation, self.records)
+        return next(self._beside(registered.values()), None) is None
+
     def _waiting(self) -> Iterator[Job]:
         yield from next_jobs(self.protocol, self.situation, self.records, everyone=self.everyone)
-        registered = swaps(self.protocol, self.situation, self.records).values()
-        for question in (*registered, *self.asked):
+        yield from self._beside(swaps(self.protocol, self.situation, self.records).values())
+        yield from self._beside(self.asked)
+
+    def _beside(self, questions: Iterable[FollowUp]) -> Iterator[Job]:
+        for question in questions:
             jobs = followup_jobs(self.protocol, question, self.records) or []
             yield from (each for each in jobs if each.key not in self.records)
 
