@@ -3,6 +3,8 @@
 python papers/benchmark/run.py --plan
 python papers/benchmark/run.py --situation mnist_75 --device cpu
 python papers/benchmark/run.py --situation cifar10_1 cifar10_5 --minutes 9 --device cuda
+python papers/benchmark/run.py --protocol papers/benchmark2/protocol.yaml --plan
+python papers/benchmark/run.py --protocol papers/benchmark2/protocol.yaml --tiny --out FOLDER
 python papers/benchmark/run.py --merge FOLDER         lines written elsewhere, into measured/
 """
 
@@ -16,13 +18,13 @@ from pathlib import Path
 from largemargin_papers.benchmark import plan, read_protocol, read_records, run_situations
 from largemargin_papers.benchmark.draws import all_trials
 from largemargin_papers.benchmark.followups import followup_jobs, read_followups
-from largemargin_papers.benchmark.plan import table
+from largemargin_papers.benchmark.plan import by_value, table
 from largemargin_papers.benchmark.records import merge
+from largemargin_papers.benchmark.rehearsal import MOST_JUDGED, rehearsal
 
 from largemargin.errors import LargeMarginError
 
 HERE = Path(__file__).resolve().parent
-MEASURED = HERE / "measured"
 PACKED = HERE.parents[1] / "carry"
 """Where data sets are looked for as NAME.npz or NAME.safetensors, if nothing else is said."""
 
@@ -30,11 +32,12 @@ PACKED = HERE.parents[1] / "carry"
 def main() -> int:
     options = arguments()
     protocol = read_protocol(options.protocol)
-    known = [MEASURED]
-    questions = list(read_followups(HERE / "questions.yaml", protocol).values())
+    folder = options.protocol.resolve().parent
+    measured = folder / "measured"
+    questions = list(read_followups(folder / "questions.yaml", protocol).values())
     if options.merge is not None:
         for file in sorted(options.merge.rglob("*.jsonl")):
-            count = merge(file, MEASURED / file.name)
+            count = merge(file, measured / file.name)
             print(f"{file.name}: {count} new runs")
         return 0
     if options.trials:
@@ -42,9 +45,8 @@ def main() -> int:
         options.protocol.with_name("trials.json").write_text(text + "\n")
         return 0
     if options.plan:
-        files = [MEASURED / f"{name}.jsonl" for name in protocol.situations]
-        records = read_records(files)
-        print(table(plan(protocol, records)))
+        records = read_records([measured / f"{name}.jsonl" for name in protocol.situations])
+        print(table(by_value(protocol, plan(protocol, records))))
         asked = [job for each in questions for job in followup_jobs(protocol, each, records) or ()]
         if left := [each for each in asked if each.key not in records]:
             print(f"and {len(left)} runs beside the protocol: --questions")
@@ -53,11 +55,23 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     # Loaders warn of images that CIFAR-10 has twice, once per seed.
     warnings.filterwarnings("ignore", message="some images are in two parts")
+    out = options.out or measured
+    if options.tiny:
+        if options.out is None:
+            sys.exit("error: --tiny makes records for nobody: say in which folder, with --out.")
+        protocol = rehearsal(protocol)
+    known = [] if options.tiny or out == measured else [measured]
+    records = read_records(
+        [each / f"{n}.jsonl" for each in (*known, out) for n in protocol.situations]
+    )
+    # What is tried on other data is asked for by name: presets are fixed before.
+    tuned = [name for name, each in protocol.situations.items() if each.like is None]
+    order = [each.situation for each in by_value(protocol, plan(protocol, records))]
     done = run_situations(
         protocol,
-        options.situation or list(protocol.situations),
-        out=options.out,
-        known=[] if options.out == MEASURED else known,
+        options.situation or [name for name in order if name in tuned],
+        out=out,
+        known=known,
         minutes=options.minutes,
         device=options.device,
         side_by_side=options.side_by_side,
@@ -65,6 +79,7 @@ def main() -> int:
         everyone=options.everyone,
         questions=questions if options.questions else (),
         commit_name=options.commit,
+        most_judged=MOST_JUDGED if options.tiny else None,
         say=lambda line: print(line, flush=True),
     )
     for name, complete in done.items():
@@ -90,11 +105,14 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--plan", action="store_true", help="print what is left and what it costs")
     parser.add_argument("--trials", action="store_true", help="write trials.json anew")
-    parser.add_argument("--situation", nargs="*", default=[], help="names; default all in order")
+    parser.add_argument(
+        "--situation", nargs="*", default=[], help="names; default all, the most valuable first"
+    )
+    parser.add_argument("--tiny", action="store_true", help="a rehearsal of a few steps a run")
     parser.add_argument("--minutes", type=float, help="begin no run that would end later")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--side_by_side", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=MEASURED, help="folder of the new lines")
+    parser.add_argument("--out", type=Path, help="folder of the new lines; default measured/")
     parser.add_argument(
         "--data", nargs="*", default=[], type=named_path, metavar="NAME=PATH", help="data sets"
     )

@@ -14,16 +14,21 @@ TUNED = "each its own"
 """Optimizer settings of the registered test."""
 
 
-def equal_gains(found: Mapping[str, Any]) -> dict[str, Mapping[str, float] | None]:
+def equal_gains(
+    found: Mapping[str, Any], baseline: str | None = None
+) -> dict[str, Mapping[str, float] | None]:
     """Gains of the chosen method with the same optimizer settings for both, by whose they are.
 
-    None where the runs are missing; empty where both were tuned to the same settings.
+    None where the runs are missing; empty where both were tuned to the same settings, where the
+    baseline knows no optimizer, and where settings of another situation are tried.
 
     Args:
         found: of ``conclude``, one situation with its test and the answers of its questions.
+        baseline: the other method; default the one of the test.
     """
-    chosen, baseline = found["chosen"], found["baseline"]
-    if found["tuned"][chosen]["optimizer"] == found["tuned"][baseline]["optimizer"]:
+    chosen, baseline = found["chosen"], baseline or found["baseline"]
+    theirs = found["tuned"][baseline]["optimizer"]
+    if found.get("like") or theirs is None or theirs == found["tuned"][chosen]["optimizer"]:
         return {}
     return {
         chosen: _answer(found, baseline, chosen).get("chosen_beyond"),
@@ -33,7 +38,13 @@ def equal_gains(found: Mapping[str, Any]) -> dict[str, Mapping[str, float] | Non
 
 def advertised_gain(found: Mapping[str, Any]) -> dict[str, Any]:
     """Difference, interval and p of the smallest gain; ``optimizer`` says whose settings."""
-    gains = {TUNED: found["test"], **equal_gains(found)}
+    gains: dict[str, Mapping[str, float] | None] = {TUNED: found["test"]}
+    for baseline in found.get("against", (found["baseline"],)):
+        for whose, gain in equal_gains(found, baseline).items():
+            # Of several baselines with the settings of the chosen method the least gain counts.
+            before = gains.get(whose)
+            if before is None or (gain and gain["difference"] < before["difference"]):
+                gains[whose] = gain
     known = {name: each for name, each in gains.items() if each is not None}
     least = min(known, key=lambda name: known[name]["difference"])
     numbers = {name: known[least][name] for name in ("difference", "low", "high", "p")}
@@ -41,8 +52,14 @@ def advertised_gain(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def advice(found: Mapping[str, Any]) -> str:
-    """The verdict, and no winner where a winner's advertised gain may be nothing."""
+    """The verdict, and no winner where a winner's advertised gain may be nothing.
+
+    Where runs with equal optimizer settings are registered, they have to be there.
+    """
     verdict = str(found["verdict"])
+    gains = [equal_gains(found, each).values() for each in found.get("against", ())]
+    if verdict == WINNER and any(None in each for each in gains):
+        return NONE
     return NONE if verdict == WINNER and not found["advertised"]["low"] > 0 else verdict
 
 

@@ -1,7 +1,9 @@
 """What a trained model is worth on the split it is judged on."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -11,11 +13,13 @@ from largemargin.app.data.samples import Samples
 from largemargin.app.training.processes import autocast
 from largemargin.measuring.accuracy import accuracy_of
 from largemargin.measuring.batches import need_labels, source_batches
-from largemargin.measuring.confidence import Scorer
+from largemargin.measuring.confidence import OODScores, Scorer, detect_ood
 from largemargin.measuring.logit_model import LogitModel
 from largemargin.measuring.retrieval import head_inputs_of, retrieval_of
 from largemargin.measuring.robust.perturbations import SCALED_32, Perturbation
 from largemargin.measuring.robust_accuracy import perturbed_accuracy
+from largemargin.measuring.sample_draws import seed_for
+from largemargin_papers.benchmark.corruptions import SEVERITIES, TEST, VALIDATION, corrupted
 
 BATCH = 1000
 COVERAGES = (0.95, 0.9, 0.8, 0.7, 0.5)
@@ -25,7 +29,14 @@ DRAWS = {"validation": 2, "test": 5}
 
 
 def assess(
-    model: nn.Module, judged: Samples, *, score: str, split: str, precision: str
+    model: nn.Module,
+    judged: Samples,
+    *,
+    score: str,
+    split: str,
+    precision: str,
+    validation: Samples | None = None,
+    ood: Mapping[str, Mapping[str, Samples]] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The numbers of a run; the one that is compared stands under ``score``.
 
@@ -35,6 +46,8 @@ def assess(
         score: as in ``Situation``.
         split: "validation" gets what the choice needs, "test" calibration and rejection too.
         precision: of the forward passes.
+        validation: of the same classes, for the choice of a score of confidence.
+        ood: data of no known class, of the validation and of the split it is judged on.
     """
     device = next(model.parameters()).device
     with autocast(precision, device):
@@ -46,6 +59,11 @@ def assess(
                 found |= rejection(model, judged, device)
             if score == "corrupted_mean":
                 found |= _corrupted(model, judged, found["accuracy"], DRAWS[split])
+            if score == "common_corruptions":
+                found |= _common(model, judged, split, device)
+            if score == "ood_auroc":
+                assert validation is not None
+                found |= _ood(model, judged, validation, ood, split)
     return {name: _plain(value) for name, value in found.items()} | {"score": _plain(found[score])}
 
 
@@ -78,6 +96,53 @@ def _corrupted(model: nn.Module, judged: Samples, clean: float, draws: int) -> d
     accuracies = {name: each.accuracy for name, each in found.items()}
     mean = (clean + sum(accuracies.values())) / (1 + len(accuracies))
     return {**accuracies, "corrupted_mean": mean}
+
+
+def _common(model: nn.Module, judged: Samples, split: str, device: torch.device) -> dict[str, Any]:
+    """Accuracies under common corruptions, and on test images under the papers' perturbations."""
+    names, levels = (TEST, SEVERITIES) if split == "test" else (VALIDATION, (3,))
+    right = dict.fromkeys(names, 0)
+    reader, generator = LogitModel(model), torch.Generator(device)
+    with reader.evaluating():
+        batches = source_batches(judged, batch_size=BATCH, device=device, shared=False)
+        for number, batch in enumerate(batches):
+            for name, level in product(names, levels):
+                generator.manual_seed(seed_for("corruption", name, level, number))
+                images = corrupted(name, batch.inputs, level, generator)
+                labels = need_labels(batch.labels)
+                right[name] += int((reader.read(images)[0].argmax(1) == labels).sum())
+    count = len(judged) * len(levels)
+    found = {name: each / count for name, each in right.items()}
+    if split == "test":
+        others = perturbed_accuracy(model, judged, SCALED_32, draws=1, batch_size=BATCH)
+        found |= {name: each.accuracy for name, each in others.items()}
+    return {**found, "common_corruptions": sum(found.values()) / len(found)}
+
+
+def _ood(
+    model: nn.Module,
+    judged: Samples,
+    validation: Samples,
+    ood: Mapping[str, Mapping[str, Samples]],
+    split: str,
+) -> dict[str, Any]:
+    """AUROC and false positives by the score that is best on validation data, means over data."""
+    found: dict[str, dict[str, OODScores]] = {"validation": {}, "test": {}}
+    for part in {"validation", split}:
+        known = validation if part == "validation" else judged
+        for name, other in ood[part].items():
+            found[part][name] = detect_ood(model, known, other, batch_size=BATCH)
+    by = [each.auroc for each in found["validation"].values()]
+    if any(math.isnan(each["energy"]) for each in by):
+        return {"ood_auroc": math.nan}
+    chosen = max(by[0], key=lambda name: sum(each[name] for each in by))
+    scores = found[split]
+    return {
+        "ood_score": chosen,
+        **{f"ood_auroc {name}": each.auroc[chosen] for name, each in scores.items()},
+        "ood_auroc": sum(each.auroc[chosen] for each in scores.values()) / len(scores),
+        "ood_fpr95": sum(each.fpr95[chosen] for each in scores.values()) / len(scores),
+    }
 
 
 def rejection(model: nn.Module, judged: Samples, device: torch.device) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from largemargin_papers.benchmark.advertised import (
 )
 from largemargin_papers.benchmark.caveats import caveats
 from largemargin_papers.benchmark.costs import Costs
-from largemargin_papers.benchmark.followups import FollowUp, answers
+from largemargin_papers.benchmark.followups import FollowUp, answers, swaps
 from largemargin_papers.benchmark.halving import (
     ASKED,
     Records,
@@ -25,6 +25,8 @@ from largemargin_papers.benchmark.halving import (
     finalists,
     is_complete,
     job,
+    opponents,
+    optimizer_of,
     rung_jobs,
     scores_of,
     trial_scores,
@@ -43,6 +45,9 @@ BESIDE = (
     "mean_average_precision",
     "gaussian 16/255",
     "occlusion",
+    "common_corruptions",
+    "ood_auroc",
+    "ood_fpr95",
 )
 """Numbers of final runs whose means are reported."""
 
@@ -64,18 +69,26 @@ def conclude(
     """
     found = {}
     for name, situation in protocol.situations.items():
-        known = records.get(name, {})
+        known = {**records.get(situation.like or name, {}), **records.get(name, {})}
         registered = {key: each for key, each in known.items() if f"/{ASKED}" not in key}
         found[name] = _situation(protocol, situation, registered)
         for method, cost in (costs or {}).get(name, {}).items():
             if method in found[name]["methods"]:
                 found[name]["methods"][method]["cost"] = dict(cost)
-        found[name]["asked"] = answers(protocol, questions or {}, name, known)
+        asked = {**swaps(protocol, situation, known), **(questions or {})}
+        found[name]["asked"] = answers(protocol, asked, name, known)
     # A situation that was not run counts with p = 1: leaving one out makes nothing milder.
-    tested = [each["test"]["p"] if each["test"] else 1.0 for each in found.values()]
-    for each, corrected in zip(found.values(), holm(tested), strict=True):
+    # Settings that are tried on other data are a family of tests of their own.
+    families: dict[bool, list[str]] = {}
+    for name, situation in protocol.situations.items():
+        families.setdefault(situation.like is not None, []).append(name)
+    corrected: dict[str, float] = {}
+    for names in families.values():
+        tests = [found[name]["test"] for name in names]
+        corrected |= zip(names, holm([each["p"] if each else 1.0 for each in tests]), strict=True)
+    for name, each in found.items():
         if each["test"]:
-            each["test"]["corrected"] = corrected
+            each["test"]["corrected"] = corrected[name]
             each["verdict"] = _verdict(each["test"], protocol.level)
             each["aim_met"] = _aim_met(each)
             _compare_answers(protocol, each)
@@ -86,9 +99,14 @@ def conclude(
 
 
 def _compare_answers(protocol: Protocol, found: dict[str, Any]) -> None:
-    chosen, baseline = (found["methods"][found[name]]["scores"] for name in ("chosen", "baseline"))
+    scores = {name: method["scores"] for name, method in found["methods"].items()}
+    chosen = scores[found["chosen"]]
     for answer in found["asked"].values():
         if answer["scores"] is not None:
+            # The chosen method as a baseline was tuned is held against that one.
+            other = answer["optimizer_of"]
+            swapped = answer["method"] == found["chosen"] and other in found.get("against", ())
+            baseline = scores[other if swapped else found["baseline"]]
             pairs = {
                 "over_baseline": (answer["scores"], baseline),
                 "chosen_beyond": (chosen, answer["scores"]),
@@ -112,13 +130,15 @@ def _aim_met(found: Mapping[str, Any]) -> bool | None:
 def _situation(protocol: Protocol, situation: Situation, records: Records) -> dict[str, Any]:
     complete = is_complete(protocol, situation, records)
     tuned = finalists(protocol, situation, records)
+    source = protocol.tuned_in(situation)
+    own = {key: each for key, each in records.items() if key.startswith(f"{situation.name}/")}
     found: dict[str, Any] = {
         "situation": situation.name,
         "title": situation.title,
         "score": situation.score,
-        "status": "complete" if complete else "under way" if records else "not measured",
-        "runs": len(records),
-        "diverged": _count_diverged(records),
+        "status": "complete" if complete else "under way" if own else "not measured",
+        "runs": len(own),
+        "diverged": _count_diverged(own),
         "baseline": situation.baseline,
         "beside": situation.beside,
         "chosen": chosen_method(protocol, situation, records),
@@ -132,15 +152,17 @@ def _situation(protocol: Protocol, situation: Situation, records: Records) -> di
         "test": None,
         "reported_beside": {},
         "doubts": [],
-        "where": _where(records),
+        "where": _where(own),
     }
+    if situation.like is not None:
+        found["like"] = situation.like
     for name, (trial, score) in (tuned or {}).items():
         found["tuned"][name] = {
             "trial": trial,
             "validation": _finite(score),
             "margin": protocol.methods[name].margin,
-            **_settings(protocol, situation, name, trial),
-            "rungs": _best_of_rungs(protocol, situation, name, records),
+            **_settings(protocol, situation, name, trial, records),
+            "rungs": _best_of_rungs(protocol, source, name, records),
         }
     if tuned and situation.score == "corrupted_mean":
         found["pareto"] = {"validation": front(_last_rung(protocol, situation, records))}
@@ -188,13 +210,19 @@ def _count_diverged(records: Records) -> dict[str, int]:
     return counts
 
 
-def _settings(protocol: Protocol, situation: Situation, method: str, trial: int) -> dict[str, Any]:
-    run = job(protocol, situation, method, None, trial, protocol.seeds[0])
-    optimizer = to_dict(run.config.optimizer)
+def _settings(
+    protocol: Protocol, situation: Situation, method: str, trial: int, records: Records
+) -> dict[str, Any]:
+    run = job(protocol, situation, method, None, trial, protocol.seeds[0], records)
+    optimizer: dict[str, Any] | None = None
+    if protocol.methods[method].probe != "only":
+        usual = to_dict(run.config.optimizer)
+        drawn = {path.rpartition(".")[2]: value for path, value in optimizer_of(run).items()}
+        optimizer = {name: usual[name] for name in ("lr", "weight_decay", "clip_norm")} | drawn
     return {
         "objective": run.config.objective.name,
         "settings": to_dict(run.config.objective)["settings"],
-        "optimizer": {name: optimizer[name] for name in ("lr", "weight_decay", "clip_norm")},
+        "optimizer": optimizer,
         "noise": to_dict(run.config.noise) if run.config.noise.use != "none" else None,
         "reweight_at": run.reweight_at,
     }
@@ -213,9 +241,18 @@ def _add_test(
     scores = {name: scores_of(each, situation) for name, each in runs.items()}
     for name, theirs in runs.items():
         found["methods"][name] = _method(theirs, scores[name])
-    chosen, baseline = found["chosen"], situation.baseline
-    found["test"] = compared(protocol, scores[chosen], scores[baseline])
-    for one, other in ((chosen, situation.beside), (situation.beside, baseline)):
+    chosen, against = found["chosen"], opponents(protocol, situation, records)
+    tests = {name: compared(protocol, scores[chosen], scores[name]) for name in against}
+    baseline = min(tests, key=lambda name: tests[name]["difference"])
+    found["test"] = tests[baseline]
+    if len(tests) > 1:
+        # A gain over all of them is shown where it is shown over each (Berger 1982).
+        least = tests[baseline]["difference"]
+        p = max(each["p"] for each in tests.values()) if least > 0 else 1.0
+        found |= {"against": tests, "test": {**tests[baseline], "p": p}, "baseline": baseline}
+        if situation.beside == baseline:
+            found["beside"] = situation.baseline
+    for one, other in ((chosen, found["beside"]), (found["beside"], baseline)):
         found["reported_beside"][f"{one} - {other}"] = _uncorrected(
             protocol, scores[one], scores[other]
         )
@@ -251,7 +288,7 @@ def compared(
         "high": test.high,
         "p": test.t_test,
         "detectable": seen(protocol.level),
-        "detectable_strictest": seen(protocol.level / len(protocol.situations)),
+        "detectable_strictest": seen(protocol.level / protocol.tests),
     }
 
 

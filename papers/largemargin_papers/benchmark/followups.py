@@ -12,12 +12,13 @@ from largemargin_papers.benchmark.halving import (
     ASKED,
     Job,
     Records,
+    chosen_method,
     finalists,
     job,
     optimizer_of,
     scores_of,
 )
-from largemargin_papers.benchmark.protocol import Protocol
+from largemargin_papers.benchmark.protocol import Protocol, Situation
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,32 @@ def read_followups(path: Path, protocol: Protocol) -> dict[str, FollowUp]:
     return found
 
 
+def swaps(protocol: Protocol, situation: Situation, records: Records) -> dict[str, FollowUp]:
+    """The chosen method with the optimizer settings of every baseline, and these with its own.
+
+    Registered where a situation names its baselines. None while a method is not tuned; what was
+    tuned to the same settings is left out, and what knows no optimizer.
+    """
+    tuned = finalists(protocol, situation, records)
+    chosen = chosen_method(protocol, situation, records)
+    if not situation.baselines or situation.like or tuned is None or chosen is None:
+        return {}
+
+    def settings(name: str) -> Mapping[str, Any]:
+        return optimizer_of(job(protocol, situation, name, None, tuned[name][0], 0, records))
+
+    found = {}
+    for baseline in situation.baselines:
+        same = settings(baseline) == settings(chosen)
+        if same or protocol.methods[baseline].probe == "only":
+            continue
+        for method, other in ((baseline, chosen), (chosen, baseline)):
+            name = f"{method}_at_{other}"
+            asked = "What is left of the gain with equal optimizer settings?"
+            found[name] = FollowUp(name, situation.name, asked, method, optimizer_of=other)
+    return found
+
+
 def followup_jobs(protocol: Protocol, question: FollowUp, records: Records) -> list[Job] | None:
     """Its runs, one for every final seed; None while the method is not tuned."""
     situation = protocol.situation(question.situation)
@@ -89,10 +116,10 @@ def followup_jobs(protocol: Protocol, question: FollowUp, records: Records) -> l
     trial = tuned[question.method][0] if question.trial is None else question.trial
     optimizer = None
     if (other := question.optimizer_of) is not None:
-        optimizer = optimizer_of(job(protocol, situation, other, None, tuned[other][0], 0))
+        optimizer = optimizer_of(job(protocol, situation, other, None, tuned[other][0], 0, records))
     return [
         replace(
-            job(protocol, situation, question.method, None, trial, seed),
+            job(protocol, situation, question.method, None, trial, seed, records),
             stage=f"{ASKED}{question.name}",
             epochs=max(1, round(situation.epochs * question.epochs)),
             late_weights=question.reweight_at,

@@ -9,11 +9,12 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
+from types import MappingProxyType
 from typing import Any
 
 from largemargin.app.config import RunConfig
 from largemargin.app.training.search_space import with_values
-from largemargin_papers.benchmark.draws import trials_of
+from largemargin_papers.benchmark.draws import own_trials, trials_of
 from largemargin_papers.benchmark.protocol import Protocol, Situation
 
 FINAL = "final"
@@ -22,6 +23,9 @@ ASKED = "asked-"
 
 Records = Mapping[str, Mapping[str, Any]]
 """What is known of every run, by its key."""
+
+PENALTY, USUAL = "probe.penalty", 1e-4
+"""Of logistic regressions, as a part of the features' mean squared length; where none is drawn."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class Job:
     """As ``reweight_at`` of a method; None: the method's."""
     optimizer: Mapping[str, Any] | None = field(default=None, compare=False)
     """Values of the common space by path, in place of the trial's; None: the trial's."""
+    optimizer_from: "Job | None" = field(default=None, compare=False, repr=False)
+    """The run whose optimizer settings a trial of own parameters alone takes."""
 
     @property
     def key(self) -> str:
@@ -59,13 +65,18 @@ class Job:
     @cached_property
     def config(self) -> RunConfig:
         """Made when it is asked for: most jobs that are listed are not run."""
-        spec = self.protocol.methods[self.method]
-        config = self.protocol.config(self.task, spec)
-        drawn = trials_of(self.protocol, self.task, spec)[self.trial]
-        values = {**drawn, **(self.optimizer or {})}
-        level = values.pop("noise.level", None)
-        if level is not None:
-            config = replace(config, noise=replace(config.noise, level=level))
+        config = self.protocol.config(self.task, self.protocol.methods[self.method])
+        source = self.optimizer_from
+        common = self.optimizer or (optimizer_of(source) if source else {})
+        values = {**self._drawn, **common}
+        for group in ("noise", "model"):
+            inside = {
+                path.partition(".")[2]: values.pop(path)
+                for path in list(values)
+                if path.startswith(f"{group}.")
+            }
+            config = replace(config, **{group: replace(getattr(config, group), **inside)})
+        values.pop(PENALTY, None)
         return replace(
             with_values(config, values),
             epochs=self.epochs,
@@ -74,15 +85,62 @@ class Job:
             name=self.method,
         )
 
+    @property
+    def _drawn(self) -> dict[str, Any]:
+        tuned_in = self.protocol.tuned_in(self.task)
+        return trials_of(self.protocol, tuned_in, self.protocol.methods[self.method])[self.trial]
+
+    @property
+    def penalty(self) -> float:
+        """Of a head that is, or begins as, a logistic regression."""
+        return float(self._drawn.get(PENALTY, USUAL))
+
 
 def job(
-    protocol: Protocol, situation: Situation, method: str, stage: int | None, trial: int, seed: int
+    protocol: Protocol,
+    situation: Situation,
+    method: str,
+    stage: int | None,
+    trial: int,
+    seed: int,
+    records: Records = MappingProxyType({}),
 ) -> Job:
-    """The run of a trial in a rung (by its number), or (None) a final one."""
+    """The run of a trial in a rung (by its number), or (None) a final one.
+
+    A trial of own parameters alone takes its optimizer settings from the trials in ``records``.
+    """
     share = 1.0 if stage is None else protocol.rungs[stage].epochs
     epochs = max(1, round(situation.epochs * share))
+    if protocol.methods[method].probe == "only":
+        epochs = 1
     name = FINAL if stage is None else f"rung{stage + 1}"
-    return Job(protocol, situation, method, name, trial, seed, epochs)
+    found = Job(protocol, situation, method, name, trial, seed, epochs)
+    tuned_in, spec = protocol.tuned_in(situation), protocol.methods[method]
+    before = _optimizer_trials(protocol, tuned_in, method)
+    if trial < before or not own_trials(protocol, tuned_in, spec):
+        return found
+    tried = _first_rung(protocol, tuned_in, method, range(before), records)
+    if any(each.key not in records for each in tried):
+        return found
+    scores = trial_scores(tried, records)
+    best = max(scores, key=lambda each: (scores[each], -each))
+    source = next(each for each in tried if each.trial == best)
+    return replace(found, optimizer_from=source)
+
+
+def _optimizer_trials(protocol: Protocol, situation: Situation, method: str) -> int:
+    """How many trials, the first ones, have optimizer settings of their own."""
+    return protocol.trials - own_trials(protocol, situation, protocol.methods[method])
+
+
+def _first_rung(
+    protocol: Protocol, situation: Situation, method: str, trials: range, records: Records
+) -> list[Job]:
+    return [
+        job(protocol, situation, method, 0, trial, seed, records)
+        for trial in trials
+        for seed in protocol.rung_seeds(situation, 0)
+    ]
 
 
 def rung_jobs(
@@ -90,17 +148,21 @@ def rung_jobs(
 ) -> list[Job] | None:
     """The runs of a rung; None while the one before is not finished."""
     if stage == 0:
-        chosen: Sequence[int] = range(protocol.trials)
-    else:
-        before = rung_jobs(protocol, situation, method, records, stage - 1)
-        if before is None or any(each.key not in records for each in before):
-            return None
-        scores = trial_scores(before, records)
-        # The best first; of equal ones the first drawn.
-        ranked = sorted(scores, key=lambda trial: (-scores[trial], trial))
-        chosen = ranked[: protocol.rungs[stage].keep]
+        count = _optimizer_trials(protocol, situation, method)
+        found = _first_rung(protocol, situation, method, range(count), records)
+        if all(each.key in records for each in found):
+            rest = range(count, protocol.trials)
+            found += _first_rung(protocol, situation, method, rest, records)
+        return found
+    before = rung_jobs(protocol, situation, method, records, stage - 1)
+    if before is None or any(each.key not in records for each in before):
+        return None
+    scores = trial_scores(before, records)
+    # The best first; of equal ones the first drawn.
+    ranked = sorted(scores, key=lambda trial: (-scores[trial], trial))
+    chosen = ranked[: protocol.rungs[stage].keep]
     return [
-        job(protocol, situation, method, stage, trial, seed)
+        job(protocol, situation, method, stage, trial, seed, records)
         for trial in chosen
         for seed in protocol.rung_seeds(situation, stage)
     ]
@@ -108,7 +170,8 @@ def rung_jobs(
 
 def optimizer_of(each: Job) -> dict[str, Any]:
     """What a run has of the space that all methods have in common, by path."""
-    return {path: reduce(getattr, path.split("."), each.config) for path in each.protocol.space}
+    space = each.protocol.common_space(each.protocol.tuned_in(each.task))
+    return {path: reduce(getattr, path.split("."), each.config) for path in space}
 
 
 def trial_scores(jobs: Sequence[Job], records: Records) -> dict[int, float]:
@@ -131,6 +194,7 @@ def finalist(
     protocol: Protocol, situation: Situation, method: str, records: Records
 ) -> tuple[int, float] | None:
     """The trial that is left of a method, and its validation score; None while others are."""
+    situation = protocol.tuned_in(situation)
     last = rung_jobs(protocol, situation, method, records, len(protocol.rungs) - 1)
     if last is None or any(each.key not in records for each in last):
         return None
@@ -157,6 +221,22 @@ def chosen_method(protocol: Protocol, situation: Situation, records: Records) ->
     return max(margins, key=lambda name: found[name][1])  # the first of equal ones
 
 
+def opponents(protocol: Protocol, situation: Situation, records: Records) -> tuple[str, ...]:
+    """What the chosen method has to be better than.
+
+    Where settings are tried that were tuned elsewhere: the baseline, the method beside, and of the
+    baselines there the one that was best on validation images.
+    """
+    if situation.like is None:
+        return situation.against
+    source = protocol.tuned_in(situation)
+    found = finalists(protocol, source, records)
+    if found is None:
+        return ()
+    best = max(source.against, key=lambda name: found[name][1])
+    return tuple(dict.fromkeys((situation.baseline, situation.beside, best)))
+
+
 def final_jobs(
     protocol: Protocol, situation: Situation, records: Records, *, everyone: bool = False
 ) -> list[Job] | None:
@@ -167,10 +247,11 @@ def final_jobs(
     )
     if found is None or chosen is None:
         return None
-    registered = [situation.baseline, chosen, situation.beside]
+    against = opponents(protocol, situation, records)
+    registered = list(dict.fromkeys([situation.baseline, chosen, situation.beside, *against]))
     others = [name for name in situation.methods if name not in registered and everyone]
     return [
-        job(protocol, situation, name, None, found[name][0], seed)
+        job(protocol, situation, name, None, found[name][0], seed, records)
         for names in (registered, others)
         for seed in protocol.seeds
         for name in names
@@ -181,7 +262,7 @@ def next_jobs(
     protocol: Protocol, situation: Situation, records: Records, *, everyone: bool = False
 ) -> Iterator[Job]:
     """All runs that could begin now and are not recorded, in their order."""
-    for stage in range(len(protocol.rungs)):
+    for stage in range(len(protocol.rungs) if situation.like is None else 0):
         for method in situation.methods:
             waiting = rung_jobs(protocol, situation, method, records, stage)
             yield from (each for each in waiting or () if each.key not in records)

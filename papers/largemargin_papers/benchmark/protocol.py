@@ -3,14 +3,23 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from largemargin.app.config import DataConfig, NoiseConfig, ObjectiveConfig, RunConfig
 from largemargin.app.training.config_file import from_dict, read_yaml, settings_from, to_dict
 from largemargin.app.training.objective import parse_objective
 from largemargin.errors import LargeMarginError, check_number
 
-SCORES = ("accuracy", "balanced_accuracy", "mean_average_precision", "corrupted_mean")
+SCORES = (
+    "accuracy",
+    "balanced_accuracy",
+    "mean_average_precision",
+    "corrupted_mean",
+    "common_corruptions",
+    "ood_auroc",
+)
+OWN_DATA = ("omniglot", "clinc150", "trec", "letters")
+"""Data sets that are known here alone; see ``images``."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,11 @@ class MethodSpec:
         reweight_at: share of the steps after which LDAM's class weights are the balanced ones.
         settings: parameters of its objective that no trial changes, and those of trial 0.
         space: its own parameters: ``[low, high]`` or a list of values, by path.
+        run: other settings of ``RunConfig`` that it trains with.
+        probe: "start": the head begins as a logistic regression on the features of the network as
+            it is given, with the penalty ``probe.penalty``; "only": that is all of it.
+        best_epoch: the weights of the epoch that is best on the validation images are judged, not
+            the last.
     """
 
     name: str
@@ -35,6 +49,9 @@ class MethodSpec:
     reweight_at: float | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     space: dict[str, Any] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
+    probe: Literal["start", "only"] | None = None
+    best_epoch: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,12 +70,13 @@ class Situation:
     Args:
         name: its key.
         title: how tables call it.
-        data: settings of ``DataConfig``; the name omniglot is known here alone.
+        data: settings of ``DataConfig``; of the data sets that are known here alone the name and
+            ``train``, the part that is trained on.
         model: settings of ``ModelConfig``.
         epochs: of a final run.
         batch_size: of all runs.
         score: what is compared: accuracy, balanced_accuracy, mean_average_precision or
-            corrupted_mean.
+            corrupted_mean, common_corruptions or ood_auroc.
         methods: names, in the order that breaks ties.
         images: training images, the same number of every class; default all.
         precision: default that of the protocol.
@@ -68,6 +86,15 @@ class Situation:
         space: ranges that differ from those of the methods.
         choice_seeds: seeds of the last rung, over which the score is averaged.
         chance: the score of guessing, which a final run that diverged counts with.
+        baselines: what the chosen method has to be better than, all of them; default the baseline
+            alone. Chosen method and each of these are also run with the other's optimizer settings.
+        common: the space that all methods have in common, in place of the protocol's.
+        run: settings of ``RunConfig`` that differ from the protocol's.
+        labels: of the training images, those held out among them: FILE.ARRAY.
+        unseen: how many classes the test is about, and the validation, none of them trained on.
+        ood: data sets of no known class that the test is about; see ``images``.
+        value: what its answer is worth to users, for the order of the runs.
+        like: the situation whose tuned settings are tried here, unchanged.
     """
 
     name: str
@@ -86,11 +113,28 @@ class Situation:
     space: dict[str, Any] = field(default_factory=dict)
     choice_seeds: int = 1
     chance: float = 0.1
+    baselines: tuple[str, ...] = ()
+    common: dict[str, Any] | None = None
+    run: dict[str, Any] = field(default_factory=dict)
+    labels: str | None = None
+    unseen: tuple[int, ...] = ()
+    ood: tuple[str, ...] = ()
+    value: float = 1.0
+    like: str | None = None
+
+    @property
+    def against(self) -> tuple[str, ...]:
+        """All that the chosen method has to be better than."""
+        return self.baselines or (self.baseline,)
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """Everything that is fixed before the first run."""
+    """Everything that is fixed before the first run.
+
+    ``own_trials``: the last so many trials of a method draw its own parameters alone, and have the
+    optimizer settings that were best among the trials before; 0: each trial draws all together.
+    """
 
     path: Path
     trials: int
@@ -104,6 +148,7 @@ class Protocol:
     methods: dict[str, MethodSpec]
     situations: dict[str, Situation]
     presets: dict[str, tuple[str, ...]]
+    own_trials: int = 0
 
     def situation(self, name: str) -> Situation:
         if name not in self.situations:
@@ -118,17 +163,30 @@ class Protocol:
 
     def config(self, situation: Situation, method: MethodSpec) -> RunConfig:
         """A run of the method with the library's defaults, before any trial's values."""
-        base = from_dict(self.run)
+        model = {"model": situation.model}
+        base = from_dict(_merged(self.run, model, situation.run, method.run))
         noise = settings_from({**to_dict(base.noise), **method.noise}, NoiseConfig, method.name)
         return replace(
             base,
-            model=settings_from(situation.model, type(base.model), "model"),
             objective=ObjectiveConfig(method.objective, method.settings),
             noise=noise,
             epochs=situation.epochs,
             batch_size=situation.batch_size,
             precision=situation.precision or base.precision,  # type: ignore[arg-type]
         )
+
+    @property
+    def tests(self) -> int:
+        """How many are corrected together: one for each situation that is tuned."""
+        return sum(each.like is None for each in self.situations.values())
+
+    def tuned_in(self, situation: Situation) -> Situation:
+        """The situation that its settings come from: itself, or the one it is like."""
+        return situation if situation.like is None else self.situation(situation.like)
+
+    def common_space(self, situation: Situation) -> dict[str, Any]:
+        """What is drawn for every method alike."""
+        return self.space if situation.common is None else situation.common
 
     def own_space(self, situation: Situation, method: MethodSpec) -> dict[str, Any]:
         """The method's own ranges in this situation."""
@@ -140,8 +198,11 @@ def read_protocol(path: str | Path) -> Protocol:
     """The protocol in a YAML file, checked."""
     file = Path(path)
     values = dict(read_yaml(file))
+    optional = ("path", "own_trials")
     missing = [
-        each.name for each in fields(Protocol) if each.name != "path" and each.name not in values
+        each.name
+        for each in fields(Protocol)
+        if each.name not in optional and each.name not in values
     ]
     if missing:
         raise LargeMarginError(f"{file} lacks {', '.join(missing)}.")
@@ -153,6 +214,16 @@ def read_protocol(path: str | Path) -> Protocol:
     protocol = Protocol(path=file, **values)
     _check(protocol)
     return protocol
+
+
+def _merged(*groups: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by group; of a name in several the last counts."""
+    found: dict[str, Any] = {}
+    for group in groups:
+        for name, value in group.items():
+            both = isinstance(value, Mapping) and isinstance(found.get(name), Mapping)
+            found[name] = _merged(found[name], value) if both else value
+    return found
 
 
 def _named(groups: Mapping[str, Any], kind: type[Any], place: str) -> dict[str, Any]:
@@ -170,6 +241,7 @@ def _check(protocol: Protocol) -> None:
             "seeds must be two different numbers or more, for tests of pairs, but they are "
             f"{list(protocol.seeds)}."
         )
+    check_number("own_trials", protocol.own_trials, at_least=0, at_most=protocol.trials - 1)
     check_number("level", protocol.level, above=0, below=1)
     check_number("power", protocol.power, above=protocol.level, below=1)
     _check_rungs(protocol)
@@ -210,7 +282,7 @@ def _check_situation(protocol: Protocol, situation: Situation) -> None:
         raise LargeMarginError(
             f"{situation.name} names the method {unknown[0]!r}, which is not defined."
         )
-    for name in (situation.baseline, situation.beside):
+    for name in (situation.baseline, situation.beside, *situation.baselines):
         if name not in situation.methods:
             raise LargeMarginError(f"{situation.name} must have {name} among its methods.")
         if protocol.methods[name].margin:
@@ -225,7 +297,16 @@ def _check_situation(protocol: Protocol, situation: Situation) -> None:
             f"{situation.name} has no method to choose: one of {', '.join(situation.methods)} must "
             "be a margin method (margin: true)."
         )
-    if situation.data.get("name") != "omniglot":
+    if situation.baselines and situation.baseline not in situation.baselines:
+        raise LargeMarginError(
+            f"the baselines of {situation.name} must have {situation.baseline} among them."
+        )
+    source = protocol.tuned_in(situation)
+    if unknown := [name for name in situation.methods if name not in source.methods]:
+        raise LargeMarginError(
+            f"{situation.name} takes {unknown[0]} from {source.name}, where it is not tuned."
+        )
+    if situation.data.get("name") not in OWN_DATA:
         settings_from(situation.data, DataConfig, f"situations.{situation.name}.data")
     for name in situation.methods:
         protocol.config(situation, protocol.methods[name])

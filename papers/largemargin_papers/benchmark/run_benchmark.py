@@ -4,12 +4,15 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from largemargin.app.models.library_networks import trust
 from largemargin.app.training.parallel_runs import TrainingJob, TrainingOutcome, iter_finished
 from largemargin.app.training.processes import commit, device_name, pick_device
 from largemargin.app.training.trainer import Trainer
@@ -17,9 +20,10 @@ from largemargin.losses.base.class_counts import balanced_weights
 from largemargin.losses.base.loss import Loss
 from largemargin.losses.ldam import LDAM
 from largemargin_papers.benchmark.assess import assess
-from largemargin_papers.benchmark.followups import FollowUp, followup_jobs
-from largemargin_papers.benchmark.halving import Job, is_complete, next_jobs
+from largemargin_papers.benchmark.followups import FollowUp, followup_jobs, swaps
+from largemargin_papers.benchmark.halving import Job, is_complete, next_jobs, optimizer_of
 from largemargin_papers.benchmark.images import Images
+from largemargin_papers.benchmark.linear_probe import fit_head
 from largemargin_papers.benchmark.plan import seconds_of, train_images
 from largemargin_papers.benchmark.protocol import Protocol, Situation
 from largemargin_papers.benchmark.records import read_records
@@ -45,6 +49,7 @@ def run_situations(
     everyone: bool = False,
     questions: Sequence[FollowUp] = (),
     commit_name: str | None = None,
+    most_judged: int | None = None,
     say: Callable[[str], None] = print,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, bool]:
@@ -62,6 +67,7 @@ def run_situations(
         everyone: final runs of all methods, also those that no test is about.
         questions: whose runs are made too, after the registered ones of their situation.
         commit_name: of the code, where there is no git to ask.
+        most_judged: images at most that a model is judged on, of a rehearsal.
         say: where a line about every run goes.
         clock: seconds.
 
@@ -69,7 +75,7 @@ def run_situations(
         Whether each situation is complete.
     """
     end = None if minutes is None else clock() + 60 * minutes
-    images = Images(paths)
+    images = Images(paths, most_judged)
     where = {
         "device": device_name(pick_device(device)),
         "torch": _torch_version(),
@@ -82,7 +88,9 @@ def run_situations(
     sessions: dict[str, _Session] = {}
     for situation in chosen:
         name = situation.name
-        records = read_records([folder / f"{name}.jsonl" for folder in (*known, out)])
+        names = (situation.like, name) if situation.like else (name,)
+        files = [folder / f"{each}.jsonl" for folder in (*known, out) for each in names]
+        records = read_records(files)
         asked = [each for each in questions if each.situation == name]
         session = _Session(protocol, situation, images, records, everyone, asked, end, clock)
         session.ratios.append(share)
@@ -108,9 +116,7 @@ def run_situations(
             say(line(record))
             if session.is_over():
                 images.forget(session.situation)
-    return {
-        name: is_complete(protocol, each.situation, each.records) for name, each in sessions.items()
-    }
+    return {name: each.is_complete() for name, each in sessions.items()}
 
 
 def trained(
@@ -129,19 +135,43 @@ def trained(
         if job is None:
             return None
         place = folder / job.key.replace("/", "-")
-        data = images.task(job.task, job.seed, job.split).data  # without it nothing can be run
+        task = images.task(job.task, job.seed, job.split)  # without it nothing can be run
+        spec, data, config = job.protocol.methods[job.method], task.data, job.config
+        if spec.best_epoch:
+            data = replace(data, validation=task.validation)
+        if (weights := config.model.weights) is not None:
+            model = replace(config.model, weights=str(images.file(weights)))
+            config = replace(config, model=model)
         under_way[place] = job
         return TrainingJob(
-            replace(job.config, device=device),
+            replace(config, device=device),
             place,
             data=lambda: data,
-            before_step=None if job.reweight_at is None else partial(reweight, job.reweight_at),
+            before_step=partial(change, job),
         )
+
+    trust()  # the networks of this package are named by their paths
 
     for outcome in iter_finished(next_training, side_by_side=side_by_side):
         place = Path(str(outcome.job.folder))
         yield under_way.pop(place), outcome
         shutil.rmtree(place, ignore_errors=True)
+
+
+def change(job: Job, trainer: Trainer) -> None:
+    """What a method does beside its steps, before each of them and after the last."""
+    if job.reweight_at is not None:
+        reweight(job.reweight_at, trainer)
+    probe = job.protocol.methods[job.method].probe
+    last = trainer.config.epochs * len(trainer.batches)
+    if probe is not None and trainer.done == {"start": 0, "only": last}[probe]:
+        fit_head(job.penalty, trainer)
+
+
+def judged_model(job: Job, trainer: Trainer) -> nn.Module:
+    """The network with the weights that count."""
+    best = job.protocol.methods[job.method].best_epoch
+    return trainer.best_model if best else trainer.evaluated()
 
 
 def reweight(share: float, trainer: Trainer) -> None:
@@ -195,9 +225,20 @@ class _Session:
         """Whether no run is left, not even one under way."""
         return self.begun <= self.records.keys() and next(self._waiting(), None) is None
 
+    def is_complete(self) -> bool:
+        """Whether all that is registered was run."""
+        if not is_complete(self.protocol, self.situation, self.records):
+            return False
+        registered = swaps(self.protocol, self.situation, self.records)
+        return next(self._beside(registered.values()), None) is None
+
     def _waiting(self) -> Iterator[Job]:
         yield from next_jobs(self.protocol, self.situation, self.records, everyone=self.everyone)
-        for question in self.asked:
+        yield from self._beside(swaps(self.protocol, self.situation, self.records).values())
+        yield from self._beside(self.asked)
+
+    def _beside(self, questions: Iterable[FollowUp]) -> Iterator[Job]:
+        for question in questions:
             jobs = followup_jobs(self.protocol, question, self.records) or []
             yield from (each for each in jobs if each.key not in self.records)
 
@@ -215,13 +256,15 @@ class _Session:
         self.ratios.append(outcome.seconds / self._alone(job))
         scores: dict[str, Any] = {"score": None}
         if outcome.divergence is None:
-            judged = self.images.task(situation, job.seed, job.split).judged
+            task = self.images.task(situation, job.seed, job.split)
             scores = assess(
-                trainer.evaluated(),
-                judged,
+                judged_model(job, trainer),
+                task.judged,
                 score=situation.score,
                 split=job.split,
                 precision=job.config.precision,
+                validation=task.validation,
+                ood=task.ood,
             )
         record = {
             "key": job.key,
@@ -236,7 +279,8 @@ class _Session:
             "optimizer": {
                 name: getattr(job.config.optimizer, name)
                 for name in ("lr", "weight_decay", "clip_norm")
-            },
+            }
+            | {path.rpartition(".")[2]: each for path, each in optimizer_of(job).items()},
             "noise": asdict(job.config.noise),
             "reweight_at": job.reweight_at,
             "status": "finished" if outcome.divergence is None else "diverged",

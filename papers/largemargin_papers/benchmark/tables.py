@@ -22,6 +22,21 @@ run (`.jsonl`) and the conclusions of every situation (`.json`).
     python papers/benchmark/analyse.py                                  this page, the presets
 """
 
+INTRO_2 = """\
+# Margin methods against the strongest baselines, and on data they have never seen
+
+Made by `papers/benchmark/analyse.py papers/benchmark2`; do not edit by hand. What was fixed
+beforehand is in [PROTOCOL.md](PROTOCOL.md), what happened in [LOG.md](LOG.md). The first benchmark
+is [here](../benchmark/README.md).
+
+    python papers/benchmark/run.py --protocol papers/benchmark2/protocol.yaml --plan
+    python papers/benchmark/run.py --protocol papers/benchmark2/protocol.yaml --minutes 9
+    python papers/benchmark/analyse.py papers/benchmark2
+
+Processes that share a GPU take different situations (`--situation`). What they read is packed by
+`papers/benchmark/pack.py`, whose first lines name the files. `--tiny --out FOLDER` is a rehearsal.
+"""
+
 RULE = """\
 Differences are in points, test images, mean of 6 paired seeds, with the 95 % confidence interval.
 p is Holm-corrected over all situations. *Detectable* is the smallest true difference that a test
@@ -37,6 +52,23 @@ Every method had as many trials as the baseline. The chosen one is the best of s
 trials stand behind it in all; it was chosen on validation images, and the test is on others. The
 validation images have right labels, and are more than some training sets: with fewer the settings
 would be worse, of all methods."""
+
+RULE_2 = """\
+Differences are in points, test data, mean of 6 paired seeds, with the 95 % confidence interval:
+those to the baseline that leaves least of the gain. The chosen method has to be better than every
+baseline, so p is the largest of its tests, Holm-corrected over all situations. *Equal optimizers*:
+that difference with the same settings of the optimizer for both. The smallest gain over all
+baselines, with their own settings and with equal ones, is advertised, and there is no advice
+without these runs."""
+
+ASKED_2 = """\
+Registered: the chosen method with the optimizer settings of every baseline, and these with its own,
+with the final seeds. The gain of the chosen method with another's settings is the one over that
+baseline. Differences are paired, with the 95 % interval, not corrected."""
+
+TRIED = """\
+Settings as they were tuned above, on data that had no part in it, against softmax, label smoothing
+and the baseline that was best on validation data there. A family of tests of its own."""
 
 BESIDE = """\
 Test images, means over the seeds; no test was registered for these and no claim follows. ECE:
@@ -58,6 +90,9 @@ settings, or with one thing changed, with the final seeds. Differences are paire
 interval; not registered, not corrected, no verdict follows. Those with the optimizer settings of
 another method may make the advertised gain smaller."""
 
+PAGES = {"benchmark2": (INTRO_2, RULE_2, ASKED_2)}
+"""By the folder of a protocol; others have the texts of the first one."""
+
 SUREST = (0.95, 0.9, 0.8, 0.7, 0.5)
 """Shares of the predictions, the surest ones, whose accuracy is told."""
 
@@ -69,9 +104,16 @@ VERDICTS = {
 }
 
 
-def readme(found: Found, costs: Sequence[Cost]) -> str:
-    """The whole page."""
-    parts = [INTRO, "## The registered tests\n", tests(found), "", RULE]
+def readme(found: Found, costs: Sequence[Cost], folder: str = "benchmark") -> str:
+    """The whole page of the protocol in this folder."""
+    intro, rule, questions = PAGES.get(folder, (INTRO, RULE, ASKED))
+    tuned, tried = ({n: e for n, e in found.items() if ("like" in e) is t} for t in (False, True))
+    parts = [intro]
+    if not any(each["runs"] for each in found.values()):
+        parts.append("**Registered, not yet measured.**\n")
+    parts += ["## The registered tests\n", tests(tuned), "", rule]
+    if tried:
+        parts += ["", "## On other data", "", TRIED, "", tests(tried)]
     if any(each["test"] for each in found.values()):
         parts += [
             "",
@@ -85,7 +127,7 @@ def readme(found: Found, costs: Sequence[Cost]) -> str:
     if told := caveat_list(found):
         parts += ["", "## Before you believe them", "", CAVEATS, "", told]
     if table := asked(found):
-        parts += ["", "## Follow-up runs", "", ASKED, "", table]
+        parts += ["", "## Follow-up runs", "", questions, "", table]
     for each in found.values():
         if each["tuned"] or each["methods"]:
             parts += ["", f"## {each['title']}", "", details(each)]
@@ -118,6 +160,8 @@ def tests(found: Found) -> str:
 
 
 def _at_equal(each: Mapping[str, Any]) -> str:
+    if each.get("like"):
+        return "–"
     gains = equal_gains(each)
     if not gains:
         return "tuned to the same"
@@ -320,6 +364,11 @@ REJECTION = "Accuracy of the surest predictions in percent, of all methods with 
 
 def _notes(each: Mapping[str, Any]) -> list[str]:
     notes = [
+        f"{each['chosen']} - {name}: {points(test)} points, p = {test['p']:.3g} (one of those that "
+        "all have to be shown)."
+        for name, test in each.get("against", {}).items()
+    ]
+    notes += [
         f"{name}: {points(test)} points, p = {test['p']:.3g} (not corrected, no claim)."
         for name, test in each["reported_beside"].items()
     ]
