@@ -182,14 +182,18 @@ def _settings(chosen: Mapping[str, Any]) -> str:
 
 
 COST = (
-    "Cost: time of a training step relative to softmax, each alone on {on}, "
+    "Cost: time of a training step relative to softmax, each alone on {on}, on a GPU captured in a "
+    "CUDA graph; beside it without graphs (eager) and on a CPU, where that was timed. "
     "`python benchmarks/method_cost.py`; differences of a few percent are noise."
 )
 
 
 def _cost(chosen: Mapping[str, Any]) -> str:
     cost = chosen.get("cost")
-    return f"x{cost['over_softmax']:.2f}" if cost else "not measured"
+    if not cost:
+        return "not measured"
+    beside = (f"{way} x{ratio:.2f}" for way, ratio in cost.get("beside", {}).items())
+    return ", ".join([f"x{cost['over_softmax']:.2f}", *beside])
 
 
 def _devices(measured: Mapping[str, Mapping[str, Any]]) -> list[str]:

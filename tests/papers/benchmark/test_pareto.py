@@ -116,6 +116,15 @@ def test_the_page_has_the_front_of_all_methods(protocol: Protocol) -> None:
     assert whole[NAME]["pareto"]["test"].keys() == MADE.keys()
 
 
+def page_maker() -> Any:
+    spec = importlib.util.spec_from_file_location("decisions", ROOT / "docs" / "make_decisions.py")
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
 def test_calibration_rejection_and_cost_are_told(protocol: Protocol) -> None:
     found = conclude(protocol, {NAME: made(protocol)}, costs=COSTS)
     page = readme(found, plan(protocol, {}))
@@ -131,11 +140,7 @@ def test_calibration_rejection_and_cost_are_told(protocol: Protocol) -> None:
     entries = preset_entries(protocol, found, "papers/benchmark")
     chosen = entries["corruption"]["recommended"]
     assert (chosen["method"], chosen["cost"]["over_softmax"]) == ("kobayashi", 3.0)
-    spec = importlib.util.spec_from_file_location("decisions", ROOT / "docs" / "make_decisions.py")
-    assert spec is not None
-    assert spec.loader is not None
-    decisions = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(decisions)
+    decisions = page_maker()
     assert "| x3.00 |" in decisions.decision_table(entries)
     assert "each alone on a device, " in decisions.decision_table(entries)
     unknown = conclude(protocol, {NAME: made(protocol)})
@@ -148,6 +153,7 @@ def test_calibration_rejection_and_cost_are_told(protocol: Protocol) -> None:
 
 
 def test_costs_are_those_of_a_gpu_where_there_are_some(tmp_path: Path) -> None:
+    decisions = page_maker()
     assert read_costs(tmp_path) == {}
     row = {"method": "cosface", "situations": ["one", "two"], "ratio": 1.5}
     machine = {"device": "cpu (x86_64, 2 cores)", "cpu": "CPU", "threads": 2}
@@ -156,4 +162,16 @@ def test_costs_are_those_of_a_gpu_where_there_are_some(tmp_path: Path) -> None:
     assert read_costs(tmp_path) == {"one": slow, "two": slow}
     other = {**row, "situations": ["one"], "ratio": 1.1, "device": "NVIDIA H200"}
     (tmp_path / "method_cost_cuda.json").write_text(json.dumps([other]))
-    assert read_costs(tmp_path) == {"one": {"cosface": {"over_softmax": 1.1, "on": "NVIDIA H200"}}}
+    fast = {"over_softmax": 1.1, "on": "NVIDIA H200", "beside": {"CPU": 1.5}}
+    assert read_costs(tmp_path) == {"one": {"cosface": fast}, "two": slow}
+    eager = {**other, "ratio": 1.3}
+    (tmp_path / "method_cost_cuda_eager.json").write_text(json.dumps([eager]))
+    fast = {**fast, "beside": {"eager": 1.3, "CPU": 1.5}}
+    assert read_costs(tmp_path) == {"one": {"cosface": fast}, "two": slow}
+    entries = {"few_labels": {**entry_of(fast), "doubts": [], "others": {}}}
+    assert "| x1.10, eager x1.30, CPU x1.50 |" in decisions.decision_table(entries)
+
+
+def entry_of(cost: dict[str, object]) -> dict[str, object]:
+    chosen = {"objective": "cosface", "settings": {}, "cost": cost}
+    return {"recommended": chosen, "compared": None, "situation": "digits", "source": "digits.json"}
