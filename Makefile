@@ -23,12 +23,18 @@ help:
 	@echo
 	@echo "PYTHON=python3.12 picks the interpreter, WORKERS=8 the number of test processes."
 
-$(VENV)/.installed: pyproject.toml papers/pyproject.toml
+# What the demo needs, which is what a user installs; the tools of developers come on top of it.
+$(VENV)/.installed-demo: pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit( \
 	  "largemargin needs Python 3.11 or newer, but \"$(PYTHON)\" is %d.%d. " % v[:2] + \
 	  "Name another one: make PYTHON=python3.12 ...")'
-	@echo "Setting up $(VENV) (once). torch is a large download: minutes, and several GB on disk."
+	@echo "Setting up $(VENV), once: X."
 	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --editable '.[report]'
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.installed-demo papers/pyproject.toml
+	@echo "Adding the tools of developers to $(VENV), once: X."
 	@$(BIN)/python -m pip install --quiet --editable '.[dev]' --editable papers
 	@# An oracle of the tests; its own pins are older than what the rest needs.
 	@$(BIN)/python -m pip install --quiet --no-deps 'torchattacks>=3.5'
@@ -39,7 +45,7 @@ $(VENV)/.installed-bench: $(VENV)/.installed
 	@$(BIN)/python -m pip install --quiet --editable '.[bench]'
 	@touch $@
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.installed-demo
 	@$(BIN)/largemargin demo
 	@echo
 	@echo "largemargin lies in $(BIN). To type the commands above as they stand, once per shell:"
