@@ -480,7 +480,8 @@ def _changed(e: Evaluation) -> Lines:
     """On images that are perturbed, attacked or out of distribution."""
     if e.perturbed:
         runs = max(len(each.runs) for each in e.perturbed.values())
-        yield f"accuracy under perturbations, mean ± std of {runs} draws", ""
+        drawn = "" if runs == 1 else f", mean ± std of {runs} draws"
+        yield f"accuracy under perturbations{drawn}", ""
     for name, each in e.perturbed.items():
         spread = "" if math.isnan(each.std) else f" ± {_number(each.std)}"
         yield f"  {name.replace('_', ' ')}", f"{_number(each.accuracy)}{spread} %"
