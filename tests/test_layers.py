@@ -39,7 +39,7 @@ LEVELS = (
     ("heads",),
     ("ops",),
     ("shapes", "errors", "version"),
-    ("exceptions", "tracing"),
+    ("exceptions", "tracing", "evaluation_config"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 # The public face re-exports every room; nothing below it may look back at it.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jsonargparse
 
 from largemargin.app.cli.run_options import show_progress
-from largemargin.errors import LargeMarginError
+from largemargin.exceptions import LargeMarginError
 
 if TYPE_CHECKING:
     from largemargin_papers.recipes.table import Table

@@ -106,6 +106,18 @@ def test_a_table_that_scrolls_says_so(opened: Opened, reports: dict[str, Path]) 
     assert desk.locator(".scroll:has(#table-glance)").evaluate(hint) == "none"
 
 
+def test_nothing_lies_over_a_figure_where_nothing_hovers(
+    opened: Opened, reports: dict[str, Path]
+) -> None:
+    """There the figures' buttons would stay, over the highest curves and the first classes."""
+    phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    for options, has_buttons in ((phone, False), ({}, True)):
+        plot = opened(reports["runs"], **options).page.locator("#margins .plot").first
+        plot.scroll_into_view_if_needed()
+        plot.locator(".main-svg").first.wait_for()
+        assert bool(plot.locator(".modebar-btn").count()) == has_buttons
+
+
 def test_hard_samples_have_neighbours(opened: Opened, reports: dict[str, Path]) -> None:
     page = opened(reports["runs"]).page
     cards = page.locator("#mistakes .worst").first.locator(":scope > li")

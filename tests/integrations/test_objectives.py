@@ -35,7 +35,7 @@ def test_penalties_come_with_a_cross_entropy() -> None:
         ("cosface + ", {}, "empty term"),
         ("cosface + cosface", {}, "cosface twice"),
         ("half*cosface", {}, r"cannot read the term 'half\*cosface'"),
-        ("cosface + nothing", {}, "'nothing' is no name of lm.LOSSES"),
+        ("cosface + nothing", {}, "'nothing' is no loss"),
         ("cosface + sample_margin", {"margin": 0.1}, "Group settings by term: {cosface: {...}}"),
     ],
 )

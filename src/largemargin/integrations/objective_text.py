@@ -231,6 +231,7 @@ def loss_named(name: str) -> type[Loss]:
     if name not in LOSSES:
         close = get_close_matches(name, LOSSES, n=3, cutoff=0.4) or sorted(LOSSES)
         raise LargeMarginError(
-            f"objective {name!r} is no name of lm.LOSSES. Closest: {', '.join(close)}."
+            f"objective {name!r} is no loss. Closest: {', '.join(close)}. All of them: lm.LOSSES, "
+            "or largemargin list."
         )
     return LOSSES[name]

@@ -1,5 +1,6 @@
 """Measuring whole models: one call, one result."""
 
+from largemargin.evaluation_config import EvaluationConfig as EvaluationConfig
 from largemargin.measuring.accuracy import Accuracy as Accuracy
 from largemargin.measuring.accuracy import Correct as Correct
 from largemargin.measuring.accuracy import accuracy_of as accuracy_of
@@ -17,7 +18,6 @@ from largemargin.measuring.embed import Embeddings as Embeddings
 from largemargin.measuring.embed import embed as embed
 from largemargin.measuring.embed import embed_arrays as embed_arrays
 from largemargin.measuring.evaluate import Evaluation as Evaluation
-from largemargin.measuring.evaluate import EvaluationConfig as EvaluationConfig
 from largemargin.measuring.evaluate import Origin as Origin
 from largemargin.measuring.evaluate import Search as Search
 from largemargin.measuring.evaluate import evaluate as evaluate

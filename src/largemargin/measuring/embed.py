@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 PENULTIMATE = "penultimate"
 """Stands for what enters the head among names of layers."""
 
+UNIT = "features of length 1"
+"""What is said of them where ``unit`` brings them to it."""
+
 METHODS = ("tsne", "pca")
 
 FIRST_PCA = 50
@@ -264,7 +267,7 @@ def embed(
     notes += [] if order is None else [order]
     words = None if noise is None else noise_label(noise)
     made = _build_embeddings(seen, words, notes, method=method, seed=seed, perplexity=perplexity)
-    return replace(made, assumed=(*made.assumed, "features of length 1")) if unit else made
+    return replace(made, assumed=(*made.assumed, UNIT)) if unit else made
 
 
 def embed_arrays(

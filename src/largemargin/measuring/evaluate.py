@@ -1,7 +1,7 @@
 """``evaluate``: what a trained classifier is worth, in one pass over the data.
 
-``EvaluationConfig`` says what to evaluate, ``Origin`` which images of a run and which of its models
-it was, ``Evaluation`` what was found: as data, as JSON and as a table.
+``Origin`` says which images of a run and which of its models it was, ``Evaluation`` what was found:
+as data, as JSON and as a table.
 """
 
 import math
@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError, check_count
+from largemargin.evaluation_config import EvaluationConfig
 from largemargin.geometry.pairs import widen
 from largemargin.measuring.accuracy import Accuracy, AccuracyCounter, Counts, wilson
 from largemargin.measuring.batches import (
@@ -54,55 +55,6 @@ from largemargin.measuring.robust_accuracy import (
     stride_for,
 )
 from largemargin.ops.distributed import world_size
-
-
-@dataclass(frozen=True)
-class EvaluationConfig:
-    """Which parts of an evaluation to run, and how.
-
-    Strengths of noise and attacks are in units of [0, 1] pixels, before normalisation.
-
-    Args:
-        perturbations: occlusion, stripes, down-up sampling and their combinations: auto (sizes
-            scaled to the images), small (those for 32 x 32), road (those for 400 x 500) or none.
-        gaussian: standard deviations of Gaussian noise; default 2, 4, 8, 16 and 20 / 255.
-        uniform: amplitudes of uniform noise.
-        draws: runs of every random perturbation.
-        attacks: fgsm, fgsm_l2, pgd, pgd_l2, apgd or apgd_l2; without l2 they are linf attacks.
-        linf: strengths of linf attacks.
-        l2: strengths of l2 attacks.
-        attack_steps: steps of pgd and apgd.
-        attack_samples: attack at most so many images, spread evenly over the data; none attacks
-            all.
-        bins: of the calibration.
-        retrieval: search for images of the same class by features.
-        recall_at: the k of recall at k.
-        similarity: by which features are compared: cosine or euclidean.
-        confidence: of the interval around accuracies.
-        batch_size: images at a time.
-        seed: of perturbations and attacks; with the same seed two models see the same, whatever
-            the batch size.
-        workers: processes that read image files.
-    """
-
-    perturbations: Literal["none", "small", "road", "auto"] = "auto"
-    gaussian: tuple[float, ...] = (2 / 255, 4 / 255, 8 / 255, 16 / 255, 20 / 255)
-    uniform: tuple[float, ...] = (0.06,)
-    draws: int = 10
-    attacks: tuple[str, ...] = ("fgsm", "pgd", "pgd_l2", "apgd")
-    linf: tuple[float, ...] = (8 / 255,)
-    l2: tuple[float, ...] = (0.5,)
-    attack_steps: int = 20
-    attack_samples: int | None = 1000
-    bins: int = 15
-    retrieval: bool = True
-    recall_at: tuple[int, ...] = (1, 5, 10)
-    similarity: Literal["cosine", "euclidean"] = "cosine"
-    confidence: float = 0.95
-    batch_size: int = 256
-    seed: int = 0
-    workers: int = 0
-
 
 OF_PEOPLE = ("folder", "csv", "arrays")
 """Data that is told apart by where it lies: people's own."""
@@ -528,7 +480,8 @@ def _changed(e: Evaluation) -> Lines:
     """On images that are perturbed, attacked or out of distribution."""
     if e.perturbed:
         runs = max(len(each.runs) for each in e.perturbed.values())
-        yield f"accuracy under perturbations, mean ± std of {runs} draws", ""
+        drawn = "" if runs == 1 else f", mean ± std of {runs} draws"
+        yield f"accuracy under perturbations{drawn}", ""
     for name, each in e.perturbed.items():
         spread = "" if math.isnan(each.std) else f" ± {_number(each.std)}"
         yield f"  {name.replace('_', ' ')}", f"{_number(each.accuracy)}{spread} %"

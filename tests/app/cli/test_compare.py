@@ -119,6 +119,7 @@ def test_wrong_questions(
     monkeypatch.chdir(tmp_path)
     folder = str(compared[0])
     unequal = "[{name: cosface, trials: 9}]"
+    class_folders(tmp_path / "photos", ("a", "b"), 1)
     for words, message in (
         ([], "--methods cosface,kobayashi"),
         (["--methods", "cross_entropy"], "beside softmax"),
@@ -131,6 +132,7 @@ def test_wrong_questions(
         (["--resume", folder, "--trials", "0"], "only --seeds"),
         (["--resume", str(tmp_path)], "is no comparison"),
         (["--objective", "cosface"], "unrecognized"),
+        (["--methods", "cosface", "--folder", "photos"], "photos exists already and holds other"),
     ):
         assert cli.main(["compare", *words, *(() if "--resume" in words else SMALL)]) == 2
         assert message in capsys.readouterr().err

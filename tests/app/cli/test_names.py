@@ -80,6 +80,15 @@ def test_commands_and_functions_share_names() -> None:
     assert "--num_directions" in options["measure"]
 
 
+def test_measure_has_the_defaults_of_the_settings_of_curvature() -> None:
+    """Which it cannot ask before torch is imported."""
+    given, plain = parser_of("measure").get_defaults(), CurvatureSettings()
+    for name in ("num_directions", "step", "draws", "sigma"):
+        assert given[name] == getattr(plain, name), name
+    assert {given.noise} == set(plain.noise.values())
+    assert 2 * given.radius == plain.radius
+
+
 def test_dashes_in_options_are_understood() -> None:
     """People who type --batch-size mean --batch_size; values stay as they are."""
     parser = parser_of("train")

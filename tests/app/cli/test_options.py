@@ -181,6 +181,11 @@ def test_a_name_of_a_data_set_that_is_a_folder_too(
     [
         (["--epocs", "3"], "Did you mean --epochs?"),
         (["--batchsize", "3"], "Did you mean --batch_size or"),
+        (["--learning-rate", "3"], "Did you mean --optimizer.lr?"),
+        (["--dataset", "photos"], "Did you mean --data?"),
+        (["--loss=cosface"], "Did you mean --objective?"),
+        (["--objective.margin", "0.2"], "Did you mean --objective.settings.margin?"),
+        (["photos/", "--epochs", "3"], "Did you mean --data photos/?"),
         (["--learn", "0.1", "--lrs", "0.1"], "unrecognized"),
         (["--schedule", "none"], "Did you mean --objective.schedule or --optimizer.schedule?"),
         (["--data.nmae", "x"], "--data.name"),

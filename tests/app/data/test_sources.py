@@ -205,7 +205,7 @@ def test_what_is_too_large_stays_in_files_until_it_is_thinned_out(tmp_path, monk
     ("make", "message"),
     [
         (lambda root: None, "has no folders in it"),
-        (lambda root: picture(root / "a.png"), "has no folders in it"),
+        (lambda root: picture(root / "a.png"), "has no folders in it. It holds images without"),
         (lambda root: class_folders(root, ("a",), 3), "at least 2 classes are needed"),
         (lambda root: class_folders(root, ("a", "b"), 3) / "c", ""),
         (

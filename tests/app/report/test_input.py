@@ -35,6 +35,14 @@ def test_wrong_subjects(given: object, words: str, tmp_path: Path) -> None:
         report(given, tmp_path / "report.html")  # type: ignore[arg-type]
 
 
+def test_a_report_is_no_run(tmp_path: Path) -> None:
+    """As where a pattern of a shell names it among the folders it is of."""
+    page = tmp_path / "report.html"
+    page.write_text("<html>")
+    with pytest.raises(LargeMarginError, match=r"is a web page, .* \S+/\*/ with a slash"):
+        report([page], tmp_path / "other.html")
+
+
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(LargeMarginError, match=r"is no run: it has no config\.yaml"):
         report(tmp_path, tmp_path / "report.html")

@@ -11,6 +11,8 @@ from PIL import Image
 
 import largemargin as lm
 from largemargin.app.data import Samples
+from largemargin.app.report.charts import Chart
+from largemargin.app.report.report_models import ReportModel, ReportModels
 from largemargin.app.report.sample_views import (
     WORST,
     SampleViews,
@@ -18,6 +20,7 @@ from largemargin.app.report.sample_views import (
     pictures,
     view_samples,
 )
+from largemargin.app.report.sections.features import features_section
 from largemargin.app.training import Run
 
 OPTIONS = ViewOptions("pca", max_samples=40)
@@ -63,6 +66,10 @@ def test_features_of_a_head_on_cosines_have_one_length(seen: SampleViews, softma
     dot = view_samples(softmax, None, OPTIONS).embeddings
     assert dot is not None
     assert "features of length 1" not in dot.assumed
+    for views, said in ((seen, "by PCA, features of length 1."), (SampleViews(dot), "by PCA.")):
+        page = features_section(ReportModels((ReportModel("a", None, (), views=views),)))
+        maps = [each for each in page.blocks if isinstance(each, Chart)]
+        assert [each.alt.endswith(said) for each in maps] == [True]
 
 
 def test_worst_samples_have_pictures_and_names(seen: SampleViews, cosface: Run) -> None:

@@ -388,14 +388,32 @@ def test_advice_is_said_once_for_all_models_it_is_meant_for() -> None:
         )
     )
     (block,) = [each for each in verdict_section(models).blocks if each.kind == "advice"]
-    advice = [each for each in block.content if "wider than" in each["seen"]]  # type: ignore[union-attr]
-    assert [each["models"] for each in advice] == [
-        *("cross_entropy, cosface", "cross_entropy + discriminative")
+    advice = [each for each in block.content if "wider than" in str(each)]  # type: ignore[union-attr]
+    assert [[names for names, _ in each["seen"]] for each in advice] == [
+        *(["cross_entropy, cosface"], ["cross_entropy + discriminative"])
     ]
     assert advice[0]["options"] == [
         "--objective 'cross_entropy + discriminative'",
         "--objective 'cosface + discriminative'",
     ]
+
+
+def test_one_advice_for_what_was_seen_of_each_model() -> None:
+    rising = [{"epoch": at, "validation": {"accuracy": 0.5 + 0.1 * at}} for at in range(3)]
+    faster = [{"epoch": at, "validation": {"accuracy": 0.3 + 0.2 * at}} for at in range(3)]
+    models = ReportModels(
+        tuple(
+            ReportModel(name, None, (), metrics=tuple({"kind": "epoch", **row} for row in rows))
+            for name, rows in (("slow", rising), ("fast", faster))
+        )
+    )
+    (block,) = [each for each in verdict_section(models).blocks if each.kind == "advice"]
+    (longer,) = block.content  # type: ignore[misc]
+    assert longer["seen"] == [
+        ("slow", "Accuracy still rose by 10.0 points in the last epoch."),
+        ("fast", "Accuracy still rose by 20.0 points in the last epoch."),
+    ]
+    assert longer["options"] == ["--epochs 6"]
 
 
 def test_marks_stand_at_what_is_judged() -> None:

@@ -199,7 +199,8 @@ def _look_closer(folder: Path, data: Any, samples: int) -> None:
     from largemargin.app.data.load import samples_text
     from largemargin.app.data.samples import Batches
     from largemargin.app.training.runs import Run
-    from largemargin.measuring.evaluate import EvaluationConfig, evaluate
+    from largemargin.evaluation_config import EvaluationConfig
+    from largemargin.measuring.evaluate import evaluate
     from largemargin.measuring.measure import measure
 
     model = Run.open(folder).model()

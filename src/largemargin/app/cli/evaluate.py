@@ -1,19 +1,10 @@
 """``largemargin evaluate``: accuracy, robustness, calibration, strangers and retrieval of a run."""
 
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
-from largemargin.app.cli.open_run import (
-    CalibrationCache,
-    ChosenImages,
-    OpenRun,
-    cached_temperature,
-    chosen_images,
-    ood_samples,
-    open_run,
-)
 from largemargin.app.cli.run_arguments import (
     add_data,
     add_flips,
@@ -24,9 +15,11 @@ from largemargin.app.cli.run_arguments import (
     output_file,
 )
 from largemargin.app.cli.run_options import show_progress
+from largemargin.evaluation_config import EvaluationConfig
 from largemargin.exceptions import LargeMarginError
-from largemargin.measuring.calibrate import Temperature
-from largemargin.measuring.evaluate import EvaluationConfig
+
+if TYPE_CHECKING:
+    from largemargin.app.cli.open_run import ChosenImages, OpenRun
 
 HELP = "test a trained model: noise, occlusion, attacks, calibration, other data"
 
@@ -68,6 +61,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
 
 
 def run(options: Any) -> int:
+    from largemargin.app.cli.open_run import chosen_images, ood_samples, open_run
     from largemargin.measuring.evaluate import Search, evaluate
 
     names = [field.name for field in fields(EvaluationConfig)]
@@ -97,7 +91,10 @@ def run(options: Any) -> int:
     return 0
 
 
-def _temperature(options: Any, opened: OpenRun, chosen: ChosenImages) -> Any:
+def _temperature(options: Any, opened: "OpenRun", chosen: "ChosenImages") -> Any:
+    from largemargin.app.cli.open_run import CalibrationCache, cached_temperature
+    from largemargin.measuring.calibrate import Temperature
+
     given = number_or("temperature", options.temperature)
     if given != "auto":
         return None if given == "none" else given

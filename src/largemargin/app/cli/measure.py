@@ -1,19 +1,17 @@
 """``largemargin measure``: the geometry of a trained run."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
-from largemargin.app.cli.open_run import ChosenImages, OpenRun, chosen_images, ood_samples, open_run
 from largemargin.app.cli.run_arguments import add_data, add_ood, add_run, output_file
 from largemargin.app.cli.run_options import show_progress
-from largemargin.app.data.load import samples_text
-from largemargin.app.training.runs import GEOMETRY
 from largemargin.exceptions import LargeMarginError
-from largemargin.measuring.batches import digest
-from largemargin.measuring.input_curvature import CurvatureSettings
-from largemargin.measuring.layers import BLOCKS
+
+if TYPE_CHECKING:
+    from largemargin.app.cli.open_run import ChosenImages, OpenRun
+    from largemargin.measuring.input_curvature import CurvatureSettings
 
 HELP = "measure the geometry of a trained model: margins, compactness, collapse"
 
@@ -65,12 +63,11 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="layers at which to measure linearised margins, input for the image: a backward pass "
         "for every class",
     )
-    plain = CurvatureSettings()
     for name, kind, value, text in (
-        ("num_directions", int, plain.num_directions, "random directions of a sample's curvature"),
-        ("step", float, plain.step, "of the differences that give it, in units of [0, 1] pixels"),
-        ("noise", float, plain.noise["gaussian"], "strength of the noise it is held against"),
-        ("draws", int, plain.draws, "noisy copies of each sample"),
+        ("num_directions", int, 20, "random directions of a sample's curvature"),
+        ("step", float, 0.01, "of the differences that give it, in units of [0, 1] pixels"),
+        ("noise", float, 0.06, "strength of the noise it is held against"),
+        ("draws", int, 10, "noisy copies of each sample"),
         ("sigma", float | None, None, "noise of Theorem 6.1 about it; none leaves it out"),
         ("radius", float, 0.5, "delta_v: share of samples within it, Prop. 4.1, Theorem 6.1"),
         ("max_samples", int | None, None, "of input_margins, curvature and bounds; default all"),
@@ -82,6 +79,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
 
 
 def run(options: Any) -> int:
+    from largemargin.app.cli.open_run import chosen_images, open_run
     from largemargin.measuring.geometry_result import compare_geometry
 
     path = None if options.out is None else output_file(options.out)
@@ -106,10 +104,12 @@ def run(options: Any) -> int:
     return 0
 
 
-def _refuse_as_result(path: Path | None, options: Any, chosen: ChosenImages) -> None:
+def _refuse_as_result(path: Path | None, options: Any, chosen: "ChosenImages") -> None:
     """The report shows geometry.json of a run as that of its best model on its test images."""
     if path is None or (chosen.origin.usual and options.against is None):
         return
+    from largemargin.app.training.runs import GEOMETRY
+
     folders = [Path(each).resolve() for each in (options.run, options.against) if each]
     if path.name == GEOMETRY and path.parent.resolve() in folders:
         what = f"{chosen.origin}" if options.against is None else "a comparison of two runs"
@@ -120,9 +120,12 @@ def _refuse_as_result(path: Path | None, options: Any, chosen: ChosenImages) -> 
 
 
 def _same_images(
-    options: Any, chosen: ChosenImages, opened: OpenRun, other: OpenRun
-) -> ChosenImages:
+    options: Any, chosen: "ChosenImages", opened: "OpenRun", other: "OpenRun"
+) -> "ChosenImages":
     """The same images for the second run, at the size of its model."""
+    from largemargin.app.cli.open_run import chosen_images
+    from largemargin.measuring.batches import digest
+
     if other.classes != opened.classes:
         raise LargeMarginError(
             f"{options.run} and {options.against} were trained on different classes, so their "
@@ -145,6 +148,8 @@ def named_layers(option: str, given: str) -> tuple[str, ...]:
         >>> named_layers("--layers", "[layer3, layer4]")
         ('layer3', 'layer4')
     """
+    from largemargin.measuring.layers import BLOCKS
+
     words = given.strip().removeprefix("[").removesuffix("]").strip()
     if words in ("none", ""):
         return ()
@@ -157,7 +162,9 @@ def named_layers(option: str, given: str) -> tuple[str, ...]:
     return names
 
 
-def _curvature(options: Any) -> CurvatureSettings | bool:
+def _curvature(options: Any) -> "CurvatureSettings | bool":
+    from largemargin.measuring.input_curvature import CurvatureSettings
+
     if not options.curvature:
         if options.sigma is not None:
             raise LargeMarginError("--sigma is about curvature. Add --curvature true.")
@@ -172,8 +179,11 @@ def _curvature(options: Any) -> CurvatureSettings | bool:
     )
 
 
-def _measured(options: Any, opened: OpenRun, chosen: ChosenImages) -> Any:
+def _measured(options: Any, opened: "OpenRun", chosen: "ChosenImages") -> Any:
+    from largemargin.app.cli.open_run import ood_samples
+    from largemargin.app.data.load import samples_text
     from largemargin.app.data.samples import Batches
+    from largemargin.measuring.layers import BLOCKS
     from largemargin.measuring.measure import measure
 
     def batches(split: Any) -> Batches:

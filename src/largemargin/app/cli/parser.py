@@ -162,6 +162,8 @@ class CommandParser(jsonargparse.ArgumentParser):
         names = [text for action in self._actions for text in action.option_strings]
         wrong = _unknown_option(message)
         close = _closest(wrong, names) if wrong else []
+        if (alone := re.fullmatch(r"unrecognized arguments: ([^-\s]\S*)", message)) is not None:
+            close = [f"--data {alone[1]}"] if "--data" in names else []
         in_file = not message.startswith("unrecognized")
         if in_file and (wrong or "parsing config" in message):
             files = ", ".join(config_files(getattr(self, "args", [])))
@@ -294,10 +296,29 @@ def _unknown_option(message: str) -> str | None:
     return None
 
 
+CALLED = {
+    "learning_rate": "lr",
+    "loss": "objective",
+    "criterion": "objective",
+    "dataset": "data",
+    "arch": "model",
+    "pretrained": "weights",
+    "num_workers": "workers",
+    "gpu": "device",
+}
+"""What others call an option, and its name here."""
+OF_LOSSES = ("margin", "scale", "strength")
+
+
 def _closest(word: str, names: Sequence[str]) -> list[str]:
-    close = get_close_matches(word, names, n=3, cutoff=0.7)
+    end = word.removeprefix("--").rpartition(".")[2]
+    if end in OF_LOSSES and "--objective.settings" in names:
+        return [f"--objective.settings.{end}"]
     # `--lr` means `--optimizer.lr`: the end of a name is how people remember it.
-    ends = [name for name in names if name.rpartition(".")[2] == word.removeprefix("--")]
+    ends = [each for each in names if re.split(r"\.|--", each)[-1] == CALLED.get(end, end)]
+    if ends and end in CALLED:
+        return ends[:1]
+    close = get_close_matches(word, names, n=3, cutoff=0.7)
     return list(dict.fromkeys([*ends, *close]))[:3]
 
 

@@ -132,7 +132,11 @@ def refuse_several_processes(command: str) -> None:
 
 
 def study_folder(options: Any, config: RunConfig, command: str) -> str:
-    """The folder asked for, or a new one in ``out`` with a name that says what is in it."""
+    """The folder asked for, or a new one in ``out`` with a name that says what is in it.
+
+    The folder of a plan is gone on with; one of other things, as of images, is not written into.
+    """
+    from largemargin.app.training.comparison import PLAN
     from largemargin.app.training.runs import new_folder
 
     folder = options.get("folder")
@@ -143,6 +147,10 @@ def study_folder(options: Any, config: RunConfig, command: str) -> str:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LargeMarginError(f"cannot make the folder {folder}: {error.strerror}.") from error
+    if any(Path(folder).iterdir()) and not (Path(folder) / PLAN).is_file():
+        raise LargeMarginError(
+            f"--folder {folder} exists already and holds other things. Choose another folder."
+        )
     return str(folder)
 
 

@@ -324,6 +324,11 @@ def _read(source: ReportSource, name: str) -> ReportModel:
             f"{type(source).__name__} was given among them."
         )
     path = Path(source)
+    if path.suffix.lower() == ".html" and path.is_file():
+        raise LargeMarginError(
+            f"{path} is a web page, as this command writes them. Pass the folders of runs; where a "
+            f"report lies beside them, {path.parent / '*'}/ with a slash at the end."
+        )
     if path.is_file():
         return _read(load_record(Geometry, path), name or path.stem)
     if not path.exists():

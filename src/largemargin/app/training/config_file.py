@@ -171,20 +171,21 @@ def yaml_reader() -> Any:
     return optional_module("yaml", "runs keep their settings as YAML, which needs PyYAML")
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
+def read_yaml(path: str | Path, content: str = "settings (name: value)") -> dict[str, Any]:
+    """The values of a file, which holds ``content``."""
     try:
         with open(path, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            found = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise LargeMarginError(
             f"cannot read {path}: {why}. Pass the path of a YAML file of "
             "settings or of a recipe, seen from this folder."
         ) from error
-    if len(content) > MOST_BYTES:
+    if len(found) > MOST_BYTES:
         raise LargeMarginError(f"{path} is larger than {MOST_BYTES:,} bytes: it holds no settings.")
     try:
-        values = load_yaml(content.decode())
+        values = load_yaml(found.decode())
     except UnicodeDecodeError as error:
         raise LargeMarginError(f"{path} is not text in UTF-8: {error}. Save it as such.") from error
     except yaml_reader().YAMLError as error:
@@ -192,9 +193,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     if values is None:
         values = {}
     if not isinstance(values, dict):
-        raise LargeMarginError(
-            f"{path} must hold settings (name: value), but holds {_shown(values)}."
-        )
+        raise LargeMarginError(f"{path} must hold {content}, but holds {_shown(values)}.")
     return values
 
 

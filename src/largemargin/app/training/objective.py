@@ -72,7 +72,7 @@ def class_weights(
             "objective.class_weights must be balanced, effective or a YAML file of class names and "
             f"weights, but {given!r} was given."
         )
-    weights = read_yaml(given)
+    weights = read_yaml(given, f"a line for every class, as {class_names[0]}: 1.5")
     names = {str(name): value for name, value in weights.items()}
     if names.keys() != set(class_names):
         wrong = sorted(names.keys() ^ set(class_names))[0]

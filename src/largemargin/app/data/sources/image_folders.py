@@ -97,8 +97,14 @@ def _warn_of_parts(root: Path, classes: list[Path]) -> None:
 def class_folders(folder: Path, config: DataConfig) -> tuple[str, ...]:
     names = [name_of(each) for each in folders(folder)]
     if not names:
+        bare = any(looks_like_image(each) for each in folder.iterdir())
+        hint = (
+            " It holds images without labels: put those of each class into a folder of its own, "
+            "or, if it is one class, name the folder around it."
+        )
         raise LargeMarginError(
             f"path must be a folder with {LAYOUT}, but {config.path} has no folders in it."
+            + (hint if bare else "")
         )
     inner = folders(folder)[0]
     inside = [name_of(each) for each in folders(inner)]

@@ -19,7 +19,7 @@ from largemargin.app.report.charts import (
 )
 from largemargin.app.report.report_models import ReportModel, ReportModels
 from largemargin.app.report.sample_views import METHODS
-from largemargin.measuring.embed import CLEAN, Embeddings, LayerEmbedding
+from largemargin.measuring.embed import CLEAN, PENULTIMATE, UNIT, Embeddings, LayerEmbedding
 from largemargin.measuring.plots import shortened
 
 READING = (
@@ -71,6 +71,7 @@ def _chart(
     method, places = METHODS[embeddings.method], layer.points[condition]
     name = layer.layer if len(embeddings.layers) > 1 else ""
     noise = "" if condition == CLEAN else f"noise: {embeddings.noise}"
+    unit = f", {UNIT}" if layer.layer == PENULTIMATE and UNIT in embeddings.assumed else ""
     samples = Points(
         embeddings.index,
         embeddings.labels,
@@ -86,7 +87,7 @@ def _chart(
         ", ".join(filter(None, (model.title, name, noise))),
         (points, *_names(model, embeddings.labels, xs, ys)),
         equal=True,
-        alt=f"{embeddings.samples:,} samples at layer {layer.layer} by {method}.",
+        alt=f"{embeddings.samples:,} samples at layer {layer.layer} by {method}{unit}.",
     )
 
 

@@ -201,22 +201,21 @@ def _missing(models: ReportModels, judged: Judged) -> list[Note]:
 
 
 def _advice(models: ReportModels) -> list[dict[str, object]]:
-    """What to try next, once for all models it is meant for."""
-    found: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
+    """What to try next, once for all models it is meant for, with what was seen of each."""
+    found: dict[str, tuple[dict[str, list[str]], list[str]]] = {}
     for model in models:
         for each in advise(model, models):
-            names, options = found.setdefault((each.seen, each.attempt), ([], []))
-            names.append(model.title)
+            seen, options = found.setdefault(each.attempt, ({}, []))
+            seen.setdefault(each.seen, []).append(model.title)
             options += [each.option] * (each.option not in ("", *options))
     alone = len(models) == 1
     return [
         {
-            "models": "" if alone else ", ".join(names),
-            "seen": seen,
+            "seen": [("" if alone else ", ".join(names), text) for text, names in seen.items()],
             "attempt": attempt,
             "options": options,
         }
-        for (seen, attempt), (names, options) in found.items()
+        for attempt, (seen, options) in found.items()
     ]
 
 

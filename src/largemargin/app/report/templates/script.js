@@ -96,6 +96,7 @@
       hovermode: "closest",
       dragmode: box.clientWidth < 520 ? false : "zoom",
       hoverlabel: { namelength: 40 },
+      modebar: { bgcolor: variable("--paper"), color: soft, activecolor: ink },
     });
     made.shapes = frames(payload.charts[box.id]);
     if (given.scene) {
@@ -107,7 +108,9 @@
     return made;
   }
 
-  const options = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d"], showSendToCloud: false, plotlyServerURL: "" };
+  /* Plotly shows its buttons for good where nothing can hover: on phones, over the figure. */
+  const buttons = matchMedia("(hover: none)").matches ? false : "hover";
+  const options = { displayModeBar: buttons, displaylogo: false, responsive: true, modeBarButtonsToRemove: ["lasso2d", "select2d"], showSendToCloud: false, plotlyServerURL: "" };
 
   function draw(box) {
     const given = payload.charts[box.id];
