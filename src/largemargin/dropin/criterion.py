@@ -117,25 +117,18 @@ class Criterion(nn.Module):
         if again:
             self._check_replayed()
         ready: dict[str, Tensor] = {}
-        usual: ForwardRecord | None = None
-        in_rows = self._row_losses and not self.measures_gradients
-        if in_rows and noisy is None and sample_weight is None:
-            usual = self._usual_record(outputs, labels)
-            if usual is not None:
-                ready, head = self._row_terms(usual, outputs, labels)
-                if len(ready) == len(self.objective.terms):
-                    if self.training and not again:
-                        self._count_call(usual.features, labels, head)
-                    return self._in_short(ready)
+        usual = None if noisy is not None else self._usual_record(outputs, labels, sample_weight)
+        if usual is not None:
+            ready, head = self._row_terms(usual, outputs, labels)
+            if len(ready) == len(self.objective.terms):
+                self._count_call(usual.features, labels, head, again)
+                return self._in_short(ready)
         found = self.read(outputs) if usual is None else usual.whole(outputs, True)
         self._follow(found.features)
         arguments = self._arguments(found, noisy)
         features = arguments["features"]
         if usual is None:
-            if found.features.dim() > 2:
-                labels = flat_beside(labels, found.features)
-                if sample_weight is not None:
-                    sample_weight = flat_beside(sample_weight, found.features)
+            labels, sample_weight = _flat(found.features, labels, sample_weight)
             check_rows(features, labels, half=isinstance(noisy, str))
         logits = arguments["logits"] if found.untouched and not found.own else None
         head = self._head(found.swapped, logits)
@@ -145,15 +138,21 @@ class Criterion(nn.Module):
         self._show(value.terms)
         if self.measures_gradients:
             self._measure_gradients(value.terms, arguments)
-        if self.training and not again:
-            self._count_call(features, labels, head)
+        self._count_call(features, labels, head, again)
         if usual is not None or (outputs is logits and not self._hooks.is_fsdp):
             return value.total
         made = tensors_in(outputs if noisy is None else (outputs, noisy))
         return reach(value.total, made, fsdp=self._hooks.is_fsdp)
 
-    def _usual_record(self, outputs: Any, labels: Any) -> ForwardRecord | None:
-        """The pass that made the outputs, in ordinary training of one vector and one label each."""
+    def _usual_record(
+        self, outputs: Any, labels: Any, sample_weight: Tensor | None
+    ) -> ForwardRecord | None:
+        """The pass that made the outputs, in ordinary training of one vector and one label each.
+
+        None also where no loss is one of rows of logits.
+        """
+        if not self._row_losses or self.measures_gradients or sample_weight is not None:
+            return None
         if type(outputs) is not Tensor or type(labels) is not Tensor or not plain_eager():
             return None
         record = self._hooks.usual_record(outputs)
@@ -293,8 +292,10 @@ class Criterion(nn.Module):
             shown[name] = torch.maximum(value, value) if compiling else value
         vars(self)["terms"] = shown
 
-    def _count_call(self, features: Tensor, labels: Tensor, head: HeadView) -> None:
-        """A training call: warnings look at it, and schedules count it."""
+    def _count_call(self, features: Tensor, labels: Tensor, head: HeadView, again: bool) -> None:
+        """A training call, unless it is run ``again``: warnings look at it, schedules count it."""
+        if again or not self.training:
+            return
         if torch.compiler.is_compiling():
             if self.schedules and self.automatic:
                 raise LargeMarginError(
@@ -498,6 +499,16 @@ class Criterion(nn.Module):
     def extra_repr(self) -> str:
         layer = self._hooks.layer
         return f"head={type(layer).__name__}, schedules={self.schedules!r}"
+
+
+def _flat(
+    features: Tensor, labels: Tensor, sample_weight: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Labels and weights of a head on sequences, one a row of it."""
+    if features.dim() <= 2:
+        return labels, sample_weight
+    weight = None if sample_weight is None else flat_beside(sample_weight, features)
+    return flat_beside(labels, features), weight
 
 
 def terms_that_need(objective: Objective, argument: str) -> list[str]:

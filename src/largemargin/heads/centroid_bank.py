@@ -261,13 +261,7 @@ class CentroidBank(nn.Module):
         may be ``checked`` already.
         """
         if not checked:
-            refuse_transform(self)
-            check_matrix("features", features, "(N, D)")
-        if features.shape[1] != self.dim:
-            raise LargeMarginError(
-                f"features must have {self.dim} columns, the bank's dim, but their shape is "
-                f"{tuple(features.shape)}. Build the bank with dim={features.shape[1]}."
-            )
+            self._check(features)
         labels = labels.long()
         if not (complete and valid is not None):
             in_range = (labels >= 0) & (labels < self.num_classes)
@@ -295,6 +289,15 @@ class CentroidBank(nn.Module):
         compact = slots.means if self.strategy == "none" else momentum
         margin = momentum if self.strategy == "both" else slots.means
         return BatchCentroids(slots, compact, margin, all_present)
+
+    def _check(self, features: Features) -> None:
+        refuse_transform(self)
+        check_matrix("features", features, "(N, D)")
+        if features.shape[1] != self.dim:
+            raise LargeMarginError(
+                f"features must have {self.dim} columns, the bank's dim, but their shape is "
+                f"{tuple(features.shape)}. Build the bank with dim={features.shape[1]}."
+            )
 
     def by_kernel(
         self, features: Features, labels: Labels, ignore_index: int | None

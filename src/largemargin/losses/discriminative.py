@@ -249,13 +249,7 @@ class Discriminative(ClassWise):
         """
         if not self._is_usual():
             return None
-        fits = (
-            multiplied
-            and isinstance(labels, Tensor)
-            and labels.shape == features.shape[:1]
-            and labels.device == features.device
-        )
-        if not fits:
+        if not (multiplied and _is_beside(labels, features)):
             check_inputs(
                 features, matrix, labels, bias=bias, soft=False, reason=NO_SOFT, validate=False
             )
@@ -267,11 +261,8 @@ class Discriminative(ClassWise):
         if self.check_finite:
             check_all_finite(features=features, prototypes=matrix, bias=bias)
         bank, labels = self.bank, labels.long()
-        if features.dtype is not torch.float32 or matrix.dtype is not torch.float32:
-            features, matrix = promote(features), promote(matrix)
-        if bias is not None and bias.dtype is not torch.float32:
-            bias = promote(bias)
-        if bank.num_classes != matrix.shape[0] or features.dtype != matrix.dtype:
+        features, matrix, bias = _promoted(features, matrix, bias)
+        if matrix.shape != bank.centroids.shape or features.dtype != matrix.dtype:
             return None
         known, guard = rows
         valid = torch.ones_like(labels, dtype=torch.bool) if known is None else known
@@ -727,6 +718,20 @@ class StableDiscriminative(Discriminative):
         centers = batch.of_samples(batch.centroids.compact)
         hinge = hinge_to_center(batch.kept(features), centers, self.radius, 1)
         return linear_tail(hinge, self.tail or 0.0)
+
+
+def _promoted(
+    features: Tensor, matrix: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    kinds = {features.dtype, matrix.dtype, matrix.dtype if bias is None else bias.dtype}
+    if kinds == {torch.float32}:
+        return features, matrix, bias
+    return promote(features), promote(matrix), None if bias is None else promote(bias)
+
+
+def _is_beside(labels: Tensor, features: Tensor) -> bool:
+    same = isinstance(labels, Tensor) and labels.shape == features.shape[:1]
+    return same and labels.device == features.device
 
 
 def _defined(

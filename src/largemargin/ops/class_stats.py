@@ -141,9 +141,7 @@ def class_stats(
     """
     check_scale(scale)
     if not checked:
-        check_choice("similarity", similarity, SIMILARITIES)
-        check_choice("impl", impl, IMPLS)
-        _check_want(want)
+        _check_names(similarity, impl, want)
         check_inputs(
             *(features, prototypes, labels),
             bias=bias,
@@ -335,7 +333,7 @@ def stats_from_logits(
     """
     check_scale(scale)
     if not checked:
-        _check_want(want)
+        _check_names("dot", "auto", want)
         check_logits(logits, labels, validate=validate, check_finite=check_finite)
     with without_autocast(logits):
         scaled = promote(logits)
@@ -344,6 +342,8 @@ def stats_from_logits(
         return ClassStats(*logit_stats(scaled, labels, want, relative=relative))
 
 
-def _check_want(want: tuple[Statistic, ...]) -> None:
+def _check_names(similarity: str, impl: str, want: tuple[Statistic, ...]) -> None:
+    check_choice("similarity", similarity, SIMILARITIES)
+    check_choice("impl", impl, IMPLS)
     for name in want:
         check_choice("want", name, STATISTICS)

@@ -348,7 +348,8 @@ class Loss(Summand, nn.Module):
             if made is None:
                 check_classifier(features, matrix, bias, sub_centers=has_sub_centers(matrix))
             if sample_weight is None and self._has_rows(features, matrix, labels, made):
-                value = self._of_rows(features, matrix, labels, options)
+                rows = self._row_logits(features, matrix, options)
+                value = None if rows is None else self._of_rows(rows, features, matrix, labels)
                 if value is not None:
                     return value
             if made is not None and not self._reads(made, labels):
@@ -425,7 +426,6 @@ class Loss(Summand, nn.Module):
         return (
             type(self).row_loss is not Loss.row_loss
             and features.dim() == 2
-            and matrix.shape[0] > 1
             and plain_eager()
             and not (features.is_inference() or matrix.is_inference())
             and (_is_wide(features, matrix) if features.is_cpu else launches(features, matrix))
@@ -434,22 +434,23 @@ class Loss(Summand, nn.Module):
             and not is_shared(matrix)
             and self.is_usual()
             and (made is None or self.row_loss(made, features, matrix) is None)
+            and (
+                labels.is_cuda or all_count(value_range(labels), matrix.shape[0], self.ignore_index)
+            )
         )
 
-    def _of_rows(
-        self, features: Tensor, matrix: Tensor, labels: Tensor, options: dict[str, Any]
-    ) -> Tensor | None:
-        """The value by rows of logits; None where these are too many, or some do not count."""
+    def _row_logits(
+        self, features: Tensor, matrix: Tensor, options: dict[str, Any]
+    ) -> HeadLogits | None:
+        """The logits that this loss sees, if cosines or plain products and not too many."""
         num_classes, precision = matrix.shape[0], resolve_precision(None, features, matrix)
         if features.shape[0] * num_classes > dense_limit(features.device.type, precision):
-            return None
-        if labels.is_cpu and not all_count(value_range(labels), num_classes, self.ignore_index):
             return None
         cosine = self.head_similarity == "cosine" or getattr(self, "normalize", False)
         similarity = "cosine" if cosine else options.get("similarity", "dot")
         scale = self.scale_for(num_classes) if cosine else options.get("scale", 1.0)
         bias = options.get("bias")
-        if matrix.dim() != 2 or isinstance(scale, Tensor):
+        if matrix.dim() != 2 or num_classes < 2 or isinstance(scale, Tensor):
             return None
         if bias is not None and features.is_cpu and not _is_wide(bias, matrix):
             return None
@@ -459,9 +460,16 @@ class Loss(Summand, nn.Module):
             logits = dot_logits(features, matrix, bias, precision)
         else:
             return None
-        made = HeadLogits(logits, similarity, float(scale), bias)
+        return HeadLogits(logits, similarity, float(scale), bias)
+
+    def _of_rows(
+        self, made: HeadLogits, features: Tensor, matrix: Tensor, labels: Tensor
+    ) -> Tensor | None:
+        """The value by rows of logits, where it is one of them."""
         loss, vectors = self.row_loss(made, features, matrix), (features, matrix)
-        return None if loss is None else row_mean(logits, labels, loss, vectors, self.ignore_index)
+        if loss is None:
+            return None
+        return row_mean(made.logits, labels, loss, vectors, self.ignore_index)
 
     def scale_of(self, made: HeadLogits) -> float | None:
         """The scale of a loss on cosines, where the head's logits are cosines times it."""
