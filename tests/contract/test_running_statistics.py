@@ -178,7 +178,7 @@ def test_magface_pulls_and_pushes_the_norm():
     near = torch.tensor([[50.0, 0.1, 0.0]], dtype=torch.float64, requires_grad=True)
     far = torch.tensor([[35.0, 36.0, 1.0]], dtype=torch.float64, requires_grad=True)
     for features, sign in ((near, -1), (far, 1)):
-        lm.MagFace()(features, W, torch.tensor([0])).backward()
+        lm.MagFace(scale=64.0)(features, W, torch.tensor([0])).backward()
         assert sign * (features.grad * features).sum() > 0
 
 

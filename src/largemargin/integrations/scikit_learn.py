@@ -78,8 +78,8 @@ class LargeMarginClassifier(
             ``objective_params``), a name of ``lm.LOSSES``, a sum such as
             "cosface + 0.5*sample_margin", a loss or its class, an ``lm.Objective``, an
             ``lm.preset`` (class counts are those of y) or another function ``(num_classes, dim)``.
-            Modules are copied for each fit. By name, losses on cosines have ``scale="auto"``, and
-            penalties a cross entropy. Losses on inputs measure in standard deviations.
+            Modules are copied for each fit. By name, penalties come with a cross entropy. Losses on
+            inputs measure in standard deviations.
         objective_params: settings of the objective, which replace those that a loss was made with.
             Settings can also be reached as ``objective__margin``, for example in a grid search;
             those of one of several terms as ``objective__cosface__margin``.

@@ -39,7 +39,7 @@ class AdaFace(Loss):
     Args:
         margin: m in [0, pi), a number or one per class (C,); default 0.4 (paper).
         concentration: h > 0, default 0.333: about two thirds of the qualities lie within 1/3.
-        scale: s > 0, default 64 (authors' code). "auto": :func:`auto_scale`.
+        scale: s > 0, or "auto" (default): :func:`auto_scale`. Face recognition: 64 (authors' code).
         rate: weight of a batch in mu and sigma, default 0.01 (paper; the public scripts too).
         norm_mean, norm_std: mu and sigma before the first batch, defaults 20 and 100 (authors'
             code). So wide a start means average quality for all until some hundred batches are in.
@@ -78,7 +78,7 @@ class AdaFace(Loss):
         *,
         margin: float | Tensor | Sequence[float] = 0.4,
         concentration: float = 0.333,
-        scale: Scale = 64.0,
+        scale: Scale = "auto",
         rate: float = 0.01,
         norm_mean: float = 20.0,
         norm_std: float = 100.0,
@@ -136,7 +136,7 @@ def adaface(
     *,
     margin: float | Tensor = 0.4,
     concentration: float = 0.333,
-    scale: Scale = 64.0,
+    scale: Scale = "auto",
     norm_mean: float | Tensor = 20.0,
     norm_std: float | Tensor = 100.0,
     **how: Unpack[ComputeOptions],
