@@ -135,6 +135,7 @@ class LargeMarginClassifier(
         held_out_margins_: (N,) after a search: the label's logit less its largest rival's, by heads
             that were trained without the sample. Far below 0, the label may be wrong. NaN for the
             only sample of a class; samples of weight 0 are left out.
+        held_out_gaps_: (N,) likewise: the largest logit less the second, whatever the label is.
 
     Example:
         >>> X = np.random.default_rng(0).normal(size=(60, 5))
@@ -150,6 +151,7 @@ class LargeMarginClassifier(
     history_: dict[str, list[float]]
     n_iter_: int
     held_out_margins_: Array
+    held_out_gaps_: Array
     n_features_in_: int
     _fitting: "Fitting"
     _shape: tuple[int, ...]
@@ -385,6 +387,7 @@ class LargeMarginClassifier(
         self.history_ = history
         self.n_iter_ = sum(each.iterations for each, _, _ in tried)
         self.held_out_margins_ = best.margins().cpu().numpy()
+        self.held_out_gaps_ = best.gaps().cpu().numpy()
         self._spreads, self._directions = best.typical(features)
         return self
 
