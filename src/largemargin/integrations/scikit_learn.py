@@ -419,6 +419,8 @@ class LargeMarginClassifier(
                 self._fitting.set_rate(self.lr)
             return
         network = self._network(samples, first)
+        if self._linear and hasattr(self.objective, "warn_frozen"):  # a preset
+            self.objective.warn_frozen()
         counts = torch.bincount(samples.labels, minlength=len(self.classes_)).tolist()
         criterion = attach(
             network.classifier,
