@@ -63,7 +63,18 @@ def test_help_names_every_command_and_imports_none(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-LIGHT = {"train", "compare", "tune", "demo", "list", "report", "plan", "predict", "export"}
+LIGHT = {
+    "advise",
+    "train",
+    "compare",
+    "tune",
+    "demo",
+    "list",
+    "report",
+    "plan",
+    "predict",
+    "export",
+}
 """The others describe settings of rooms that need torch: evaluate and measure."""
 
 
