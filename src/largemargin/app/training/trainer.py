@@ -98,8 +98,9 @@ class Trainer:
         counts = torch.bincount(data.train.labels, minlength=len(data.classes)).tolist()
         chosen = preset_of(config.objective, config.noise)
         if chosen is not None:
-            dim, pretrained = self.bare.head.in_features, config.model.weights is not None
-            chosen.warn(len(counts), dim, counts, pretrained=pretrained)
+            head: Any = self.bare.head
+            pretrained = config.model.weights is not None
+            chosen.warn(len(counts), head.in_features, counts, pretrained=pretrained)
         self.criterion = attach(
             self.bare,
             objective_of(config.objective, counts, data.classes),
