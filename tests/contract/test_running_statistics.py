@@ -30,7 +30,7 @@ def kept_of(problem, ignored):
 @pytest.mark.parametrize("ignored", [False, True])
 def test_norms_of_adaface(ignored):
     start = {"norm_mean": 3.0, "norm_std": 0.7}
-    loss = lm.AdaFace(rate=0.3, scale=6.0, **start).double()
+    loss = lm.AdaFace(margin=0.4, rate=0.3, scale=6.0, **start).double()
     batches = []
     for problem in BATCHES:
         labels, *given = kept_of(problem, ignored)
@@ -111,7 +111,7 @@ def test_a_batch_that_is_not_finite_is_forgotten(loss):
 
 def test_the_norm_is_a_constant_of_adaface_gradient():
     problem = random_problem(SIZES, seed=182)
-    hyper = {"scale": 6.0, "norm_mean": 2.0, "norm_std": 0.5}
+    hyper = {"margin": 0.4, "scale": 6.0, "norm_mean": 2.0, "norm_std": 0.5}
     a = problem.arrays()
 
     def value(features, frozen):

@@ -142,7 +142,7 @@ def test_the_default_scale_of_a_loss_on_cosines_is_auto(kind: type[lm.Loss]) -> 
 
 
 def test_the_default_margins_are_those_of_a_classifier() -> None:
-    assert (lm.CosFace().margin, lm.ArcFace().margin) == (0.2, 0.3)
+    assert (lm.CosFace().margin, lm.ArcFace().margin, lm.AdaFace().margin) == (0.2, 0.3, 0.2)
     assert lm.CosFace().scale_for(10) == pytest.approx(oracle(10, 0.8), rel=1e-9)
 
 

@@ -37,7 +37,8 @@ class AdaFace(Loss):
     gradient, as in the paper: training does not move it. Needs features that are not normalised.
 
     Args:
-        margin: m in [0, pi), a number or one per class (C,); default 0.4 (paper).
+        margin: m in [0, pi), a number or one per class (C,). Default 0.2, for ordinary classifiers
+            (benchmarks/loss_defaults.py): the best quality costs 2 m. The paper, for faces, has 0.4.
         concentration: h > 0, default 0.333: about two thirds of the qualities lie within 1/3.
         scale: s > 0, or "auto" (default): :func:`auto_scale`. Face recognition: 64 (authors' code).
         rate: weight of a batch in mu and sigma, default 0.01 (paper; the public scripts too).
@@ -76,7 +77,7 @@ class AdaFace(Loss):
     def __init__(
         self,
         *,
-        margin: float | Tensor | Sequence[float] = 0.4,
+        margin: float | Tensor | Sequence[float] = 0.2,
         concentration: float = 0.333,
         scale: Scale = "auto",
         rate: float = 0.01,
@@ -134,7 +135,7 @@ def adaface(
     prototypes: Prototypes,
     labels: Labels,
     *,
-    margin: float | Tensor = 0.4,
+    margin: float | Tensor = 0.2,
     concentration: float = 0.333,
     scale: Scale = "auto",
     norm_mean: float | Tensor = 20.0,
