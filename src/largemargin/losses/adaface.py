@@ -38,7 +38,7 @@ class AdaFace(Loss):
 
     Args:
         margin: m in [0, pi), a number or one per class (C,). Default 0.2, for ordinary classifiers
-            (benchmarks/loss_defaults.py): the best quality costs 2 m. The paper, for faces, has 0.4.
+            (benchmarks/loss_defaults.py): the best quality costs 2 m. The paper has 0.4.
         concentration: h > 0, default 0.333: about two thirds of the qualities lie within 1/3.
         scale: s > 0, or "auto" (default): :func:`auto_scale`. Face recognition: 64 (authors' code).
         rate: weight of a batch in mu and sigma, default 0.01 (paper; the public scripts too).

@@ -77,7 +77,7 @@ def test_rules(labels: list[str], settings: dict[str, Any], preset: str | None) 
 
 def test_wrong_labels_come_first() -> None:
     X, labels, _ = with_wrong_labels(0.4)
-    found = lm.advise(labels, X, data="photos/")
+    found = lm.advise(labels, X, data_name="photos/")
     assert found.preset == "label_noise"
     assert found.command.startswith("largemargin compare --data photos/ --seeds 5 --methods '[")
     lines = str(found).splitlines()

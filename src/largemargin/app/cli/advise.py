@@ -83,7 +83,7 @@ def run(options: Any) -> int:
     words = [options.data, *(["--data.path", options.path] if options.path else [])]
     words += [*(f"--data.{name}={getattr(config, name)}" for name in changed)]
     told = shlex.join(words)
-    found = proposal(train.labels, noise, pretrained=options.pretrained, data=told)
+    found = proposal(train.labels, noise, pretrained=options.pretrained, data_name=told)
     print(json.dumps(found.as_dict(), indent=1) if options.json else found)
     return 0
 

@@ -164,7 +164,7 @@ def advise(
     features: Any = None,
     *,
     pretrained: bool = False,
-    data: str = "DATA",
+    data_name: str = "DATA",
     seed: int = 0,
 ) -> Advice:
     """What to train with, from the labels and, if there are any, features or small images.
@@ -178,7 +178,7 @@ def advise(
             linear head is cross-validated, and noise is how often its surest half contradicts the
             labels. Embeddings (as ``LargeMarginClassifier`` recognises them) are taken as frozen.
         pretrained: whether the network to be trained is.
-        data: what stands after ``--data`` in the command that checks the advice.
+        data_name: what stands after ``--data`` in the command that checks the advice.
         seed: of the folds, and of the samples drawn from more than 5,000.
 
     Example:
@@ -188,10 +188,10 @@ def advise(
     noise = NoiseEstimate(None, "no features were given")
     if features is not None:
         noise = estimate_label_noise(features, labels, seed=seed)
-    return proposal(labels, noise, pretrained=pretrained, data=data)
+    return proposal(labels, noise, pretrained=pretrained, data_name=data_name)
 
 
-def proposal(labels: Any, noise: NoiseEstimate, *, pretrained: bool, data: str) -> Advice:
+def proposal(labels: Any, noise: NoiseEstimate, *, pretrained: bool, data_name: str) -> Advice:
     """:func:`advise` where label noise was estimated already."""
     counts = _counts(labels)
     facts = DataFacts(
@@ -209,7 +209,7 @@ def proposal(labels: Any, noise: NoiseEstimate, *, pretrained: bool, data: str) 
     rule = next(each for each in RULES if each.applies(facts))
     reason = rule.reason.format(**asdict(facts))
     if rule.preset is None:
-        softmax = ("no measured gain", (), "papers/benchmark/README.md", _compare(data, None))
+        softmax = ("no measured gain", (), "papers/benchmark/README.md", _compare(data_name, None))
         return Advice(facts, None, "cross_entropy", reason, *softmax)
     chosen = preset(rule.preset, class_counts=counts)
     against = chosen.contradictions(len(counts), _WIDE, counts)
@@ -221,7 +221,7 @@ def proposal(labels: Any, noise: NoiseEstimate, *, pretrained: bool, data: str) 
         evidence=chosen.evidence(),
         caveats=(*against, *chosen.doubts),
         source=chosen.source,
-        command=CHECKS.get(rule.preset) or _compare(data, chosen),
+        command=CHECKS.get(rule.preset) or _compare(data_name, chosen),
     )
 
 
@@ -235,7 +235,7 @@ CHECKS = {
 """Of proposals that largemargin compare does not train."""
 
 
-def _compare(data: str, chosen: Preset | None) -> str:
+def _compare(data_name: str, chosen: Preset | None) -> str:
     """The command that trains the proposal, or the usual candidates, beside softmax."""
     methods: list[Any] = ["label_smoothing", "cosface"]
     if chosen is not None and chosen.shown is not None:
@@ -248,7 +248,7 @@ def _compare(data: str, chosen: Preset | None) -> str:
     if chosen is not None and chosen.name == "fine_tuning":
         words += ["--model", "torchvision/resnet18", "--weights", "default"]
         words += ["--freeze_batch_norm", "true", "--lr", "0.001", "--head_lr", "0.1"]
-    return f"largemargin compare --data {data} {shlex.join(words)}"
+    return f"largemargin compare --data {data_name} {shlex.join(words)}"
 
 
 def _counts(labels: Any) -> list[int]:
