@@ -100,6 +100,31 @@ def test_a_changed_case_fails(folder, run, change):
     assert status == 1
 
 
+SPECIFIED = {
+    "ZHO-COSFACE": {"m": 0.35, "s": 64.0},
+    "ZHO-NORMFACE": {"s": 64.0},
+    "ZHO-LM": {"s": 64.0},
+    "ZHO-GM": {"s": 64.0},
+    "BAS-LDAM": {"max_m": 0.5, "s": 30.0},
+}
+
+
+@pytest.mark.parametrize("item", SPECIFIED)
+def test_a_param_left_out_is_that_of_the_specification(tmp_path, run, item):
+    """The losses' own defaults are others."""
+    left_out = []
+
+    def shorten(content):
+        for case in content["cases"]:
+            if SPECIFIED[item].items() <= case["params"].items():
+                left_out.append([case["params"].pop(name) for name in SPECIFIED[item]])
+
+    edit(tmp_path, item, shorten)
+    status, lines, _ = run(tmp_path)
+    assert left_out
+    assert status == 0, lines
+
+
 def test_an_unknown_item_fails(folder, run):
     edit(folder, "KOB-11", lambda content: content.update(item="KOB-12"))
     status, lines, _ = run(folder)

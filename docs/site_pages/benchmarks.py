@@ -19,6 +19,8 @@ ABOUT = {
     "training_speed_cuda": "The same on a GPU: ResNet-18 for 32 × 32 images, bfloat16.",
     "input_curvature_cpu": "Input-loss curvature next to forward and backward passes, on a CPU.",
     "input_curvature_cuda": "The same on a GPU, 10,000 images.",
+    "loss_defaults": "Accuracies of small networks with the settings of face recognition and with "
+    "scales that follow the number of classes, a number for each seed.",
     "discriminative_stability": "What makes the published discriminative loss diverge, on digits: "
     "see [the discriminative loss at ordinary learning rates](how-to/discriminative.md).",
     "discriminative_stability_cifar10": "The same on CIFAR-10.",

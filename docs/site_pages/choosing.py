@@ -126,7 +126,7 @@ def rows() -> list[Advice]:
             "Small, balanced, clean data",
             ("kobayashi", "cosface"),
             "a tuned softmax is hard to beat here: margins get wider, accuracy stays; Kobayashi's "
-            'term keeps the head as it is, cosine losses need `scale="auto"`',
+            "term keeps the head as it is, losses on cosines replace it",
             ("kobayashi/table1", "kobayashi/table4", "ltlm/table1"),
         ),
         Advice(

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from largemargin.app.config import RunConfig as RunConfig
     from largemargin.app.predict import predict as predict
     from largemargin.app.report.write import report as report
+    from largemargin.app.training.advice import Advice as Advice
+    from largemargin.app.training.advice import advise as advise
     from largemargin.app.training.engine import train as train
     from largemargin.app.training.presets import Preset as Preset
     from largemargin.app.training.presets import preset as preset
@@ -109,6 +111,8 @@ _MODULES = {
     "schedules": "losses.base.schedules",
 }
 _HOMES = {
+    "Advice": "app.training.advice",
+    "advise": "app.training.advice",
     "attach": "dropin.attach",
     "best_packing": "heads.packing",
     "CentroidBank": "heads.centroid_bank",

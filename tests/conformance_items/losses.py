@@ -13,6 +13,22 @@ import largemargin.functional as LF
 from .case import CannotRun, Case, Item, Outputs, batch_mean
 
 OPTIONS = {"label_smoothing": "label_smoothing", "reduction": "reduction"}
+SPECIFIED: dict[type[lm.Loss], dict[str, Any]] = {
+    lm.NormFace: {"scale": 64.0},
+    lm.CosFace: {"margin": 0.35, "scale": 64.0},
+    lm.ArcFace: {"margin": 0.5, "scale": 64.0},
+    lm.SphereFace: {"margin": 4, "scale": None, "annealing": 0.0},
+    lm.LSoftmax: {"margin": 4, "annealing": 0.0},
+    lm.UnifiedMargin: {"scale": 64.0},
+    lm.GMSoftmax: {"scale": 64.0},
+    lm.LMSoftmax: {"scale": 64.0},
+    lm.LDAM: {"max_margin": 0.5, "scale": 30.0},
+    lm.AdaFace: {"margin": 0.4, "scale": 64.0},
+    lm.MagFace: {"min_margin": 0.45, "max_margin": 0.8, "scale": 64.0},
+    lm.ElasticFace: {"margin": 0.5, "scale": 64.0},
+    lm.CurricularFace: {"margin": 0.5, "scale": 64.0},
+}
+"""What holds where a case leaves a param out; a loss's own defaults are those of a classifier."""
 
 
 class LossItem(NamedTuple):
@@ -50,7 +66,12 @@ class LossItem(NamedTuple):
         tensors = {ours: self.tensor(case, name) for name, ours in self.tensors.items()}
         given = {ours: tensor for ours, tensor in tensors.items() if tensor is not None}
         impl = "auto" if way == "logits" else way
-        return {"impl": impl, **case.options(self.params), **given}
+        return {
+            **SPECIFIED.get(self.module, {}),
+            "impl": impl,
+            **case.options(self.params),
+            **given,
+        }
 
     def tensor(self, case: Case, name: str) -> Tensor | None:
         """An input or param of numbers; a single one holds for all samples."""
@@ -200,8 +221,10 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 def ldam(case: Case, way: str) -> Outputs:
     counts, weight = case.need("counts"), case.get("weight")
-    margins, beta = case.options({"max_m": "max_margin"}), case.options({"beta": "beta"})
-    scale, weighted = case.options({"s": "scale"}), case.param("weighted", weight is not None)
+    specified, beta = SPECIFIED[lm.LDAM], case.options({"beta": "beta"})
+    margins = {"max_margin": case.param("max_m", specified["max_margin"])}
+    scale = {"scale": case.param("s", specified["scale"])}
+    weighted = case.param("weighted", weight is not None)
     batch = [case.get(name) for name in ("q", "W", "y")]
 
     def value() -> Tensor:
@@ -235,7 +258,7 @@ def counted(module: type[lm.Loss], function: Callable[..., Tensor], case: Case) 
 def prior(case: Case, way: str) -> Outputs:
     batch = [case.need(name) for name in ("q", "W", "y")]
     settings = {"prior": case.need("counts"), "ignore_index": None, "impl": way}
-    settings |= case.options(MARGIN_SCALE)
+    settings |= SPECIFIED[lm.CosFace] | case.options(MARGIN_SCALE)
     case.scale = settings["scale"]
 
     def values(reduction: str) -> Tensor:
@@ -324,7 +347,7 @@ def adaface(case: Case, way: str) -> Outputs:
 
 
 def curricular(case: Case, way: str) -> Outputs:
-    case.scale = case.param("s", lm.CurricularFace().scale)
+    case.scale = case.param("s", SPECIFIED[lm.CurricularFace]["scale"])
     if not case.has("rate"):
         per_sample = function_of(CURRICULAR, case, way, {"progress": case.param("t", 0.0)})
         return {"value": lambda: batch_mean(per_sample["per_sample"]()), **per_sample}
@@ -337,7 +360,7 @@ def curricular(case: Case, way: str) -> Outputs:
 
 
 def elastic(case: Case, way: str) -> Outputs:
-    case.scale = case.param("s", lm.ElasticFace().scale)
+    case.scale = case.param("s", SPECIFIED[lm.ElasticFace]["scale"])
     per_sample = function_of(ELASTIC, case, way, {})
     return {"value": lambda: batch_mean(per_sample["per_sample"]()), **per_sample}
 

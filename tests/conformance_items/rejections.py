@@ -11,7 +11,17 @@ from largemargin import geometry
 
 from .case import CannotRun, Case, Item, Outputs
 from .centroids import BANK, CENTER, CENTROID_MARGIN, COMPACTNESS, DISCRIMINATIVE, ROBUST
-from .losses import BIASED, DIVERGENCE, HINGE, LOGITS, LOSSES, OPTIONS, SOFTPLUS, LossItem
+from .losses import (
+    BIASED,
+    DIVERGENCE,
+    HINGE,
+    LOGITS,
+    LOSSES,
+    OPTIONS,
+    SOFTPLUS,
+    SPECIFIED,
+    LossItem,
+)
 from .measures import DISTRIBUTION
 from .networks import LAYERS
 
@@ -84,7 +94,8 @@ def loss_target(*losses: LossItem) -> Target:
     def add(loss: LossItem, way: str) -> None:
         def call(batch: Batch, hyper: dict[str, Any]) -> Any:
             impl = "auto" if way == "logits" else way
-            options = {"ignore_index": None, "impl": impl, **hyper, **batch.options}
+            specified = SPECIFIED.get(loss.module, {})
+            options = {**specified, "ignore_index": None, "impl": impl, **hyper, **batch.options}
             data = (batch.f,) if way == "logits" else (batch.q, batch.W)
             return loss.module(**options).to(batch.dtype)(*data, batch.y, **batch.at_call)
 
@@ -130,7 +141,8 @@ def centroid_margin_terms(batch: Batch, hyper: dict[str, Any]) -> Any:
 
 def ldam(batch: Batch, hyper: dict[str, Any]) -> Any:
     counts = hyper.pop("class_counts", [10] * batch.classes)
-    loss = lm.LDAM(counts, ignore_index=None, **hyper, **batch.options).to(batch.dtype)
+    options = {**SPECIFIED[lm.LDAM], "ignore_index": None, **hyper, **batch.options}
+    loss = lm.LDAM(counts, **options).to(batch.dtype)
     return loss(batch.q, torch.ones(len(counts), batch.dim, dtype=batch.dtype), batch.y)
 
 

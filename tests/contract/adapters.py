@@ -27,8 +27,7 @@ def of_logits(name):
 def of_features(name):
     def oracle(a, labels, class_counts=None, **hyper):
         if class_counts is not None:
-            default = {"cosface": 0.35, "arcface": 0.5}[name]
-            largest = hyper.pop("margin", default)
+            largest = hyper["margin"]
             hyper["margin"] = cosine_family.ldam_margins(class_counts, max_margin=largest)
         return FEATURE_ORACLES[name](a.features, a.prototypes, labels, **hyper)
 

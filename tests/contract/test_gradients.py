@@ -240,6 +240,7 @@ def test_detached_arcface_passes_the_gradient_of_the_cosine(mode):
     def value(a):
         return cosine_family.arcface(
             *(a.features, a.prototypes, a.labels),
+            margin=0.4,
             scale=6.0,
             mode=mode,
             gradient="detached",
@@ -247,7 +248,7 @@ def test_detached_arcface_passes_the_gradient_of_the_cosine(mode):
             frozen_prototypes=start.prototypes,
         ).mean()
 
-    hyper = {"scale": 6.0, "mode": mode, "gradient": "detached"}
+    hyper = {"margin": 0.4, "scale": 6.0, "mode": mode, "gradient": "detached"}
     assert_gradients(build("arcface", problem, hyper), problem, value)
 
 

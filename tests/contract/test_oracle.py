@@ -18,6 +18,7 @@ from contract.zoo import (
     OF_SAMPLES,
     ZOO,
     build,
+    for_oracle,
     oracle_of,
     settings_of,
     supporting,
@@ -259,6 +260,7 @@ def test_pure_function_of_samples(name):
     for targets in (problem.labels, problem.soft)[: 1 + (name != "center_loss")]:
         inputs = (problem.features, problem.prototypes, targets)
         plain = {key: value.numpy() for key, value in form.items()}
+        plain |= for_oracle(name, {}, SMALL) if name in LOSSES else {}
         want = ORACLES[name](*(x.numpy() for x in inputs), **plain)
         assert_close(getattr(LF, name)(*inputs, **form), want, TOLERANCE, name)
 

@@ -113,7 +113,7 @@ def test_a_model_predicts_without_it():
     for objective in (
         lm.LogitAdjustment(COUNTS),
         lm.VSLoss(COUNTS),
-        lm.CosFace(scale=8.0, prior=COUNTS) + 0.5 * lm.ZeroCentroid(),
+        lm.CosFace(margin=0.35, scale=8.0, prior=COUNTS) + 0.5 * lm.ZeroCentroid(),
     ):
         plain, adjusted = (torch.nn.Linear(3, 4, bias=False) for _ in range(2))
         adjusted.load_state_dict(plain.state_dict())

@@ -30,7 +30,7 @@ def kept_of(problem, ignored):
 @pytest.mark.parametrize("ignored", [False, True])
 def test_norms_of_adaface(ignored):
     start = {"norm_mean": 3.0, "norm_std": 0.7}
-    loss = lm.AdaFace(rate=0.3, scale=6.0, **start).double()
+    loss = lm.AdaFace(margin=0.4, rate=0.3, scale=6.0, **start).double()
     batches = []
     for problem in BATCHES:
         labels, *given = kept_of(problem, ignored)
@@ -111,7 +111,7 @@ def test_a_batch_that_is_not_finite_is_forgotten(loss):
 
 def test_the_norm_is_a_constant_of_adaface_gradient():
     problem = random_problem(SIZES, seed=182)
-    hyper = {"scale": 6.0, "norm_mean": 2.0, "norm_std": 0.5}
+    hyper = {"margin": 0.4, "scale": 6.0, "norm_mean": 2.0, "norm_std": 0.5}
     a = problem.arrays()
 
     def value(features, frozen):
@@ -178,7 +178,7 @@ def test_magface_pulls_and_pushes_the_norm():
     near = torch.tensor([[50.0, 0.1, 0.0]], dtype=torch.float64, requires_grad=True)
     far = torch.tensor([[35.0, 36.0, 1.0]], dtype=torch.float64, requires_grad=True)
     for features, sign in ((near, -1), (far, 1)):
-        lm.MagFace()(features, W, torch.tensor([0])).backward()
+        lm.MagFace(scale=64.0)(features, W, torch.tensor([0])).backward()
         assert sign * (features.grad * features).sum() > 0
 
 

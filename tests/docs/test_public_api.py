@@ -41,7 +41,7 @@ def test_names_that_are_imported_later_are_offered_too() -> None:
 def test_signatures_are_read_from_the_source() -> None:
     lines = make_public_api.FILE.read_text(encoding="utf-8").splitlines()
     cosface = next(line for line in lines if line.startswith("def cosface("))
-    assert "*, margin: float | Tensor = 0.35, scale: Scale = 64.0, **how" in cosface
+    assert "*, margin: float | Tensor = 0.2, scale: Scale = 'auto', **how" in cosface
     assert "class CosFace(Loss)" in lines
 
 

@@ -110,7 +110,7 @@ def test_similarity_may_be_chosen() -> None:
         lm.attach(Mlp(), two)
     model = Mlp()
     lm.attach(model, two, similarity="cosine")
-    assert (model.fc.similarity, model.fc.scale) == ("cosine", two.terms["a"].scale)
+    assert (model.fc.similarity, model.fc.scale) == ("cosine", two.terms["a"].scale_for(C))
     with pytest.raises(lm.LargeMarginError, match="similarity"):
         lm.attach(Mlp(), lm.CrossEntropy(), similarity="cos")
 

@@ -1,5 +1,6 @@
 """``scale="auto"``: the simplex optimum of a loss has p_y = 0.9; functions, modules, heads."""
 
+import inspect
 import math
 
 import pytest
@@ -122,10 +123,27 @@ def test_soft_targets_and_gradients() -> None:
 def test_repr_keeps_auto_and_rebuilds(name: str) -> None:
     kind, options, _ = LOSSES[name]
     loss = kind(**options, scale="auto")
-    assert "scale='auto'" in repr(loss)
+    assert loss.scale == "auto"
     again = eval(repr(loss), vars(lm) | {"torch": torch})
     assert repr(again) == repr(loss)
     assert again.scale_for(10) == loss.scale_for(10)
+    assert "scale=7.5" in repr(kind(**options, scale=7.5))
+
+
+@pytest.mark.parametrize("kind", sorted({*lm.LOSSES.values()}, key=lambda kind: kind.key))
+def test_the_default_scale_of_a_loss_on_cosines_is_auto(kind: type[lm.Loss]) -> None:
+    taken = inspect.signature(kind.__init__).parameters
+    if kind.head_similarity == "cosine" and "scale" in taken:
+        assert taken["scale"].default == "auto"
+        of_function = inspect.signature(getattr(functional, kind.key, kind)).parameters
+        assert [
+            of_function[name].default for name in ("scale", "margin") if name in of_function
+        ] == [taken[name].default for name in ("scale", "margin") if name in taken]
+
+
+def test_the_default_margins_are_those_of_a_classifier() -> None:
+    assert (lm.CosFace().margin, lm.ArcFace().margin, lm.AdaFace().margin) == (0.2, 0.3, 0.2)
+    assert lm.CosFace().scale_for(10) == pytest.approx(oracle(10, 0.8), rel=1e-9)
 
 
 def test_a_margin_without_an_answer_is_refused() -> None:

@@ -213,7 +213,9 @@ class TestRefusals:
         assert "radians" in self.refused(lm.UnifiedMargin(), Ramp("m2", 28.6, 0.0, steps=5))
 
     def test_numbers_out_of_range(self) -> None:
-        assert "start (normface.scale)" in self.refused(lm.NormFace(), Ramp("scale", 0.0, steps=5))
+        assert "start (normface.scale)" in self.refused(
+            lm.NormFace(scale=64.0), Ramp("scale", 0.0, steps=5)
+        )
         assert "> 0" in self.refused(lm.NormFace(), Ramp("scale", 1.0, -2.0, steps=5))
         assert "> 0" in self.refused(lm.UnifiedMargin(), Ramp("m1", 0.0, steps=5))
         assert ">= 0" in self.refused(lm.Kobayashi(), Ramp("strength", -0.1, steps=5))

@@ -138,7 +138,7 @@ def test_the_checkpoint_knows_better_than_the_script() -> None:
     assert loss.margin == old.criterion.objective.terms["cosface"].margin
     for _ in range(20):
         criterion.step()
-    assert loss.margin == 0.35
+    assert loss.margin == 0.2
 
 
 def test_copies_go_their_own_way() -> None:
@@ -146,10 +146,10 @@ def test_copies_go_their_own_way() -> None:
     run.train(0, 3)
     model, criterion = copy.deepcopy((run.model, run.criterion))
     run.train(3, 6)
-    assert criterion.objective.terms["cosface"].margin == pytest.approx(0.35 * 3 / 9)
+    assert criterion.objective.terms["cosface"].margin == pytest.approx(0.2 * 3 / 9)
     criterion(model(torch.randn(2, 6)), torch.tensor([0, 1]))
-    assert criterion.objective.terms["cosface"].margin == pytest.approx(0.35 * 4 / 9)
-    assert run.criterion.objective.terms["cosface"].margin == pytest.approx(0.35 * 6 / 9)
+    assert criterion.objective.terms["cosface"].margin == pytest.approx(0.2 * 4 / 9)
+    assert run.criterion.objective.terms["cosface"].margin == pytest.approx(0.2 * 6 / 9)
 
 
 def test_the_head_predicts_at_the_scale_of_the_step() -> None:

@@ -125,10 +125,53 @@ def test_probabilities_are_the_softmax_of_the_head() -> None:
     assert (head.similarity, head.scale) == ("cosine", 7.0)
     features = torch.from_numpy(model.transform(X))
     cosines = nn.functional.normalize(features) @ nn.functional.normalize(head.weight).t()
-    expected = (7.0 * cosines).softmax(1).detach().numpy()
+    assert model.temperature_ != 1
+    expected = (7.0 * cosines / model.temperature_).softmax(1).detach().numpy()
     np.testing.assert_allclose(model.predict_proba(X), expected, rtol=1e-9)
     np.testing.assert_allclose(np.exp(model.predict_log_proba(X)), expected, rtol=1e-9)
     np.testing.assert_allclose(model.decision_function(X), 7.0 * cosines.detach(), rtol=1e-9)
+
+
+def log_loss_of(model: Any, X: Any, y: Any) -> float:
+    return float(-model.predict_log_proba(X)[np.arange(len(y)), y].mean())
+
+
+@pytest.mark.parametrize("settings", [{}, {"early_stopping": True, "validation_fraction": 0.3}])
+def test_probabilities_get_a_temperature_from_samples_held_out(settings: dict[str, Any]) -> None:
+    X, X_test, y, y_test = split(load_digits)
+    X, y = X[:400], y[:400]
+    plain = quick("lm_softmax", calibrate=False, **settings).fit(X, y)
+    model = quick("lm_softmax", **settings).fit(X, y)
+    assert plain.temperature_ == 1
+    assert model.temperature_ < 0.9  # of scales that are small for training
+    logits = model.decision_function(X_test)
+    np.testing.assert_array_equal(logits, plain.decision_function(X_test))  # the same network
+    assert model.history_ == plain.history_
+    assert log_loss_of(model, X_test, y_test) < log_loss_of(plain, X_test, y_test) - 0.03
+
+
+def test_where_there_is_no_temperature() -> None:
+    X, _, y, _ = split(load_digits)
+    assert quick(epochs=2).fit(X[:90], y[:90]).temperature_ == 1  # too few to tell
+    assert quick(epochs=2, early_stopping=True).fit(X[:400], y[:400]).temperature_ == 1
+    assert quick("cross_entropy", epochs=2).fit(X[:400], y[:400]).temperature_ == 1
+    assert quick("cross_entropy", epochs=2, calibrate=True).fit(X[:90], y[:90]).temperature_ != 1
+    own = quick(epochs=2, backbone=lambda shape: nn.Linear(shape[0], 8)).fit(X[:400], y[:400])
+    assert own.temperature_ == 1  # which may take long to train
+    apart = np.repeat(np.eye(2) * 50, 100, axis=0) + np.arange(200)[:, None] / 200
+    model = quick().fit(apart, np.repeat([0, 1], 100))
+    assert model.temperature_ == 1  # nothing is wrong: the surest would be the best
+    with pytest.raises(lm.LargeMarginError, match="calibrate"):
+        quick(calibrate="always").fit(X[:90], y[:90])
+
+
+def test_a_temperature_is_of_the_last_whole_fit() -> None:
+    X, _, y, _ = split(load_digits)
+    model = quick(epochs=3, warm_start=True).fit(X[:400], y[:400])
+    first = model.temperature_
+    assert first != 1
+    assert model.fit(X[:400], y[:400]).temperature_ == first
+    assert quick(epochs=3).partial_fit(X[:400], y[:400]).temperature_ == 1
 
 
 def test_the_same_random_state_gives_the_same_bits_and_leaves_the_generators_alone() -> None:
@@ -237,11 +280,11 @@ def test_losses_without_sample_weights_say_so() -> None:
     quick("discriminative", epochs=1).fit(X, y, sample_weight=np.full(len(y), 2.0))
 
 
-def test_losses_by_name_have_the_scale_of_their_classes() -> None:
+@pytest.mark.parametrize("objective", ["cosface", lm.CosFace])
+def test_losses_on_cosines_have_the_scale_of_their_classes(objective: Any) -> None:
     X, y = load_iris(return_X_y=True)
-    scale = quick("cosface", epochs=1).fit(X, y).criterion_.head.scale
-    assert scale == pytest.approx(np.log(2 * 9) / (1 - 0.35 + 1 / 2))
-    assert quick(lm.CosFace, epochs=1).fit(X, y).criterion_.head.scale == 64.0
+    scale = quick(objective, epochs=1).fit(X, y).criterion_.head.scale
+    assert scale == pytest.approx(np.log(2 * 9) / (1 - 0.2 + 1 / 2))
 
 
 @pytest.mark.parametrize(("decay", "last"), [("cosine", 0.0), ("constant", 0.003)])

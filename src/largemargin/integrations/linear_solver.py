@@ -417,6 +417,11 @@ class Search:
         rivals = self.held_out.scatter(1, index, -math.inf).amax(1)
         return self.held_out.gather(1, index)[:, 0] - rivals
 
+    def gaps(self) -> Tensor:
+        """(N,): the largest logit less the second, of samples held out."""
+        first, second = self.held_out.topk(2, dim=1).values.unbind(1)
+        return first - second
+
     def typical(self, features: Any) -> tuple[tuple[float, float], Tensor | None]:
         """Spreads of the largest logit and of cosines with class means, and the means' directions.
 

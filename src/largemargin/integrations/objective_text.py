@@ -42,8 +42,7 @@ def objective_for(
     Modules are copied, so that a fit leaves the given one as it was. Names and classes are built
     when the number of classes C and the feature dimension are known: ``num_classes`` and ``dim``
     are filled in, ``class_counts="auto"`` (and LDAM without counts) gets ``class_counts``. By name,
-    alone or in a sum as ``"cosface + 0.5*sample_margin"``, a loss on cosines has ``scale="auto"``
-    instead of the 64 of face recognition, and penalties come with a cross entropy.
+    alone or in a sum as ``"cosface + 0.5*sample_margin"``, penalties come with a cross entropy.
     """
     settings = dict(params or {})
     if isinstance(given, str):
@@ -177,10 +176,8 @@ def sum_builder(
     def build(num_classes: int, dim: int) -> Objective:
         built: dict[str, Any] = {}
         for term in terms:
-            kind, settings = loss_named(term.name), term.settings
-            if kind.head_similarity == "cosine" and "scale" in arguments_of(kind):
-                settings = {"scale": "auto", **settings}
-            loss = build_loss(kind, settings, num_classes, dim, class_counts)
+            kind = loss_named(term.name)
+            loss = build_loss(kind, term.settings, num_classes, dim, class_counts)
             built[kind.term] = loss if term.weight == 1.0 else term.weight * loss
         return Objective(**built)
 

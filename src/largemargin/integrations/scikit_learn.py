@@ -4,6 +4,7 @@ First the estimator, then what it trains and how: inputs, network, samples, opti
 """
 
 import math
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,8 +21,19 @@ from torch.nn.functional import normalize
 
 from largemargin.dropin.attach import attach
 from largemargin.dropin.criterion import Criterion
-from largemargin.errors import LargeMarginError, MissingPackage, check_choice, check_number
-from largemargin.integrations.linear_solver import Search, assign_folds, squared_lengths
+from largemargin.errors import (
+    LargeMarginError,
+    MarginWarning,
+    MissingPackage,
+    check_choice,
+    check_number,
+)
+from largemargin.integrations.linear_solver import (
+    Search,
+    assign_folds,
+    calibrated,
+    squared_lengths,
+)
 from largemargin.integrations.objective_text import objective_for
 
 try:
@@ -54,6 +66,13 @@ PREDICTED = 1024
 """Samples that go through the network at a time when nothing is trained."""
 
 
+CHEAP = 2000
+"""Samples up to which networks are trained again for a temperature."""
+
+TOLD = 100
+"""Held-out samples that are enough for one; of fewer it is a guess."""
+
+
 def _searched(model: "LargeMarginClassifier") -> bool:
     """Whether ``fit`` has searched for a linear head."""
     return hasattr(model, "_spreads")
@@ -78,8 +97,8 @@ class LargeMarginClassifier(
             ``objective_params``), a name of ``lm.LOSSES``, a sum such as
             "cosface + 0.5*sample_margin", a loss or its class, an ``lm.Objective``, an
             ``lm.preset`` (class counts are those of y) or another function ``(num_classes, dim)``.
-            Modules are copied for each fit. By name, losses on cosines have ``scale="auto"``, and
-            penalties a cross entropy. Losses on inputs measure in standard deviations.
+            Modules are copied for each fit. By name, penalties come with a cross entropy. Losses on
+            inputs measure in standard deviations.
         objective_params: settings of the objective, which replace those that a loss was made with.
             Settings can also be reached as ``objective__margin``, for example in a grid search;
             those of one of several terms as ``objective__cosface__margin``.
@@ -117,6 +136,11 @@ class LargeMarginClassifier(
         class_weight: None, "balanced" or a dict of class labels; multiplies sample weights.
         early_stopping: hold out ``validation_fraction`` of the samples, stop when the loss on them
             has not improved for ``patience`` epochs, and restore the best epoch.
+        calibrate: divide the logits by a temperature in ``predict_proba``, fitted to samples held
+            out. "auto" takes those of ``early_stopping`` if they are 100 or more; without it, for
+            losses on cosines and 100 to 2,000 samples, networks trained without a part of them
+            (as many of ``folds`` as hold out 100 samples). True does so always, False never. A
+            linear head that is searched for has its temperature from its folds, in any case.
         warm_start: ``fit`` continues from the last fit, with the same classes.
         device: "auto" (a CUDA device where there is one) or a torch device.
         dtype: "float32", "float64", or "auto": float64 where scikit-learn would compute in it
@@ -132,9 +156,11 @@ class LargeMarginClassifier(
         history_: lists over epochs: "loss", "terms.<name>", "valid_loss", "valid_accuracy"; or over
             what a search tried: "preparation", "penalty", "valid_loss", "valid_accuracy".
         n_iter_: epochs run, or iterations of the search.
+        temperature_: what ``predict_proba`` divides logits by; 1 where none was fitted.
         held_out_margins_: (N,) after a search: the label's logit less its largest rival's, by heads
             that were trained without the sample. Far below 0, the label may be wrong. NaN for the
             only sample of a class; samples of weight 0 are left out.
+        held_out_gaps_: (N,) likewise: the largest logit less the second, whatever the label is.
 
     Example:
         >>> X = np.random.default_rng(0).normal(size=(60, 5))
@@ -149,7 +175,9 @@ class LargeMarginClassifier(
     criterion_: Criterion
     history_: dict[str, list[float]]
     n_iter_: int
+    temperature_: float
     held_out_margins_: Array
+    held_out_gaps_: Array
     n_features_in_: int
     _fitting: "Fitting"
     _shape: tuple[int, ...]
@@ -178,6 +206,7 @@ class LargeMarginClassifier(
         early_stopping: bool = False,
         validation_fraction: float = 0.1,
         patience: int = 10,
+        calibrate: bool | str = "auto",
         warm_start: bool = False,
         device: str = "auto",
         dtype: str = "auto",
@@ -205,6 +234,7 @@ class LargeMarginClassifier(
         self.early_stopping = early_stopping
         self.validation_fraction = validation_fraction
         self.patience = patience
+        self.calibrate = calibrate
         self.warm_start = warm_start
         self.device = device
         self.dtype = dtype
@@ -214,6 +244,8 @@ class LargeMarginClassifier(
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on samples X and labels y; ``sample_weight`` (N,) where the objective has it."""
         check_number("epochs", self.epochs, at_least=1)
+        if not isinstance(self.calibrate, bool):
+            check_choice("calibrate", self.calibrate, ("auto",))
         resumed = bool(self.warm_start) and hasattr(self, "model_")
         samples, seed = self._read(X, y, sample_weight, resumed)
         if self._searches():
@@ -224,6 +256,8 @@ class LargeMarginClassifier(
         with own_random_numbers(seed, samples.device):
             self._begin(samples, resumed)
             self.n_iter_ = self._run_epochs(samples, valid, self.epochs, self.decay)
+        if self.calibrate and not (resumed and valid is None):
+            self._fit_temperature(samples, valid, seed)
         return self
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
@@ -257,12 +291,12 @@ class LargeMarginClassifier(
         return labels
 
     def predict_proba(self, X: Any) -> Array:
-        """Softmax of the head's logits with its scale, (N, C) in the order of ``classes_``."""
-        return torch.from_numpy(self._run(X)).softmax(dim=1).numpy()
+        """Softmax of the logits over ``temperature_``, (N, C) in the order of ``classes_``."""
+        return torch.from_numpy(self._run(X) / self.temperature_).softmax(dim=1).numpy()
 
     def predict_log_proba(self, X: Any) -> Array:
         """Logarithm of :meth:`predict_proba`."""
-        return torch.from_numpy(self._run(X)).log_softmax(dim=1).numpy()
+        return torch.from_numpy(self._run(X) / self.temperature_).log_softmax(dim=1).numpy()
 
     def transform(self, X: Any) -> Array:
         """Features before the head, (N, dim)."""
@@ -385,6 +419,7 @@ class LargeMarginClassifier(
         self.history_ = history
         self.n_iter_ = sum(each.iterations for each, _, _ in tried)
         self.held_out_margins_ = best.margins().cpu().numpy()
+        self.held_out_gaps_ = best.gaps().cpu().numpy()
         self._spreads, self._directions = best.typical(features)
         return self
 
@@ -416,6 +451,8 @@ class LargeMarginClassifier(
                 self._fitting.set_rate(self.lr)
             return
         network = self._network(samples, first)
+        if self._linear and hasattr(self.objective, "warn_frozen"):  # a preset
+            self.objective.warn_frozen()
         counts = torch.bincount(samples.labels, minlength=len(self.classes_)).tolist()
         criterion = attach(
             network.classifier,
@@ -431,6 +468,7 @@ class LargeMarginClassifier(
             network, criterion, optimizer, noise=self.noise, decay=self.weight_decay
         )
         self.model_, self.criterion_, self.history_ = network, criterion, {}
+        self.temperature_ = 1.0
 
     def _network(self, samples: "TensorSamples", first: nn.Module | None) -> "EstimatorNetwork":
         """A network for the samples; a given module is copied, not used up.
@@ -493,6 +531,53 @@ class LargeMarginClassifier(
             self._fitting.restore(best_state)
         self.model_.eval()
         return epoch
+
+    def _fit_temperature(
+        self, samples: "TensorSamples", valid: "TensorSamples | None", seed: int
+    ) -> None:
+        """The temperature with the least log-loss on samples that were not trained on."""
+        always = self.calibrate is True
+        if valid is not None:
+            enough = always or _count(valid) >= TOLD
+            told = [(self._fitting.logits(valid), valid)] if enough else []
+        else:
+            told = [*self._left_out(samples, seed)] if always or self._is_cheap(samples) else []
+        if not told:
+            return
+        logits = torch.cat([each for each, _ in told])
+        labels = torch.cat([each.labels for _, each in told])
+        weights = torch.cat([each.all_weights() for _, each in told])
+        if bool((logits.argmax(1) != labels).any()):  # otherwise the surest would be the best
+            self.temperature_ = 1 / calibrated(logits, labels, weights)[0]
+
+    def _is_cheap(self, samples: "TensorSamples") -> bool:
+        """Whether probabilities suffer, and training again takes seconds."""
+        on_cosines = self.criterion_.head.similarity != "dot"
+        few = _count(samples) >= TOLD and max(len(samples), _count(samples)) <= CHEAP
+        return on_cosines and self.backbone is None and few
+
+    def _left_out(
+        self, samples: "TensorSamples", seed: int
+    ) -> Iterator[tuple[Tensor, "TensorSamples"]]:
+        """Logits of samples by networks that were trained without them."""
+        inputs = samples.inputs
+        rows = inputs.matrix if isinstance(inputs, SparseRows) else inputs.flatten(1)
+        fold = self._folds(rows, samples.labels, seed)
+        kept = self._fitting, self.model_, self.criterion_, self.history_
+        count = 0.0
+        for number in range(int(fold.max()) + 1):
+            if count >= TOLD:
+                break
+            held = samples.subset((fold == number).nonzero()[:, 0])
+            part = samples.subset((fold != number).nonzero()[:, 0])
+            with own_random_numbers(seed, samples.device), warnings.catch_warnings():
+                warnings.simplefilter("ignore", MarginWarning)  # said of the first network
+                self._begin(part, False)
+                self._run_epochs(part, None, self.epochs, self.decay)
+                logits = self._fitting.logits(held)
+            self._fitting, self.model_, self.criterion_, self.history_ = kept
+            count += _count(held)
+            yield logits, held
 
     def _hold_out(
         self, samples: "TensorSamples", seed: int
@@ -870,6 +955,11 @@ class TensorSamples:
         return iter(order.tensor_split(count))
 
 
+def _count(samples: TensorSamples) -> float:
+    """How many samples there are; two of weight 1 are one of weight 2."""
+    return float(samples.all_weights().sum())
+
+
 def choose_device(given: Any) -> torch.device:
     """ "auto" is the current CUDA device where there is one, otherwise the CPU."""
     if isinstance(given, str) and given == "auto":
@@ -1027,6 +1117,13 @@ class Fitting:
                 seen.add({"loss": loss, "accuracy": accuracy}, float(counts.sum()))
         found = seen.read()
         return found["loss"], found["accuracy"]
+
+    def logits(self, samples: TensorSamples) -> Tensor:
+        """Of samples that are not trained on, (N, C) on the CPU."""
+        self.network.eval()
+        with torch.no_grad():
+            parts = samples.batches(PREDICTED, shuffle=False)
+            return torch.cat([self.network(samples.take(index)[0]).cpu() for index in parts])
 
     def state(self) -> dict[str, Any]:
         return deepcopy(

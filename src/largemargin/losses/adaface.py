@@ -37,9 +37,10 @@ class AdaFace(Loss):
     gradient, as in the paper: training does not move it. Needs features that are not normalised.
 
     Args:
-        margin: m in [0, pi), a number or one per class (C,); default 0.4 (paper).
+        margin: m in [0, pi), a number or one per class (C,). Default 0.2, for ordinary classifiers
+            (benchmarks/loss_defaults.py): the best quality costs 2 m. The paper has 0.4.
         concentration: h > 0, default 0.333: about two thirds of the qualities lie within 1/3.
-        scale: s > 0, default 64 (authors' code). "auto": :func:`auto_scale`.
+        scale: s > 0, or "auto" (default): :func:`auto_scale`. Face recognition: 64 (authors' code).
         rate: weight of a batch in mu and sigma, default 0.01 (paper; the public scripts too).
         norm_mean, norm_std: mu and sigma before the first batch, defaults 20 and 100 (authors'
             code). So wide a start means average quality for all until some hundred batches are in.
@@ -76,9 +77,9 @@ class AdaFace(Loss):
     def __init__(
         self,
         *,
-        margin: float | Tensor | Sequence[float] = 0.4,
+        margin: float | Tensor | Sequence[float] = 0.2,
         concentration: float = 0.333,
-        scale: Scale = 64.0,
+        scale: Scale = "auto",
         rate: float = 0.01,
         norm_mean: float = 20.0,
         norm_std: float = 100.0,
@@ -134,9 +135,9 @@ def adaface(
     prototypes: Prototypes,
     labels: Labels,
     *,
-    margin: float | Tensor = 0.4,
+    margin: float | Tensor = 0.2,
     concentration: float = 0.333,
-    scale: Scale = 64.0,
+    scale: Scale = "auto",
     norm_mean: float | Tensor = 20.0,
     norm_std: float | Tensor = 100.0,
     **how: Unpack[ComputeOptions],

@@ -54,9 +54,10 @@ class ArcFace(Loss):
     :class:`UnifiedMargin` with m2 = m is continuous and monotone.
 
     Args:
-        margin: m in radians in [0, pi), a number or one per class (C,). Default 0.5 (original);
-            LTLM's tables use 0.1 by the public script. 28.6 degrees is 0.5.
-        scale: s > 0, default 64 (original). "auto": :func:`auto_scale`.
+        margin: m in radians in [0, pi), a number or one per class (C,). Default 0.3, for ordinary
+            classifiers (benchmarks/loss_defaults.py). The original, for tens of thousands of faces,
+            has 0.5, which is 28.6 degrees; LTLM's tables use 0.1 by the public script.
+        scale: s > 0, or "auto" (default): :func:`auto_scale`. Face recognition: 64 (original).
         mode: "hard" (default), "easy" or "none".
         gradient: "exact" is the derivative of the value, sin(theta+m)/sin theta in the first
             branch. "detached" passes the gradient to cos theta unchanged, as some production code
@@ -89,8 +90,8 @@ class ArcFace(Loss):
     def __init__(
         self,
         *,
-        margin: float | Tensor | Sequence[float] = 0.5,
-        scale: Scale = 64.0,
+        margin: float | Tensor | Sequence[float] = 0.3,
+        scale: Scale = "auto",
         mode: Mode = "hard",
         gradient: Gradient = "exact",
         class_counts: Sequence[int] | None = None,
@@ -145,8 +146,8 @@ def arcface(
     prototypes: Prototypes,
     labels: Labels,
     *,
-    margin: float | Tensor = 0.5,
-    scale: Scale = 64.0,
+    margin: float | Tensor = 0.3,
+    scale: Scale = "auto",
     mode: Mode = "hard",
     gradient: Gradient = "exact",
     **how: Unpack[ComputeOptions],

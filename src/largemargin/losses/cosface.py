@@ -35,10 +35,11 @@ class CosFace(Loss):
 
     Args:
         margin: m in cosine units, a number or one per class (C,). Below C/(C-1), the widest margin
-            any arrangement of C classes has. Default 0.35 (face recognition original; LTLM's
-            tables use 0.1 by the public script, the slides do not print it).
-        scale: s > 0, default 64 (original; AM-Softmax uses 30, LTLM 10, 20 and 64). "auto":
-            :func:`auto_scale`.
+            any arrangement of C classes has. Default 0.2, for ordinary classifiers
+            (benchmarks/loss_defaults.py). The original, for tens of thousands of faces, has 0.35;
+            LTLM's tables use 0.1 by the public script, the slides do not print it.
+        scale: s > 0, or "auto" (default): :func:`auto_scale`. Face recognition: 64 (original), 30
+            (AM-Softmax); LTLM: 10, 20 and 64.
         class_counts: training samples per class; the margin of class j is then
             ``margin`` times the fourth root of n_min / n_j: rare classes get the widest, as in
             LDAM.
@@ -66,8 +67,8 @@ class CosFace(Loss):
     def __init__(
         self,
         *,
-        margin: float | Tensor | Sequence[float] = 0.35,
-        scale: Scale = 64.0,
+        margin: float | Tensor | Sequence[float] = 0.2,
+        scale: Scale = "auto",
         class_counts: Sequence[int] | None = None,
         **options: Unpack[LossOptions],
     ) -> None:
@@ -113,14 +114,14 @@ def cosface(
     prototypes: Prototypes,
     labels: Labels,
     *,
-    margin: float | Tensor = 0.35,
-    scale: Scale = 64.0,
+    margin: float | Tensor = 0.2,
+    scale: Scale = "auto",
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
     """CosFace per sample; :class:`CosFace` has equation, arguments and an example."""
-    s = scale_of_cosines(scale, features, prototypes, how, psi0_of_cosine_margin, margin)
     num_classes = prototypes.shape[0]
     check_margin("margin", margin, cosine_margin_limits(num_classes))
+    s = scale_of_cosines(scale, features, prototypes, how, psi0_of_cosine_margin, margin)
     required = s * at_target(margin, labels, num_classes, "margin")
     cosines: Any = {"similarity": "cosine", "scale": s, **how}
     if not isinstance(required, Tensor):

@@ -47,7 +47,7 @@ class CurricularFace(Loss):
 
     Args:
         margin: m in radians in [0, pi), a number or one per class (C,); default 0.5 (paper).
-        scale: s > 0, default 64 (paper). "auto": :func:`auto_scale`.
+        scale: s > 0, or "auto" (default): :func:`auto_scale`. Face recognition: 64 (paper).
         rate: alpha, weight of a batch in t, default 0.01 (authors' code; the paper calls 0.99 the
             momentum).
         options: those of every :class:`Loss`, with ``sync=True``: t of the joint batch.
@@ -81,7 +81,7 @@ class CurricularFace(Loss):
         self,
         *,
         margin: float | Tensor | Sequence[float] = 0.5,
-        scale: Scale = 64.0,
+        scale: Scale = "auto",
         rate: float = 0.01,
         **options: Unpack[LossOptions],
     ) -> None:
@@ -122,7 +122,7 @@ def curricularface(
     labels: Labels,
     *,
     margin: float | Tensor = 0.5,
-    scale: Scale = 64.0,
+    scale: Scale = "auto",
     progress: float | Tensor = 0.0,
     **how: Unpack[ComputeOptions],
 ) -> PerSample:

@@ -62,7 +62,7 @@ class ElasticFace(Loss):
         std: sigma >= 0, default 0.05 (paper; with ``plus`` 0.0175 for "arc" and 0.025 for "cos").
         form: "arc" (default) or "cos".
         plus: the variant above, default False.
-        scale: s > 0, default 64 (paper). "auto": :func:`auto_scale`.
+        scale: s > 0, or "auto" (default): :func:`auto_scale`. Face recognition: 64 (paper).
         options: those of every :class:`Loss`.
 
     Departures: in the authors' code of ``plus`` the sorted margins reach the samples in another
@@ -96,7 +96,7 @@ class ElasticFace(Loss):
         std: float = 0.05,
         form: Form = "arc",
         plus: bool = False,
-        scale: Scale = 64.0,
+        scale: Scale = "auto",
         **options: Unpack[LossOptions],
     ) -> None:
         super().__init__(**options)
@@ -153,7 +153,7 @@ def elasticface(
     noise: Tensor | None = None,
     form: Form = "arc",
     plus: bool = False,
-    scale: Scale = 64.0,
+    scale: Scale = "auto",
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
     """ElasticFace per sample; :class:`ElasticFace` has equation, arguments and an example.

@@ -29,8 +29,7 @@ class GMSoftmax(Loss):
     Args:
         alpha1, beta1: numerator, numbers or one per sample (N,). Defaults 1 and 0.
         alpha2, beta2: denominator, likewise. The defaults together are NormFace.
-        scale: s > 0; it multiplies beta too (erratum Z5). Default 64. "auto":
-            :func:`auto_scale`.
+        scale: s > 0, or "auto" (default): :func:`auto_scale`. It multiplies beta too (erratum Z5).
         check: enforce alpha1 >= 1/2 and alpha2 <= alpha1, the conditions of the theorem.
         options: those of every :class:`Loss`.
 
@@ -66,7 +65,7 @@ class GMSoftmax(Loss):
         beta1: float | Tensor = 0.0,
         alpha2: float | Tensor = 1.0,
         beta2: float | Tensor = 0.0,
-        scale: Scale = 64.0,
+        scale: Scale = "auto",
         check: bool = True,
         **options: Unpack[LossOptions],
     ) -> None:
@@ -106,7 +105,7 @@ def gm_softmax(
     beta1: float | Tensor = 0.0,
     alpha2: float | Tensor = 1.0,
     beta2: float | Tensor = 0.0,
-    scale: Scale = 64.0,
+    scale: Scale = "auto",
     check: bool = True,
     **how: Unpack[ComputeOptions],
 ) -> PerSample:

@@ -20,7 +20,7 @@ class LDAM(Loss):
     r"""Label-distribution-aware margin loss with deferred re-weighting (BAS-LDAM).
 
     .. math:: \ell = \mathrm{CosFace}\ \text{with}\ m_j = \Delta_j \propto n_j^{-1/4},\
-              \max_j\Delta_j = 0.5,\ s = 30
+              \max_j\Delta_j = 0.5
 
     Call :meth:`reweight` once at the switch (epoch 160 of 200 in the original): from then on the
     class weights are those of :func:`balanced_weights`. Equal counts give CosFace with m = 0.5.
@@ -28,7 +28,8 @@ class LDAM(Loss):
     Args:
         class_counts: training samples per class, all positive.
         max_margin: of the rarest class, default 0.5 (original).
-        scale: s on the whole cosine logit, default 30 (original). "auto": :func:`auto_scale`.
+        scale: s on the whole cosine logit, or "auto" (default): :func:`auto_scale`. The original
+            has 30.
         beta: of the deferred weights, default 0.9999 (original).
         options: those of every :class:`Loss`.
 
@@ -59,7 +60,7 @@ class LDAM(Loss):
         class_counts: Sequence[int] | Tensor,
         *,
         max_margin: float = 0.5,
-        scale: Scale = 30.0,
+        scale: Scale = "auto",
         beta: float = 0.9999,
         **options: Unpack[LossOptions],
     ) -> None:

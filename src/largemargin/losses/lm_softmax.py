@@ -26,7 +26,7 @@ class LMSoftmax(Loss):
     Table 2).
 
     Args:
-        scale: s > 0; LTLM uses 10, 20 and 64; default 64. "auto": :func:`auto_scale`.
+        scale: s > 0, or "auto" (default): :func:`auto_scale`. LTLM uses 10, 20 and 64.
         options: those of every :class:`Loss`.
 
     Departures: erratum Z8 concerns an inequality about it, not the loss.
@@ -44,7 +44,7 @@ class LMSoftmax(Loss):
     head_similarity: ClassVar[str | None] = "cosine"
     reads_head_logits: ClassVar[bool] = True
 
-    def __init__(self, *, scale: Scale = 64.0, **options: Unpack[LossOptions]) -> None:
+    def __init__(self, *, scale: Scale = "auto", **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
         check_scale_setting(scale)
         self.scale = scale
@@ -62,7 +62,7 @@ def lm_softmax(
     prototypes: Prototypes,
     labels: Labels,
     *,
-    scale: Scale = 64.0,
+    scale: Scale = "auto",
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
     """LM-Softmax per sample; :class:`LMSoftmax` has equation, arguments and an example."""

@@ -41,9 +41,9 @@ class MagFace(Loss):
         strength: lambda_g; default 35/64 of the scale, so 35 at s = 64 (paper; the authors' trainer
             has 20): the angular part grows with s, and beside a small one 35 would only make
             features long. Below
-            :math:`s\,\frac{u_m-l_m}{u_a-l_a}\,\frac{u_a^2l_a^2}{u_a^2-l_a^2}` (their check; 22.6 at
-            the defaults) the best norm may be the smallest for all.
-        scale: s > 0, default 64 (paper). "auto": :func:`auto_scale`.
+            :math:`s\,\frac{u_m-l_m}{u_a-l_a}\,\frac{u_a^2l_a^2}{u_a^2-l_a^2}` (their check; 0.35 s
+            at the defaults) the best norm may be the smallest for all.
+        scale: s > 0, or "auto" (default): :func:`auto_scale`. Face recognition: 64 (paper).
         mode: as in :class:`ArcFace`; default "easy" (authors' code).
         options: those of every :class:`Loss`.
 
@@ -88,7 +88,7 @@ class MagFace(Loss):
         min_margin: float = 0.45,
         max_margin: float = 0.8,
         strength: float | None = None,
-        scale: Scale = 64.0,
+        scale: Scale = "auto",
         mode: Mode = "easy",
         **options: Unpack[LossOptions],
     ) -> None:
@@ -132,7 +132,7 @@ def magface(
     min_margin: float = 0.45,
     max_margin: float = 0.8,
     strength: float | None = None,
-    scale: Scale = 64.0,
+    scale: Scale = "auto",
     mode: Mode = "easy",
     **how: Unpack[ComputeOptions],
 ) -> PerSample:

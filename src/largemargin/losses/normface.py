@@ -20,8 +20,7 @@ class NormFace(Loss):
     .. math:: \ell = -\log\frac{e^{s\cos\theta_y}}{\sum_j e^{s\cos\theta_j}}
 
     Args:
-        scale: s > 0. LTLM uses 10, 20 and 64; default 64. Small problems want 8 to 20; "auto":
-            :func:`auto_scale`.
+        scale: s > 0, or "auto" (default): :func:`auto_scale`. LTLM uses 10, 20 and 64.
         options: those of every :class:`Loss`.
 
     Departures: none.
@@ -39,7 +38,7 @@ class NormFace(Loss):
     head_similarity: ClassVar[str | None] = "cosine"
     reads_head_logits: ClassVar[bool] = True
 
-    def __init__(self, *, scale: Scale = 64.0, **options: Unpack[LossOptions]) -> None:
+    def __init__(self, *, scale: Scale = "auto", **options: Unpack[LossOptions]) -> None:
         super().__init__(**options)
         check_scale_setting(scale)
         self.scale = scale
@@ -56,7 +55,7 @@ def normface(
     prototypes: Prototypes,
     labels: Labels,
     *,
-    scale: Scale = 64.0,
+    scale: Scale = "auto",
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
     """NormFace per sample; :class:`NormFace` has equation, arguments and an example."""

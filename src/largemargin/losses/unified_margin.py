@@ -39,7 +39,7 @@ class UnifiedMargin(Loss):
             m2 or m3: (0.9, 0.4, 0.15) is a combined margin of the ArcFace paper.
         m2: angular margin in radians >= 0, a number or one per class; default 0.
         m3: cosine margin >= 0, a number or one per class; default 0.
-        scale: s > 0; LTLM uses 10, 20 and 64; default 64. "auto": :func:`auto_scale`.
+        scale: s > 0, or "auto" (default): :func:`auto_scale`. LTLM uses 10, 20 and 64.
         options: those of every :class:`Loss`.
 
     Departures: erratum Z3 (s multiplies m3 too); the monotone continuation replaces the plain
@@ -71,7 +71,7 @@ class UnifiedMargin(Loss):
         m1: float = 1.0,
         m2: float | Tensor | Sequence[float] = 0.0,
         m3: float | Tensor | Sequence[float] = 0.0,
-        scale: Scale = 64.0,
+        scale: Scale = "auto",
         **options: Unpack[LossOptions],
     ) -> None:
         super().__init__(**options)
@@ -114,7 +114,7 @@ def unified_margin(
     m1: float = 1.0,
     m2: float | Tensor = 0.0,
     m3: float | Tensor = 0.0,
-    scale: Scale = 64.0,
+    scale: Scale = "auto",
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
     """Unified margin per sample; :class:`UnifiedMargin` has equation, arguments and an example."""

@@ -33,7 +33,7 @@ def test_a_loss_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     out = listed(capsys, "cosface")
     assert "ℓ = - log (e^(s(cos θ_y - m))) / (e^(s(cos θ_y - m)) + Σ_(j≠y) e^(s cos θ_j))" in out
     assert "paper: LTLM: Learning Towards the Largest Margins" in out
-    assert "margin = 0.35  m in cosine units" in out
+    assert "margin = 0.2  m in cosine units" in out
     assert "arcface" not in out
 
 
@@ -52,7 +52,7 @@ def test_every_loss_is_described(name: str) -> None:
 
 
 def test_settings_are_those_of_the_signature() -> None:
-    assert describe("cosface").settings == {"margin": 0.35, "scale": 64.0, "class_counts": None}
+    assert describe("cosface").settings == {"margin": 0.2, "scale": "auto", "class_counts": None}
     assert describe("discriminative").settings["margin"] == 6.0
     assert "num_classes" not in describe("discriminative").settings
     assert "delta_v" in describe("robust_discriminative").helps["radius"]  # said by its parent

@@ -61,8 +61,8 @@ def test_a_preset_takes_the_counts_of_fit() -> None:
     assert model.criterion_.objective.terms["ldam"].class_counts == [60, 20, 8]
     again = clone(model).fit(X[20:], y[20:])  # another fit counts again
     assert again.criterion_.objective.terms["ldam"].class_counts == [40, 20, 8]
-    own = lm.preset("long_tail", class_counts=[5, 4, 3])
+    own = lm.preset("long_tail", class_counts=[50, 4, 3])
     told = LargeMarginClassifier(own, epochs=1).fit(X, y).criterion_
-    assert told.objective.terms["ldam"].class_counts == [5, 4, 3]
+    assert told.objective.terms["ldam"].class_counts == [50, 4, 3]
     with pytest.raises(lm.LargeMarginError, match=r"class_counts=torch\.bincount\(labels\)"):
         lm.attach(torch.nn.Sequential(torch.nn.Linear(4, 3)), lm.preset("long_tail"), schedule=())

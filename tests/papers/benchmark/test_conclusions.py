@@ -15,14 +15,18 @@ pytest.importorskip("scipy", reason="the paired tests are scipy's")
 
 from largemargin_papers.benchmark import Protocol, conclude, next_jobs, plan, read_protocol
 from largemargin_papers.benchmark.conclude import _aim_met, _verdict, preset_entries
+from largemargin_papers.benchmark.plan import TRAIN_IMAGES
 from largemargin_papers.benchmark.tables import readme
 from papers.benchmark.tiny import TINY, tiny_protocol
 from scipy import stats
 
 import largemargin as lm
 from largemargin.app.training import presets
+from largemargin.app.training.files import read_json
+from largemargin.app.training.presets import BEHIND, SHOWN
 
 ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / "papers" / "benchmark"
 NAME = "digits_few"
 SOFTMAX = [0.80, 0.82, 0.78, 0.81, 0.79, 0.80]
 GAINS = [0.021, 0.034, 0.018, 0.029, 0.025, 0.031]
@@ -231,7 +235,7 @@ def test_presets_with_counts_or_noise_say_what_they_need(
     assert chosen.objective.schedule == "preset"
     with pytest.raises(lm.LargeMarginError, match="class_counts"):
         chosen(3, 8)
-    counted = lm.preset("few_labels", class_counts=[9, 3, 1])
+    counted = lm.preset("few_labels", class_counts=[9, 3, 2])
     assert "ldam" in counted(3, 8).terms
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
     with pytest.raises(lm.LargeMarginError, match="total_steps"):
@@ -302,3 +306,38 @@ def test_what_is_in_the_package_follows_from_the_measured_files() -> None:
         if records[name]:
             written = json.loads((folder / "measured" / f"{name}.json").read_text())
             assert written == json.loads(json.dumps(each))
+
+
+def test_what_presets_say_of_their_data_is_the_protocols() -> None:
+    """Fewest and most images of a class, over tasks where a margin method won."""
+    protocol = read_protocol(FOLDER / "protocol.yaml")
+    for name, situations in protocol.presets.items():
+        shown = SHOWN[name]
+        if name in ("embedding", "long_tail"):
+            continue
+        sizes = [
+            (protocol.situations[each].images or 0) / 10
+            for each in situations
+            if read_json(FOLDER / "measured" / f"{each}.json")["verdict"] == "winner"
+            or len(situations) == 1
+        ]
+        assert (shown.fewest, shown.most) == (int(min(sizes)), int(max(sizes)))
+        assert (shown.classes, shown.imbalance) == (10, 1)
+    tail = protocol.situations["cifar10_long_tail"].data
+    assert SHOWN["long_tail"].imbalance == tail["imbalance_ratio"]
+    assert SHOWN["long_tail"].most == 5000 * (1 - tail["validation"])
+    omniglot = SHOWN["embedding"]
+    assert omniglot.classes * omniglot.fewest == TRAIN_IMAGES["omniglot"]
+
+
+def test_how_far_few_labels_is_behind_on_a_long_tail() -> None:
+    """The same trial, so the same optimizer settings."""
+    settings = lm.preset("few_labels").objective
+    lines = (FOLDER / "measured" / "cifar10_long_tail.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if (row["stage"], row["trial"]) == ("rung1", 7)]
+    found = {row["method"]: row for row in rows}
+    assert found["cosface"]["objective"]["name"] == settings.name
+    assert found["cosface"]["objective"]["settings"] == settings.settings
+    assert found["cosface"]["optimizer"] == found["softmax"]["optimizer"]
+    behind = found["softmax"]["score"] - found["cosface"]["score"]
+    assert round(100 * behind) == BEHIND

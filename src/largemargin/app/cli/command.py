@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from largemargin.app.cli.parser import CommandParser
 
 COMMANDS = (
-    *("list", "demo", "train", "evaluate", "measure", "compare"),
+    *("list", "demo", "advise", "train", "evaluate", "measure", "compare"),
     *("report", "tune", "predict", "export", "plan"),
 )
 """In the order a newcomer meets them."""

@@ -176,8 +176,7 @@ def _kind(kind: "type[Loss]") -> str:
     if kind.is_penalty:
         return "a penalty, comes with cross_entropy"
     if kind.head_similarity == "cosine":
-        scaled = "scale" in inspect.signature(kind).parameters
-        return "on cosines" + ', by name with scale="auto"' * scaled
+        return "on cosines"
     return "on " + " and ".join(need for need in kind.needs if need != "labels")
 
 

@@ -13,7 +13,7 @@ from largemargin.app.training.config_file import settings_from
 from largemargin.app.training.files import read_json
 from largemargin.app.training.objective import needs_of, objective_of, parse_objective
 from largemargin.app.training.processes import flat
-from largemargin.errors import LargeMarginError
+from largemargin.errors import LargeMarginError, warn_user
 from largemargin.integrations.objective_text import needs_counts
 from largemargin.losses import LOSSES
 from largemargin.losses.base.class_counts import refuse_mapping
@@ -21,6 +21,56 @@ from largemargin.losses.base.objective import Objective
 
 FILE = Path(__file__).with_name("presets.json")
 """Written by papers/benchmark/analyse.py from the measured files, never by hand."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """The training data behind a preset; networks were trained from scratch."""
+
+    classes: int
+    fewest: int
+    """Training images of the smallest class in any task where a margin method won."""
+    most: int
+    """Likewise of the largest."""
+    imbalance: int = 1
+    """The largest class over the smallest."""
+
+    def __str__(self) -> str:
+        images = f"{self.fewest}" if self.fewest == self.most else f"{self.fewest} to {self.most}"
+        sizes = "equal" if self.imbalance == 1 else f"ratio {self.imbalance}"
+        return f"{self.classes} classes ({sizes}), {images} images a class, from scratch"
+
+
+SHOWN = {
+    "few_labels": Shown(10, 7, 250),
+    "long_tail": Shown(10, 45, 4500, imbalance=100),
+    "label_noise": Shown(10, 1000, 1000),
+    "corruption": Shown(10, 1000, 1000),
+    "embedding": Shown(770, 20, 20),
+}
+"""From papers/benchmark/protocol.yaml, with four fifths of Omniglot's background classes."""
+
+UNMEASURED = {
+    "fine_tuning": "no preset was measured on a pretrained network. Start with the linear probe, "
+    "then train the backbone at a far lower rate: docs/how-to/fine_tuning.md.",
+    "frozen_features": "no preset was measured on frozen embeddings, where margins change little. "
+    "Use LargeMarginClassifier(hidden_sizes=()): docs/how-to/embeddings.md has measured rows.",
+}
+"""Situations that the benchmark does not have, and what to do there."""
+
+UNEVEN = 5
+"""Largest class over smallest from which labels are imbalanced: equal classes that are drawn with
+few samples differ by less."""
+
+TOO_MANY = 1000
+"""Images a class with which no margin method won: papers/benchmark/measured/cifar10_20.json."""
+
+FAR = 5
+"""So many times more or fewer classes than a preset was measured on are too far for its scale."""
+
+BEHIND = 16
+"""Points of balanced accuracy that few_labels' settings were behind softmax with the same optimizer
+on a long tail: trial 7 of both in rung 1 of papers/benchmark/measured/cifar10_long_tail.jsonl."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,6 +100,8 @@ class Preset:
     class_counts: tuple[int, ...] | None = None
     doubts: tuple[str, ...] = ()
     """What to know before taking the difference for the margin's."""
+    shown: Shown | None = None
+    """The data it was measured on; None where it was on none."""
 
     @property
     def scheduled(self) -> bool:
@@ -73,8 +125,86 @@ class Preset:
                 f"images every class has, lm.preset({self.name!r}, class_counts=torch.bincount("
                 "labels)). LargeMarginClassifier, LargeMarginNet and largemargin train count them."
             )
+        self.warn(num_classes, dim, self.class_counts)
         counts = self.class_counts or (1,) * num_classes
         return objective_of(self.objective, counts)(num_classes, dim)
+
+    def warn(
+        self,
+        num_classes: int,
+        dim: int,
+        class_counts: Sequence[int] | None = None,
+        *,
+        pretrained: bool = False,
+    ) -> None:
+        """Warn of :meth:`contradictions`."""
+        for each in self.contradictions(num_classes, dim, class_counts, pretrained=pretrained):
+            warn_user(f"the preset {self.name!r} was measured on {self.shown}. {each}")
+
+    def warn_frozen(self) -> None:
+        """Warn that the features are not trained: what a linear head on embeddings calls."""
+        if self.shown is not None:
+            told = f"the preset {self.name!r} was measured on {self.shown}. Here"
+            warn_user(f"{told} features are frozen: {UNMEASURED['frozen_features']}")
+
+    def contradictions(
+        self,
+        num_classes: int,
+        dim: int,
+        class_counts: Sequence[int] | None = None,
+        *,
+        pretrained: bool = False,
+    ) -> list[str]:
+        """What speaks against it on such data, each with what to use instead.
+
+        Args:
+            num_classes: C.
+            dim: of the features.
+            class_counts: training images of every class, where they are known.
+            pretrained: whether the backbone is.
+        """
+        if self.shown is None:
+            return []
+        found = []
+        if pretrained:
+            found.append(f"Your backbone is pretrained: {UNMEASURED['fine_tuning']}")
+        if not self.shown.classes / FAR <= num_classes <= self.shown.classes * FAR:
+            found.append(
+                f"Your {num_classes} classes are far from that, and its settings do not follow "
+                "their number. Use lm.CosFace(), whose scale does, or search with largemargin tune."
+            )
+        if dim < num_classes - 1:
+            found.append(
+                f"Your {dim} features leave {num_classes} classes no room for equal angles, which "
+                f"takes {num_classes - 1}. Use more features, or cross entropy."
+            )
+        counts = [each for each in class_counts or () if each]
+        return found + (
+            self._against(min(counts), max(counts), sum(counts) / len(counts)) if counts else []
+        )
+
+    def _against(self, smallest: int, largest: int, usual: float) -> list[str]:
+        """What the sizes of the classes say."""
+        assert self.shown is not None
+        sizes = f"the smallest class has {smallest} images, the largest {largest}"
+        found = []
+        if self.shown.imbalance > 1 and largest < 2 * smallest:
+            found.append(f"Yours has no tail: {sizes}. Use lm.preset('few_labels') or softmax.")
+        if self.shown.imbalance == 1 and largest >= UNEVEN * smallest:
+            worse = (
+                f"On a long tail its settings were {BEHIND} points behind softmax with the same "
+                "optimizer (papers/benchmark/measured/cifar10_long_tail.jsonl, rung 1). "
+            )
+            found.append(
+                f"Yours is imbalanced: {sizes}. {worse * (self.name == 'few_labels')}Use "
+                "lm.preset('long_tail', class_counts=...), or cross entropy with prior=counts."
+            )
+        if self.name == "few_labels" and usual >= TOO_MANY:
+            found.append(
+                f"Yours has {usual:,.0f} images a class. With {TOO_MANY} no margin method was "
+                "better than softmax: use that, or try both with largemargin compare."
+            )
+        return found
 
     def with_counts(self, class_counts: Sequence[int]) -> "Preset":
         """This preset for such classes; one that has counts of its own keeps them."""
@@ -115,6 +245,8 @@ class Preset:
         if self.optimizer:
             lines.append(f"tuned with  {_listed(self.optimizer)}")
         lines.append(f"measured    {self.evidence()}")
+        if self.shown is not None:
+            lines.append(f"shown on    {self.shown}")
         lines += [f"but         {each}" for each in self.doubts]
         for title, test in self.others.items():
             lines.append(f"also        {title}: {_said(test)}")
@@ -136,7 +268,8 @@ def preset(name: str, *, class_counts: Sequence[int] | None = None) -> Preset:
     tuned baseline, or nothing was measured, it is that baseline, and says so.
 
     Args:
-        name: few_labels, long_tail, label_noise, corruption or embedding.
+        name: few_labels, long_tail, label_noise, corruption or embedding; fine_tuning (of a
+            pretrained network) and frozen_features were not measured, and say so.
         class_counts: training images of every class, for objectives that need them (long_tail).
             ``LargeMarginClassifier`` and ``LargeMarginNet`` take them from ``y`` otherwise.
 
@@ -148,10 +281,13 @@ def preset(name: str, *, class_counts: Sequence[int] | None = None) -> Preset:
     """
     refuse_mapping(class_counts)
     entries = read_json(FILE)
+    if name in UNMEASURED:
+        return _unmeasured(name, class_counts)
     if name not in entries:
-        close = get_close_matches(str(name), entries, n=1, cutoff=0.4)
+        known = [*entries, *UNMEASURED]
+        close = get_close_matches(str(name), known, n=1, cutoff=0.4)
         hint = f" Did you mean {close[0]}?" if close else ""
-        raise LargeMarginError(f"there is no preset {name!r}, but {', '.join(entries)}.{hint}")
+        raise LargeMarginError(f"there is no preset {name!r}, but {', '.join(known)}.{hint}")
     entry = entries[name]
     chosen = entry["recommended"]
     # The deferred weights of LDAM are what its preset schedule does.
@@ -168,7 +304,38 @@ def preset(name: str, *, class_counts: Sequence[int] | None = None) -> Preset:
         others=entry["others"],
         source=entry["source"],
         doubts=tuple(entry["doubts"]),
-        class_counts=None if class_counts is None else tuple(int(each) for each in class_counts),
+        shown=SHOWN.get(name),
+        class_counts=_counts(class_counts),
+    )
+
+
+def preset_of(objective: ObjectiveConfig, noise: NoiseConfig) -> Preset | None:
+    """The preset that has these settings."""
+    found = (preset(name) for name in read_json(FILE))
+    return next(
+        (each for each in found if (each.objective, each.noise) == (objective, noise)), None
+    )
+
+
+def _counts(given: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if given is None else tuple(int(each) for each in given)
+
+
+def _unmeasured(name: str, class_counts: Sequence[int] | None) -> Preset:
+    """Cross entropy, and where to read on."""
+    return Preset(
+        name=name,
+        situation=name.replace("_", " "),
+        status="not measured",
+        method="softmax",
+        objective=ObjectiveConfig("cross_entropy"),
+        noise=NoiseConfig(),
+        optimizer={},
+        compared=None,
+        others={},
+        source="none: papers/benchmark has no such situation",
+        doubts=(UNMEASURED[name],),
+        class_counts=_counts(class_counts),
     )
 
 

@@ -27,6 +27,7 @@ from largemargin.app.training.config_file import to_dict
 from largemargin.app.training.files import damage_named
 from largemargin.app.training.journal import EpochTotals, Journal, Progress
 from largemargin.app.training.objective import needs_of, objective_of, refuse_soft_targets
+from largemargin.app.training.presets import preset_of
 from largemargin.app.training.processes import Processes, autocast
 from largemargin.app.training.run_scores import Diverged, Scores
 from largemargin.app.training.step import (
@@ -95,6 +96,11 @@ class Trainer:
         self.batches = training_batches(config, data, self.processes)
         total = config.epochs * len(self.batches)
         counts = torch.bincount(data.train.labels, minlength=len(data.classes)).tolist()
+        chosen = preset_of(config.objective, config.noise)
+        if chosen is not None:
+            head: Any = self.bare.head
+            pretrained = config.model.weights is not None
+            chosen.warn(len(counts), head.in_features, counts, pretrained=pretrained)
         self.criterion = attach(
             self.bare,
             objective_of(config.objective, counts, data.classes),

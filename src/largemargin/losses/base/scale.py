@@ -32,7 +32,7 @@ def auto_scale(
 
     which is linear in s. A smaller scale leaves a loss that even a perfect network cannot bring
     down: the rivals' gradient, of size (1-p) s, never fades. With a much larger one it fades before
-    the classes are apart. Both ends are why 64, made for 100,000 identities, fails on ten classes.
+    the classes are apart. So 64, made for 100,000 identities, is no scale for ten classes.
 
     ===============================  ===================================
     loss                             :math:`\psi(0)`

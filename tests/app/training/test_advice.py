@@ -1,0 +1,111 @@
+"""Advice from labels: rules, evidence, estimated label noise, and that JSON holds all of it."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", reason="label noise is estimated by a linear head")
+
+from sklearn.datasets import load_digits
+
+import largemargin as lm
+from largemargin.app.training.advice import estimate_label_noise
+
+TOLERANCE = 0.05
+"""Of the estimated share of wrong labels on digits."""
+
+
+def with_wrong_labels(share: float, seed: int = 0) -> tuple[Any, Any, float]:
+    """Digits, labels of which a share is another class, and the share that really is."""
+    X, y = load_digits(return_X_y=True)
+    draw = np.random.default_rng(seed)
+    wrong = draw.random(len(y)) < share
+    labels = np.where(wrong, (y + draw.integers(1, 10, len(y))) % 10, y)
+    return X, labels, float((labels != y).mean())
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.4])
+def test_label_noise_is_estimated(share: float) -> None:
+    X, labels, true = with_wrong_labels(share, seed=1)
+    found = estimate_label_noise(X, labels)
+    assert found.share == pytest.approx(true, abs=TOLERANCE)
+    assert not found.frozen
+
+
+def test_where_a_linear_head_fails_nothing_is_said() -> None:
+    draw = np.random.default_rng(0)
+    X = draw.normal(size=(400, 2))
+    labels = (X[:, 0] * X[:, 1] > 0).astype(int)  # no line separates these
+    found = estimate_label_noise(X, labels)
+    assert found.share is None or found.share > 0.3
+    unlearnable = estimate_label_noise(X, draw.integers(0, 10, 400))
+    assert unlearnable.share is None
+    assert "cannot tell" in unlearnable.told
+
+
+def labels_of(*counts: int) -> list[str]:
+    return [f"class {index}" for index, count in enumerate(counts) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "settings", "preset"),
+    [
+        (labels_of(*[20] * 10), {}, "few_labels"),
+        (labels_of(*[250] * 10), {}, "few_labels"),
+        (labels_of(*[300] * 10), {}, None),
+        (labels_of(*[1000] * 10), {}, None),
+        (labels_of(100, 50, 20), {}, "long_tail"),
+        (labels_of(99, 50, 20), {}, "few_labels"),
+        (labels_of(100, 50, 20), {"pretrained": True}, "fine_tuning"),
+    ],
+)
+def test_rules(labels: list[str], settings: dict[str, Any], preset: str | None) -> None:
+    found = lm.advise(labels, **settings)
+    assert found.preset == preset
+    assert found.data.label_noise is None
+    assert json.loads(json.dumps(found.as_dict())) == found.as_dict()
+    if preset is None:
+        assert found.objective == "cross_entropy"
+        assert found.evidence == "no measured gain"
+    else:
+        chosen = lm.preset(preset)
+        assert (found.objective, found.source) == (chosen.objective.name, chosen.source)
+        assert found.evidence == chosen.evidence()
+
+
+def test_wrong_labels_come_first() -> None:
+    X, labels, _ = with_wrong_labels(0.4)
+    found = lm.advise(labels, X, data_name="photos/")
+    assert found.preset == "label_noise"
+    assert found.command.startswith("largemargin compare --data photos/ --seeds 5 --methods '[")
+    lines = str(found).splitlines()
+    assert len(lines) <= 16
+    assert lines[1].startswith("label noise about 4")
+    assert lines[-1] == f"check       {found.command}"
+
+
+def test_embeddings_are_frozen() -> None:
+    draw = np.random.default_rng(0)
+    X, labels = draw.normal(size=(60, 200)), np.arange(60) % 3
+    X[:, :3] += 8 * np.eye(3)[labels]
+    found = lm.advise(labels, X)
+    assert found.preset == "frozen_features"
+    assert "LargeMarginClassifier(hidden_sizes=())" in found.command
+    assert "docs/how-to/embeddings.md" in found.caveats[0]
+
+
+def test_what_contradicts_the_proposal_is_said() -> None:
+    found = lm.advise(labels_of(*[10] * 200))
+    assert found.preset == "few_labels"
+    assert "Your 200 classes are far from that" in found.caveats[0]
+
+
+def test_labels_that_are_none() -> None:
+    with pytest.raises(lm.LargeMarginError, match="at least 2 classes"):
+        lm.advise([3, 3, 3])
+    with pytest.raises(lm.LargeMarginError, match="one class for each"):
+        lm.advise([])
+    with pytest.raises(lm.LargeMarginError, match="a row for each of the 3 labels"):
+        lm.advise([0, 1, 1], np.zeros((2, 4)))

@@ -1,0 +1,104 @@
+"""Presets say what they were measured on, and warn of data that contradicts it."""
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import nn
+
+import largemargin as lm
+from largemargin.app.config import DataConfig, ModelConfig, RunConfig
+from largemargin.app.training.presets import FAR, SHOWN, TOO_MANY, UNEVEN
+from largemargin.errors import MarginWarning
+from largemargin.integrations.scikit_learn import LargeMarginClassifier
+
+EVEN = [100] * 10
+
+
+def said(name: str, *, classes: int = 10, dim: int = 512, counts: list[int] = EVEN) -> str:
+    return " ".join(lm.preset(name).contradictions(classes, dim, counts))
+
+
+def test_a_preset_prints_what_it_was_shown_on() -> None:
+    told = str(lm.preset("few_labels"))
+    assert "shown on    10 classes (equal), 7 to 250 images a class, from scratch" in told
+    assert "(ratio 100)" in str(lm.preset("long_tail"))
+
+
+@pytest.mark.parametrize("name", ["few_labels", "label_noise", "corruption"])
+def test_nothing_is_said_of_data_like_its_own(name: str) -> None:
+    assert said(name) == ""
+    assert said(name, counts=[10 * (UNEVEN - 1), *[10] * 9]) == ""
+
+
+@pytest.mark.parametrize("name", ["few_labels", "label_noise", "corruption", "embedding"])
+def test_imbalance(name: str) -> None:
+    told = said(name, counts=[10 * UNEVEN, *[10] * 9])
+    assert f"the smallest class has 10 images, the largest {10 * UNEVEN}" in told
+    assert "Use lm.preset('long_tail', class_counts=...)" in told
+    assert ("16 points behind softmax" in told) == (name == "few_labels")
+
+
+def test_other_contradictions() -> None:
+    assert "no tail" in said("long_tail")
+    assert said("long_tail", counts=[100, 50, 1]) == ""
+    assert "With 1000 no margin method" in said("few_labels", counts=[TOO_MANY] * 10)
+    assert said("few_labels", counts=[TOO_MANY - 1] * 10) == ""
+    assert "51 classes are far" in said("few_labels", classes=10 * FAR + 1)
+    assert said("few_labels", classes=10 * FAR) == ""
+    assert "8 features leave 10 classes no room" in said("few_labels", dim=8)
+    assert said("few_labels", dim=9) == ""
+    pretrained = lm.preset("few_labels").contradictions(10, 512, pretrained=True)
+    assert "docs/how-to/fine_tuning.md" in pretrained[0]
+
+
+@pytest.mark.parametrize("name", ["fine_tuning", "frozen_features"])
+def test_what_was_not_measured_says_so(name: str) -> None:
+    chosen = lm.preset(name)
+    assert chosen.status == "not measured"
+    assert chosen.objective.name == "cross_entropy"
+    assert "not measured" in str(chosen)
+    assert "docs/how-to/" in chosen.doubts[0]
+    assert chosen.contradictions(1000, 2, [1, 1000]) == []
+    terms = lm.attach(nn.Sequential(nn.Linear(4, 3)), chosen).objective.terms
+    assert [type(each).__name__ for each in terms.values()] == ["CrossEntropy"]
+
+
+def test_attach_warns_of_the_classes() -> None:
+    model = nn.Sequential(nn.Linear(4, 200), nn.Linear(200, 100))
+    with pytest.warns(MarginWarning, match="Your 100 classes are far"):
+        lm.attach(model, lm.preset("few_labels"))
+
+
+def test_scikit_learn_warns_of_counts_and_frozen_features() -> None:
+    y = np.repeat([0, 1, 2], [60, 20, 8])
+    X = np.random.default_rng(0).normal(size=(88, 4))
+    with pytest.warns(MarginWarning, match="Yours is imbalanced"):
+        LargeMarginClassifier(lm.preset("few_labels"), epochs=1).fit(X, y)
+    even = np.arange(88) % 3
+    with pytest.warns(MarginWarning, match="features are frozen"):
+        LargeMarginClassifier(lm.preset("few_labels"), hidden_sizes=(), epochs=1).fit(X, even)
+
+
+def run(folder: Path, **changes: object) -> RunConfig:
+    data = DataConfig("digits", fraction=0.2)
+    base = RunConfig(data=data, model=ModelConfig("mlp"), epochs=1, measure=False, out=str(folder))
+    return replace(lm.preset("few_labels").config(base), **changes)  # type: ignore[arg-type]
+
+
+def test_training_warns_of_an_imbalanced_data_set(tmp_path: Path) -> None:
+    long_tail = DataConfig("digits", imbalance="exp", imbalance_ratio=20.0)
+    with pytest.warns(MarginWarning, match="Yours is imbalanced"):
+        lm.train(run(tmp_path, data=long_tail))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lm.train(run(tmp_path))
+
+
+def test_every_measured_preset_says_where() -> None:
+    from largemargin.app.training.files import read_json
+    from largemargin.app.training.presets import FILE
+
+    assert SHOWN.keys() == read_json(FILE).keys()
