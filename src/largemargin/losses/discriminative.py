@@ -683,7 +683,9 @@ class StableDiscriminative(Discriminative):
         def definition(q: Tensor, offset: Tensor | None) -> tuple[Tensor, Tensor | None]:
             return self._scaled(q, offset, valid, distance)
 
-        if not plain_eager() or self._synced or self.check_finite or not _has_float64(features):
+        if self.check_finite:
+            check_all_finite(features=torch.where(valid[:, None], features, 0))
+        if not plain_eager() or self._synced or not _has_float64(features):
             return definition(features, bias)
         complete = values_are_checked(valid, None) and bool(valid.all())
         how = None if complete else valid, self.gradient, distance
@@ -695,8 +697,6 @@ class StableDiscriminative(Discriminative):
     ) -> tuple[Tensor, Tensor | None]:
         """Features and bias over the scale, by autograd; ``distance`` is that of prototypes."""
         kept = promote(torch.where(valid[:, None], features, 0))
-        if self.check_finite:
-            check_all_finite(features=kept)
         scale = _scale_of(kept, valid.to(kept.dtype), self._synced)
         held = scale.detach()
         positive = held > EPS

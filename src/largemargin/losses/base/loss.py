@@ -348,6 +348,8 @@ class Loss(Summand, nn.Module):
             if made is None:
                 check_classifier(features, matrix, bias, sub_centers=has_sub_centers(matrix))
             if sample_weight is None and self._has_rows(features, matrix, labels, made):
+                if self.check_finite:
+                    check_all_finite(features=features, prototypes=matrix, bias=bias)
                 rows = self._row_logits(features, matrix, options)
                 value = None if rows is None else self._of_rows(rows, features, matrix, labels)
                 if value is not None:
@@ -432,7 +434,7 @@ class Loss(Summand, nn.Module):
             and is_hard(labels, features)
             and type(matrix) in (Tensor, nn.Parameter)
             and not is_shared(matrix)
-            and self.is_usual()
+            and self._has_usual_options()
             and (made is None or self.row_loss(made, features, matrix) is None)
             and (
                 labels.is_cuda or all_count(value_range(labels), matrix.shape[0], self.ignore_index)
@@ -442,14 +444,21 @@ class Loss(Summand, nn.Module):
     def _row_logits(
         self, features: Tensor, matrix: Tensor, options: dict[str, Any]
     ) -> HeadLogits | None:
-        """The logits that this loss sees, if cosines or plain products and not too many."""
+        """The logits that this loss sees, if cosines or plain products and not too many.
+
+        None also where a setting is wrong: the long way says what.
+        """
         num_classes, precision = matrix.shape[0], resolve_precision(None, features, matrix)
         if features.shape[0] * num_classes > dense_limit(features.device.type, precision):
             return None
         cosine = self.head_similarity == "cosine" or getattr(self, "normalize", False)
         similarity = "cosine" if cosine else options.get("similarity", "dot")
-        scale = self.scale_for(num_classes) if cosine else options.get("scale", 1.0)
-        bias = options.get("bias")
+        bias, scale = options.get("bias"), options.get("scale", 1.0)
+        if cosine:
+            try:
+                scale = self.scale_for(num_classes)
+            except LargeMarginError:
+                return None
         if matrix.dim() != 2 or num_classes < 2 or isinstance(scale, Tensor):
             return None
         if bias is not None and features.is_cpu and not _is_wide(bias, matrix):
@@ -482,10 +491,13 @@ class Loss(Summand, nn.Module):
 
     def is_usual(self) -> bool:
         """Whether no option asks for more than the mean of what ``row_loss`` says."""
+        hooks = self._forward_hooks or self._forward_pre_hooks
+        return not hooks and not self.check_finite and self._has_usual_options()
+
+    def _has_usual_options(self) -> bool:
         own, buffers = vars(self), self._buffers
         return (
             "per_sample" not in own
-            and not (self._forward_hooks or self._forward_pre_hooks)
             and buffers["weight"] is None
             and buffers["prior"] is None
             and not own["label_smoothing"]
@@ -494,7 +506,6 @@ class Loss(Summand, nn.Module):
             and own["impl"] in ("auto", "dense")
             and own["precision"] is None
             and own["validate"] is None
-            and not own["check_finite"]
         )
 
     def _reads(self, made: HeadLogits, labels: Tensor) -> bool:
