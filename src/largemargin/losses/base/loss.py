@@ -437,7 +437,9 @@ class Loss(Summand, nn.Module):
             and self._has_usual_options()
             and (made is None or self.row_loss(made, features, matrix) is None)
             and (
-                labels.is_cuda or all_count(value_range(labels), matrix.shape[0], self.ignore_index)
+                not self.check_finite  # of rows that count, which a kernel does not tell apart
+                if labels.is_cuda
+                else all_count(value_range(labels), matrix.shape[0], self.ignore_index)
             )
         )
 
