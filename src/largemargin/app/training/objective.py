@@ -70,7 +70,7 @@ def class_weights(
     if not Path(given).is_file():
         raise LargeMarginError(
             "objective.class_weights must be balanced, effective or a YAML file of class names and "
-            f"weights, but {given!r} was given."
+            f"weights, but {given!r} was given, and there is no such file."
         )
     weights = read_yaml(given, f"a line for every class, as {class_names[0]}: 1.5")
     names = {str(name): value for name, value in weights.items()}

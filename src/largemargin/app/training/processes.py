@@ -209,8 +209,9 @@ def _accelerator(config: RunConfig) -> Any:
     found = {str(getattr(each, "value", each)) for each in accelerator.log_with}
     if missing := [each for each in config.trackers if each not in (*found, "all")]:
         raise MissingPackage(
-            f"the tracker {missing[0]} needs its own package. Install it: pip install "
-            f"{missing[0]}. Or leave it out of trackers: metrics.jsonl holds the same numbers."
+            f"no package was found for trackers: {', '.join(missing)}. Install what is missing: "
+            f"pip install {' '.join(missing)}. Or leave it out: metrics.jsonl holds the same "
+            "numbers."
         )
     return accelerator
 
