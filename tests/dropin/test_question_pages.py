@@ -87,3 +87,71 @@ def test_arcface_of_insightface_is_what_the_table_says(by_angle: bool, loss: lm.
     torch.testing.assert_close(*values)
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def default_rows() -> dict[str, str]:
+    """What has no arguments elsewhere, and what the page calls equal here, as code."""
+    text = (FOLDER / "coming_from.md").read_text(encoding="utf-8")
+    table = text[text.index("## Defaults") : text.index("## Arguments")]
+    cells = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")]
+    named = [[re.findall(r"`([^`]+)`", cell) for cell in row] for row in cells[2:]]
+    return {left[0]: right[0] for left, right in named}
+
+
+COUNTS = [100, 50, 20, 5]
+
+
+def of_the_authors(name: str, q: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The first training batch by the authors' class without further arguments, per sample."""
+    cosines = torch.nn.functional.normalize(q) @ torch.nn.functional.normalize(w).T
+    own = torch.nn.functional.one_hot(y, len(w)).bool()
+    angles, norms, logits = cosines.arccos(), q.norm(dim=1, keepdim=True), q @ w.T
+    cost: torch.Tensor | float = 0.0
+    match name:
+        case "AdaFace":
+            quality = (0.333 * (norms - norms.mean()) / (norms.std() + 1e-3)).clamp(-1, 1)
+            moved = (angles - 0.4 * quality).clamp(0, math.pi).cos() - 0.4 * (1 + quality)
+            logits = 64 * torch.where(own, moved, cosines)
+        case "CurricularFace":
+            hard = cosines > (angles[own] + 0.5).cos()[:, None]
+            rivals = torch.where(hard, cosines * (0.01 * cosines[own].mean() + cosines), cosines)
+            logits = 64 * torch.where(own, margin_of_insightface(cosines, by_angle=False), rivals)
+        case "ElasticArcFace":
+            drawn = 0.5 + 0.0125 * torch.randn(len(y), dtype=q.dtype)[:, None]
+            logits = 64 * torch.where(own, (angles + drawn).cos(), cosines)
+        case "ElasticCosFace":
+            drawn = 0.35 + 0.0125 * torch.randn(len(y), dtype=q.dtype)[:, None]
+            logits = 64 * torch.where(own, cosines - drawn, cosines)
+        case "MagLoss":
+            length = norms.clamp(10, 110)
+            margins = 0.45 + (0.8 - 0.45) * (length - 10) / (110 - 10)
+            easy = torch.where(cosines > 0, (angles + margins).cos(), cosines)
+            logits = 64 * torch.where(own, easy, cosines)
+            cost = 35 * (length / 110**2 + 1 / length).squeeze(1)
+        case "VSLoss(cls_num_list)":
+            shares = torch.tensor(COUNTS, dtype=q.dtype) / sum(COUNTS)
+            stretch = (1 / shares) ** 0.3
+            logits = logits / (stretch / stretch.min()) + shares.log()
+        case "LogitNormLoss":
+            logits = logits / (logits.norm(dim=1, keepdim=True) + 1e-7)
+    return torch.nn.functional.cross_entropy(logits, y, reduction="none") + cost
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("AdaFace", "CurricularFace", "ElasticArcFace", "ElasticCosFace", "MagLoss"),
+        *("VSLoss(cls_num_list)", "LogitNormLoss"),
+    ],
+)
+def test_the_defaults_of_the_authors_are_what_the_table_says(name: str) -> None:
+    q, w = torch.randn(40, 6, dtype=torch.float64), torch.randn(4, 6, dtype=torch.float64)
+    q, y = 20 * torch.rand(40, 1, dtype=torch.float64) * q, torch.arange(40) % 4
+    known = {kind.__name__: kind for kind in lm.LOSSES.values()}
+    loss = eval(default_rows()[name], {**known, "class_counts": COUNTS}).double()
+    loss.reduction = "none"
+    values = []
+    for of in (loss, lambda *rows: of_the_authors(name, *rows)):
+        torch.manual_seed(6)
+        values.append(of(q, w, y))
+    torch.testing.assert_close(*values, rtol=1e-9, atol=1e-9)

@@ -41,7 +41,8 @@ class AdaFace(Loss):
             (benchmarks/loss_defaults.py): the best quality costs 2 m. The paper has 0.4.
         concentration: h > 0, default 0.333: about two thirds of the qualities lie within 1/3.
         scale: s > 0, or "auto" (default): :func:`auto_scale`. Face recognition: 64 (authors' code).
-        rate: weight of a batch in mu and sigma, default 0.01 (paper; the public scripts too).
+        rate: weight of a batch in mu and sigma, default 0.01 (paper and authors' training command;
+            their class alone has 1).
         norm_mean, norm_std: mu and sigma before the first batch, defaults 20 and 100 (authors'
             code). So wide a start means average quality for all until some hundred batches are in.
         options: those of every :class:`Loss`, with ``sync=True``: norms of all ranks.

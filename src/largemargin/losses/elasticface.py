@@ -59,7 +59,8 @@ class ElasticFace(Loss):
     Args:
         margin: m, radians in [0, pi) or in cosine units, a number or one per class (C,). Default
             0.5, the paper's for "arc"; for "cos" it has 0.35.
-        std: sigma >= 0, default 0.05 (paper; with ``plus`` 0.0175 for "arc" and 0.025 for "cos").
+        std: sigma >= 0, default 0.05 (paper and authors' configuration). With ``plus`` both have
+            0.0175 for "arc"; for "cos" 0.025 (paper) or 0.02 (configuration).
         form: "arc" (default) or "cos".
         plus: the variant above, default False.
         scale: s > 0, or "auto" (default): :func:`auto_scale`. Face recognition: 64 (paper).

@@ -129,12 +129,13 @@ class VSLoss(LogitAdjustment):
 
     The additive part acts early in training, the factors at its end: rare classes need larger
     logits. The model predicts with f. gamma = 0 is :class:`LogitAdjustment`; (0.15, 1.25) and
-    (0.05, 0.75) are the original's tuned values for CIFAR-10 and CIFAR-100, ratio 100.
+    (0.05, 0.75) are the original's tuned values for CIFAR-10 and CIFAR-100, ratio 100, which
+    public code of later papers takes over (that of SSE-SAM has the second pair).
 
     Args:
         class_counts: training samples per class, all positive.
-        gamma: >= 0 of the factors, default 0.3 (authors' code).
-        tau: >= 0 of the shift, default 1 (authors' code).
+        gamma: >= 0 of the factors, default 0.3 (authors' code, losses.py).
+        tau: >= 0 of the shift, default 1 (there, too).
         similarity, scale, options: those of every :class:`LogitLoss`.
 
     Departures: none.

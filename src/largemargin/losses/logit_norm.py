@@ -26,8 +26,9 @@ class LogitNorm(LogitLoss):
     The model predicts with f; the largest probability of f is the score for OOD.
 
     Args:
-        temperature: tau > 0, default 0.04 (OpenOOD, for CIFAR-10; the authors' command has 0.01).
-            The loss is at least :math:`\log(1 + (C-1)e^{-2/\tau})`.
+        temperature: tau > 0, default 0.04 (OpenOOD's training configuration, for all its data sets;
+            the authors' command for CIFAR-10 has 0.01). The loss is at least
+            :math:`\log(1 + (C-1)e^{-2/\tau})`.
         similarity, scale, options: those of every :class:`LogitLoss`. The scale cancels, and a
             ``prior`` shifts the logits after the division.
 

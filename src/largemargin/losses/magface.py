@@ -39,8 +39,8 @@ class MagFace(Loss):
         min_margin, max_margin: l_m and u_m in radians in [0, pi), defaults 0.45 and 0.8 (authors'
             trainer).
         strength: lambda_g; default 35/64 of the scale, so 35 at s = 64 (paper; the authors' trainer
-            has 20): the angular part grows with s, and beside a small one 35 would only make
-            features long. Below
+            has 20, their run.sh 35): the angular part grows with s, and beside a small one 35
+            would only make features long. Below
             :math:`s\,\frac{u_m-l_m}{u_a-l_a}\,\frac{u_a^2l_a^2}{u_a^2-l_a^2}` (their check; 0.35 s
             at the defaults) the best norm may be the smallest for all.
         scale: s > 0, or "auto" (default): :func:`auto_scale`. Face recognition: 64 (paper).

@@ -74,12 +74,13 @@ def dynamic_margins(
     r"""Margins by class size (Ha et al. 2020), :math:`m_c = a\,n_c^{-\lambda} + b`.
 
     For the ``margin`` of a loss on cosines: ``ArcFace(margin=dynamic_margins(counts))``. Unlike
-    :func:`ldam_margins` frequent classes keep at least b. The authors fit a and b to the range
-    they want for the sizes at hand.
+    :func:`ldam_margins` frequent classes keep at least b. The authors' code stretches
+    :math:`n_c^{-1/4}` to margins from 0.05 to 0.5 for the sizes at hand.
 
     Args:
         class_counts: training samples per class, all positive.
-        factor, offset, power: a, b and lambda >= 0; defaults 0.5, 0.05 and 1/4 (paper).
+        factor, offset, power: a, b and lambda >= 0; defaults 0.5, 0.05 and 1/4, which give about
+            that range.
 
     Returns:
         (C,) in ``dtype`` (default: torch's default dtype).
