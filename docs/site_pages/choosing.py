@@ -68,7 +68,8 @@ def rows() -> list[Advice]:
             "Long tail",
             ("ldam", "logit_adjustment", "vs_loss", "lm_softmax", "zero_centroid"),
             "rare classes get wider margins, or logits shifted by how frequent a class is, also "
-            "beside a margin: `prior=`; combine LM-Softmax with `zero_centroid`",
+            "beside a margin: `prior=`; combine LM-Softmax with `zero_centroid`; simpler are class "
+            "weights by effective number, `weight=lm.functional.balanced_weights(counts)`",
             ("ltlm/table2",),
             "long_tail",
         ),
@@ -104,6 +105,7 @@ def rows() -> list[Advice]:
                     "how-to/measure.md",
                 ),
             ),
+            ("how-to/ood.md", "how to"),
         ),
         Advice(
             "Retrieval, faces, persons",
