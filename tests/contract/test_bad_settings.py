@@ -204,9 +204,33 @@ def test_counts_of_classes_have_an_order(make):
         make(Counter([1, 1, 1, 2, 3]))
 
 
-def test_class_weights_are_numbers():
-    with pytest.raises(LargeMarginError, match="weight must be numbers, one per class, but 'bal"):
-        lm.CosFace(weight="balanced")
+@pytest.mark.parametrize("given", ["balanced", [3, None], ["3", "1"], [3, [1]]], ids=repr)
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda v: lm.CosFace(weight=v), "weight"),
+        (lambda v: lm.CosFace(prior=v), "prior"),
+        (lambda v: lm.CosFace(class_counts=v), "class_counts"),
+        (lm.LogitAdjustment, "class_counts"),
+        (lm.VSLoss, "class_counts"),
+        (LF.balanced_weights, "class_counts"),
+        (LF.dynamic_margins, "class_counts"),
+        (lambda v: LF.logit_adjusted(torch.zeros(1, 2), v), "class_counts"),
+    ],
+)
+def test_what_each_class_has_is_numbers(make, name, given):
+    with pytest.raises(LargeMarginError) as told:
+        make(given)
+    assert f"{name} must be numbers, one per class, but {given!r} was given. " in str(told.value)
+
+
+def test_settings_of_losses_that_measure_are_numbers():
+    for make, told in (
+        (lambda: lm.MarginDistribution(r="auto", theta="wide"), "theta must be a finite number"),
+        (lambda: lm.AdaCos(10.5), "num_classes must be a whole number, but 10.5"),
+        (lambda: LF.adacos_scale("ten"), "num_classes must be a whole number, but 'ten'"),
+    ):
+        assert told in message_of(make)
 
 
 def test_shapes_of_tensor_settings():

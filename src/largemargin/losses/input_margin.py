@@ -177,6 +177,7 @@ class MarginDistribution(_InputMarginLoss):
             per_sample_gradients=per_sample_gradients,
             **options,
         )
+        check_number("theta", theta)
         check_distribution(1.0 + theta if r == "auto" else r, theta, mu)
         check_number("measured_steps", measured_steps, at_least=1)
         self.r = r

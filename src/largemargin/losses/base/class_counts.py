@@ -18,10 +18,21 @@ def refuse_mapping(class_counts: object) -> None:
         )
 
 
+def numbers_per_class(name: str, values: Sequence[float] | Tensor, hint: str) -> Tensor:
+    """Whatever holds numbers, as a tensor; ``hint`` says how to make them."""
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise LargeMarginError(
+            f"{name} must be numbers, one per class, but {values!r} was given.{hint}"
+        ) from None
+
+
 def check_counts(class_counts: Sequence[float] | Tensor, name: str = "class_counts") -> Tensor:
     """Counts as a float64 vector; without samples a class has no weight, margin or prior."""
     refuse_mapping(class_counts)
-    counts = torch.as_tensor(class_counts).detach().double()
+    hint = " Count the labels: torch.bincount(labels)."
+    counts = numbers_per_class(name, class_counts, hint).detach().double()
     if counts.dim() != 1 or counts.numel() < 2:
         raise LargeMarginError(
             f"{name} must be a vector of at least 2 counts, but its shape is {tuple(counts.shape)}."

@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_num_classes, check_number
+from largemargin.errors import LargeMarginError, check_count, check_num_classes, check_number
 from largemargin.ops.similarity import check_scale
 from largemargin.tracing import values_are_checked
 
@@ -95,7 +95,7 @@ def adacos_scale(num_classes: int) -> float:
         >>> round(adacos_scale(1000), 2)
         9.77
     """
-    check_number(
+    check_count(
         "num_classes",
         num_classes,
         at_least=3,

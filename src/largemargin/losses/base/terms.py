@@ -18,6 +18,7 @@ from largemargin.errors import (
     check_number,
     check_sizes,
 )
+from largemargin.losses.base.class_counts import numbers_per_class
 from largemargin.losses.base.scale import auto_scale, check_scale_setting
 from largemargin.losses.base.setting_ranges import Limits
 from largemargin.ops.class_stats import (
@@ -329,13 +330,8 @@ def drawn_matrix(prototypes: Tensor | nn.Module) -> Tensor:
 
 def class_vector(name: str, values: Tensor | Sequence[float]) -> Tensor:
     """A (C,) floating point copy of per-class numbers."""
-    try:
-        vector = torch.as_tensor(values)
-    except (TypeError, ValueError):
-        raise LargeMarginError(
-            f"{name} must be numbers, one per class, but {values!r} was given."
-            + (" Make them: lm.functional.balanced_weights(counts)." if name == "weight" else "")
-        ) from None
+    hint = " Make them: lm.functional.balanced_weights(counts)." if name == "weight" else ""
+    vector = numbers_per_class(name, values, hint)
     check_layout(name, vector)
     if vector.is_floating_point() or vector.is_complex():
         check_floating(name, vector)
