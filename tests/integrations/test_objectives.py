@@ -42,3 +42,20 @@ def test_penalties_come_with_a_cross_entropy() -> None:
 def test_sums_that_cannot_be_read(text: str, params: dict[str, float], message: str) -> None:
     with pytest.raises(LargeMarginError, match=message):
         objective_for(text, params)
+
+
+@pytest.mark.parametrize("name", ["prior", "class_counts"])
+def test_counts_are_taken_from_the_labels(name: str) -> None:
+    """For every loss that has them, also one of several terms."""
+    text, settings = "cosface + 0.1*zero_centroid", {"cosface": {name: "auto"}}
+    built = objective_for(text, settings, [40, 20, 8])(3, 4)
+    kept = getattr(built.terms["cosface"], name)
+    assert (kept.tolist() if name == "prior" else kept) == [40, 20, 8]
+    for given, counts in (("counted", [40, 20, 8]), ("auto", None)):
+        with pytest.raises(LargeMarginError, match=rf"{name} of CosFace must be .* but '{given}'"):
+            objective_for("cosface", {name: given}, counts)(3, 4)
+
+
+def test_a_loss_with_counts_of_its_own_has_no_second_prior() -> None:
+    with pytest.raises(LargeMarginError, match="its prior is made from class_counts"):
+        objective_for("logit_adjustment", {"prior": "auto"}, [40, 20, 8])(3, 4)

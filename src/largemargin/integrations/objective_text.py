@@ -41,8 +41,9 @@ def objective_for(
 
     Modules are copied, so that a fit leaves the given one as it was. Names and classes are built
     when the number of classes C and the feature dimension are known: ``num_classes`` and ``dim``
-    are filled in, ``class_counts="auto"`` (and LDAM without counts) gets ``class_counts``. By name,
-    alone or in a sum as ``"cosface + 0.5*sample_margin"``, penalties come with a cross entropy.
+    are filled in; ``class_counts="auto"`` (also LDAM's default here) and ``prior="auto"`` get
+    ``class_counts``. By name, alone or in a sum as ``"cosface + 0.5*sample_margin"``, penalties
+    come with a cross entropy.
     """
     settings = dict(params or {})
     if isinstance(given, str):
@@ -205,16 +206,19 @@ def build_loss(
     for name, value in (("num_classes", num_classes), ("dim", dim)):
         if name in known:
             filled.setdefault(name, value)
-    if "class_counts" in known:
-        asked = filled.get("class_counts", "auto" if needs_counts(kind) else None)
+    if needs_counts(kind):
+        filled.setdefault("class_counts", "auto")
+    for name in ("class_counts", "prior"):
+        asked = filled.get(name)
         if isinstance(asked, str):
             if asked != "auto" or class_counts is None:
+                why = ', not "auto"' if class_counts else " and there are no labels to count"
                 raise LargeMarginError(
-                    f"class_counts of {kind.__name__} must be the number of training samples of "
-                    f"each class, but {asked!r} was given and there are no labels to count. Pass "
-                    "them: class_counts=torch.bincount(labels).tolist()."
+                    f"{name} of {kind.__name__} must be the number of training samples of each "
+                    f"class, but {asked!r} was given{why}. Pass them: "
+                    f"{name}=torch.bincount(labels).tolist()."
                 )
-            filled["class_counts"] = list(class_counts)
+            filled[name] = list(class_counts)
     return kind(**filled)
 
 
