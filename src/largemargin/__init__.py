@@ -189,10 +189,6 @@ def _public() -> list[str]:
     return sorted(names)
 
 
-_CALLED = {"BalancedSoftmax": "LogitAdjustment"}
-"""Methods that are a setting of a loss here."""
-
-
 def _meant(name: str) -> str:
     """``ArcFaceLoss`` of another library is ``ArcFace`` here."""
     from difflib import get_close_matches
@@ -200,12 +196,13 @@ def _meant(name: str) -> str:
     if _is_plain(name):
         return ""
     from largemargin import functional
+    from largemargin.losses.base.constructor_arguments import method_called
 
     if name in functional.__all__:
         return f". It is lm.functional.{name}"
-    called = _CALLED.get(name, name.removesuffix("Loss"))
-    close = get_close_matches(called, _public(), n=1, cutoff=0.75)
-    return f". Did you mean {close[0]}?" if close else ""
+    close = get_close_matches(name.removesuffix("Loss"), _public(), n=1, cutoff=0.75)
+    meant = method_called(name) or "".join(close)
+    return f". Did you mean {meant}?" if meant else ""
 
 
 def __dir__() -> list[str]:

@@ -44,6 +44,23 @@ def test_the_table_has_the_words_that_errors_answer() -> None:
     assert named - known <= {"miner", "indices_tuple", "W"}
 
 
+def test_a_class_of_the_table_is_answered_with_what_stands_beside_it() -> None:
+    text = (FOLDER / "coming_from.md").read_text(encoding="utf-8")
+    table = text[text.index("## Losses") : text.index("## Defaults")]
+    rows = [row.strip("|").split("|") for row in table.splitlines() if row.startswith("|")][2:]
+    beside: dict[str, str] = {}
+    for theirs, ours in rows:
+        for name in re.findall(r"`([A-Z]\w+)", theirs):
+            beside[name] = beside.get(name, "") + ours
+    unknown = {name: ours for name, ours in beside.items() if not hasattr(lm, name)}
+    assert len(unknown) > 20
+    for name, ours in unknown.items():
+        with pytest.raises(AttributeError, match="Did you mean") as told:
+            getattr(lm, name)
+        meant = str(told.value).removesuffix("?").rpartition(" ")[2]
+        assert re.search(rf"\b{re.escape(meant)}[`(]", ours), name
+
+
 def margin_of_insightface(cosines: torch.Tensor, by_angle: bool) -> torch.Tensor:
     """Target cosines with insightface's margin of 0.5: its class of today, and the one before."""
     if by_angle:

@@ -44,6 +44,15 @@ def test_sums_that_cannot_be_read(text: str, params: dict[str, float], message: 
         objective_for(text, params)
 
 
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [("am_softmax", "cosface"), ("gce", "generalized_cross_entropy"), ("VSLoss", "vs_loss")],
+)
+def test_names_of_other_libraries_are_answered(name: str, ours: str) -> None:
+    with pytest.raises(LargeMarginError, match=rf"{name}' is no loss\. Closest: {ours}\. "):
+        objective_for(name)
+
+
 @pytest.mark.parametrize("name", ["prior", "class_counts"])
 def test_counts_are_taken_from_the_labels(name: str) -> None:
     """For every loss that has them, also one of several terms."""

@@ -14,6 +14,7 @@ from largemargin.losses import LOSSES
 from largemargin.losses.base.constructor_arguments import (
     arguments_of,
     constructor_arguments,
+    method_called,
     wrong_arguments,
 )
 from largemargin.losses.base.loss import Loss, Weighted
@@ -230,7 +231,8 @@ def key_of(name: str) -> str:
 def loss_named(name: str) -> type[Loss]:
     """A loss class by its name in ``lm.LOSSES``; a wrong name is answered with close ones."""
     if name not in LOSSES:
-        close = get_close_matches(name, LOSSES, n=3, cutoff=0.4) or sorted(LOSSES)
+        meant = [key for key, kind in LOSSES.items() if kind.__name__ == method_called(name)]
+        close = meant or get_close_matches(name, LOSSES, n=3, cutoff=0.4) or sorted(LOSSES)
         raise LargeMarginError(
             f"objective {name!r} is no loss. Closest: {', '.join(close)}. All of them: lm.LOSSES, "
             "or largemargin list."

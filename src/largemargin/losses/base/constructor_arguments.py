@@ -69,6 +69,38 @@ ELSEWHERE: dict[str, str] = {
 }
 """What is no argument of a loss, and where it goes."""
 
+METHODS: dict[str, str] = {
+    "amsoftmax": "CosFace",
+    "arcfaceclshead": "SubCenterHead",
+    "asoftmax": "SphereFace",
+    "balancedsoftmax": "LogitAdjustment",
+    "cb": "functional.balanced_weights",
+    "ce": "CrossEntropy",
+    "classbalanced": "functional.balanced_weights",
+    "combinedmargin": "UnifiedMargin",
+    "gce": "GeneralizedCrossEntropy",
+    "labelsmoothingcrossentropy": "CrossEntropy",
+    "largemargininsoftmax": "Kobayashi",
+    "largemarginsoftmax": "LSoftmax",
+    "mag": "MagFace",
+    "maglinear": "MagFace",
+    "normalizedsoftmax": "NormFace",
+    "partialfc": "ShardedClassHead",
+    "partialfcv2": "ShardedClassHead",
+    "sce": "SymmetricCrossEntropy",
+    "setadaptivemarginshook": "functional.dynamic_margins",
+    "softtargetcrossentropy": "CrossEntropy",
+    "subcenterarcface": "SubCenterHead",
+    "truncated": "GeneralizedCrossEntropy",
+    "vs": "VSLoss",
+}
+"""Methods whose names elsewhere are not like ours, without case, underscores and "loss"."""
+
+
+def method_called(name: str) -> str:
+    """What has this name elsewhere, as ``AMSoftmaxLoss`` or ``am_softmax``; empty if unknown."""
+    return METHODS.get(name.lower().replace("_", "").removesuffix("loss"), "")
+
 
 class WrongArguments(LargeMarginError, TypeError):
     """A loss was made with arguments that it does not have; Python's own error is a TypeError."""
