@@ -154,6 +154,17 @@ def of_the_authors(name: str, q: torch.Tensor, w: torch.Tensor, y: torch.Tensor)
     return torch.nn.functional.cross_entropy(logits, y, reduction="none") + cost
 
 
+def problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, w = torch.randn(40, 6, dtype=torch.float64), torch.randn(4, 6, dtype=torch.float64)
+    return 20 * torch.rand(40, 1, dtype=torch.float64) * q, w, torch.arange(40) % 4
+
+
+def of_the_table(name: str) -> lm.Loss:
+    known = {kind.__name__: kind for kind in lm.LOSSES.values()}
+    loss: lm.Loss = eval(default_rows()[name], {**known, "class_counts": COUNTS, "math": math})
+    return loss.double()
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -162,13 +173,22 @@ def of_the_authors(name: str, q: torch.Tensor, w: torch.Tensor, y: torch.Tensor)
     ],
 )
 def test_the_defaults_of_the_authors_are_what_the_table_says(name: str) -> None:
-    q, w = torch.randn(40, 6, dtype=torch.float64), torch.randn(4, 6, dtype=torch.float64)
-    q, y = 20 * torch.rand(40, 1, dtype=torch.float64) * q, torch.arange(40) % 4
-    known = {kind.__name__: kind for kind in lm.LOSSES.values()}
-    loss = eval(default_rows()[name], {**known, "class_counts": COUNTS}).double()
+    q, w, y = problem()
+    loss = of_the_table(name)
     loss.reduction = "none"
     values = []
     for of in (loss, lambda *rows: of_the_authors(name, *rows)):
         torch.manual_seed(6)
         values.append(of(q, w, y))
     torch.testing.assert_close(*values, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["ArcFaceLoss", "CosFaceLoss", "NormalizedSoftmaxLoss"])
+def test_the_defaults_of_pytorch_metric_learning_are_what_the_table_says(name: str) -> None:
+    reason = "pytorch-metric-learning is an extra"
+    theirs = getattr(pytest.importorskip("pytorch_metric_learning.losses", reason=reason), name)(
+        4, 6
+    )
+    q, w, y = problem()
+    theirs.W.data = w.T.clone()
+    torch.testing.assert_close(of_the_table(name)(q, w, y), theirs(q, y), rtol=1e-9, atol=1e-9)
