@@ -384,22 +384,15 @@ def digest(split: Split) -> str:
     return found.hexdigest()
 
 
-class Bar(Protocol):
-    """A progress bar."""
-
-    def update(self, n: int = 1, /) -> Any: ...
-
-
-class _NoBar:
-    def update(self, n: int = 1, /) -> None:
-        pass
+Advance: TypeAlias = Callable[[], Any]
+"""Moves a progress bar on by one pass of the model over a batch."""
 
 
 @contextmanager
-def bar(what: str, total: int | None, progress: bool) -> Iterator[Bar]:
+def bar(what: str, total: int | None, progress: bool) -> Iterator[Advance]:
     """A bar of ``total`` passes of the model over a batch, on the first process only."""
     if not progress or (world_size() > 1 and dist.get_rank() > 0):
-        yield _NoBar()
+        yield lambda: None
         return
     try:
         from tqdm.auto import tqdm
@@ -408,11 +401,11 @@ def bar(what: str, total: int | None, progress: bool) -> Iterator[Bar]:
             "progress=True needs tqdm. Install it: pip install tqdm, or pass progress=False."
         ) from None
     with tqdm(total=total, desc=what, unit="batch", leave=False) as shown:
-        yield shown
+        yield shown.update
 
 
 def with_bar(values: Iterable[T], what: str, total: int | None, progress: bool) -> Iterator[T]:
-    with bar(what, total, progress) as shown:
+    with bar(what, total, progress) as advance:
         for each in values:
             yield each
-            shown.update()
+            advance()

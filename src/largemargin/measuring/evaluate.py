@@ -334,12 +334,12 @@ class _Pass:
         parts = [each for each in (self.perturbed, self.attacked) if each is not None]
         passes = 1 + sum(each.passes for each in parts)
         total = None if number is None else number * passes
-        with self.reader.evaluating(), bar("evaluate", total, progress) as shown:
+        with self.reader.evaluating(), bar("evaluate", total, progress) as advance:
             for batch in self.waiting:
                 self._add_clean(batch)
-                shown.update()
+                advance()
                 for part in parts:
-                    part.add(batch, shown)
+                    part.add(batch, advance)
         return {
             "clean": self.clean.sums(),
             "calibrated": None if self.calibrated is None else self.calibrated.sums(),

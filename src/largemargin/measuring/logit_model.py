@@ -13,7 +13,7 @@ from largemargin.dropin.model_outputs import tensors_in
 from largemargin.errors import LargeMarginError
 from largemargin.geometry.evaluation_mode import evaluation_mode, model_lock
 from largemargin.measuring.batches import (
-    Bar,
+    Advance,
     DataBatch,
     Source,
     bar,
@@ -182,6 +182,7 @@ def columns_of(
     data: Source,
     columns: Callable[[DataBatch], tuple[Tensor, ...]],
     what: str,
+    empty: str,
     *,
     batch_size: int = 256,
     device: torch.device | str | None = None,
@@ -189,9 +190,10 @@ def columns_of(
     sync: bool = True,
     progress: bool = False,
 ) -> tuple[Tensor, ...]:
-    """What ``columns(batch)`` gives, on the CPU, of all batches of all processes; () without one.
+    """What ``columns(batch)`` gives, on the CPU, of all batches of all processes.
 
-    ``what`` names the pass on the progress bar; the others are as in :func:`accuracy_of`.
+    ``what`` names the pass on the progress bar, ``empty`` says what is wrong where there is no row
+    at all; the others are as in :func:`accuracy_of`.
     """
     where = reader.device if device is None else torch.device(device)
     shared = sync and world_size() > 1
@@ -199,38 +201,45 @@ def columns_of(
     def read() -> list[tuple[Tensor, ...]]:
         parts = []
         total = count_batches(data, batch_size, shared=shared)
-        with reader.evaluating(), bar(what, total, progress) as shown:
+        with reader.evaluating(), bar(what, total, progress) as advance:
             for batch in source_batches(
                 data, batch_size=batch_size, device=where, workers=workers, shared=shared
             ):
                 parts.append(tuple(column.cpu() for column in columns(batch)))
-                shown.update()
+                advance()
         return parts
 
     every = [part for parts in fail_together(shared, read) for part in parts]
-    return tuple(torch.cat(column) for column in zip(*every, strict=True))
+    found = tuple(torch.cat(column) for column in zip(*every, strict=True))
+    if not found or len(found[0]) == 0:
+        raise LargeMarginError(empty)
+    return found
 
 
-class Counter(Protocol):
-    """Sums over samples that a pass makes."""
+R = TypeVar("R", covariant=True)
+
+
+class Counter(Protocol[R]):
+    """Sums over samples that a pass makes, and the result they give."""
 
     @property
     def passes(self) -> int:
         """Passes of the model over a batch, for the progress bar."""
         ...
 
-    def add(self, batch: DataBatch, shown: Bar) -> None: ...
+    def add(self, batch: DataBatch, advance: Advance) -> None: ...
 
     def sums(self) -> Any: ...
 
-
-C = TypeVar("C", bound=Counter)
+    def result(self, parts: list[Any]) -> R:
+        """From the sums of every process."""
+        ...
 
 
 def count_over(
     model: nn.Module,
     data: Source,
-    make_counter: Callable[[LogitModel, torch.device], C],
+    make_counter: Callable[[LogitModel, torch.device], Counter[R]],
     what: str,
     *,
     num_classes: int | None = None,
@@ -240,10 +249,10 @@ def count_over(
     workers: int = 0,
     sync: bool = True,
     progress: bool = False,
-) -> tuple[C, list[Any]]:
-    """One pass with a counter: the counter, and the sums of every process."""
+) -> R:
+    """One pass with a counter: its result over all processes."""
     shared = sync and world_size() > 1
-    made: list[C] = []
+    made: list[Counter[R]] = []
 
     def count() -> Any:
         reader = LogitModel(model, num_classes=num_classes, layer=layer)
@@ -252,12 +261,12 @@ def count_over(
         made.append(counter)
         number = count_batches(data, batch_size, shared=shared)
         total = None if number is None else number * counter.passes
-        with reader.evaluating(), bar(what, total, progress) as shown:
+        with reader.evaluating(), bar(what, total, progress) as advance:
             for batch in source_batches(
                 data, batch_size=batch_size, device=where, workers=workers, shared=shared
             ):
-                counter.add(batch, shown)
+                counter.add(batch, advance)
         return counter.sums()
 
     parts = fail_together(shared, count)
-    return made[0], parts
+    return made[0].result(parts)
