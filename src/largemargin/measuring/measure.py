@@ -572,6 +572,8 @@ def build_geometry(
     notes += _stream_notes(stream)
     correct = predicted == labels
     leads = {name: stream.column(name) for name in LEADS}
+    kept = None if stream.store is None else stream.store.all()
+    columns = {name: stream.column(name) for name in ("label", "index", "boundary", "distance")}
     return Geometry(
         samples=stream.seen,
         classes=stream.num_classes,
@@ -593,8 +595,10 @@ def build_geometry(
         prototypes=measure_prototypes(head.weight, notes),
         centers=measure_centers(stream.sums),
         variance=measure_variance(stream.sums, notes),
-        collapse=measure_collapse(stream, notes),
-        compactness=measure_compactness(stream, radius, notes) if settings.pairwise else None,
+        collapse=measure_collapse(stream.sums, stream.scores.weight, kept, predicted, notes),
+        compactness=measure_compactness(kept, columns, stream.sums, radius, notes)
+        if settings.pairwise and kept is not None
+        else None,
         calibration=calibration(stream.column("confidence"), correct),
         errors=rejection(
             {name: each[correct] for name, each in leads.items()},
