@@ -238,16 +238,16 @@ def _positions(loader: Iterable[Any]) -> Tensor | None:
     return torch.where(place < size, index, -1)
 
 
-def order_note(loader: Iterable[Any]) -> str | None:
+def order_notes(loader: Iterable[Any]) -> list[str]:
     """What sample indices mean where they are not positions in the dataset."""
     sampler, batched = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
     if sampler is None or isinstance(sampler, DistributedSampler):
-        return None
+        return []
     if isinstance(sampler, SequentialSampler) and type(batched) in (BatchSampler, type(None)):
-        return None
+        return []
     if type(sampler).__name__ == "_InfiniteConstantSampler":  # an iterable dataset
-        return None
-    return "the loader draws samples in an order of its own: indices count them as they came"
+        return []
+    return ["the loader draws samples in an order of its own: indices count them as they came"]
 
 
 def _parts(batch: Any) -> tuple[Any, Any]:
@@ -325,7 +325,10 @@ def call(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
-def device_of(model: nn.Module) -> torch.device:
+def device_for(model: nn.Module, asked: torch.device | str | None = None) -> torch.device:
+    """The device asked for, by default that of the model."""
+    if asked is not None:
+        return torch.device(asked)
     first = next(model.parameters(), None)
     return torch.device("cpu") if first is None else first.device
 

@@ -28,10 +28,10 @@ from largemargin.measuring.batches import (
     IGNORED,
     SKIP,
     change_tensors,
-    device_of,
+    device_for,
     loader_batches,
     need_labels,
-    order_note,
+    order_notes,
     to_device,
 )
 from largemargin.measuring.feature_geometry import Variance
@@ -248,7 +248,7 @@ def embed(
     projector = Projector(method, seed, perplexity)
     check_number("batch_size", batch_size, at_least=1)
     probe = Probe(model, layer=layer)
-    where = torch.device(device) if device is not None else device_of(probe.model)
+    where = device_for(probe.model, device)
     num_classes = len(probe.view().weight)
     quotas = ClassQuotas(max_samples, num_classes, classes, seed)
     reader, names = layer_reader(probe, layers)
@@ -257,16 +257,13 @@ def embed(
         changes[NOISY] = noise_change(InputSpace(probe, normalization), noise, seed)
     drawn = draw_samples(loader, quotas, num_classes, progress)
     with probe.evaluating():
-        seen = read_samples(probe, reader, drawn, changes, where, batch_size)
-    seen.rows = {name: seen.rows[name] for name in (names or seen.pooling)}
+        seen = read_samples(probe, reader, names, drawn, changes, where, batch_size)
     unit = probe.view().similarity == "cosine" if unit is None else unit
     unit = unit and PENULTIMATE in seen.rows
     if unit:
         rows = seen.rows[PENULTIMATE].items()
         seen.rows[PENULTIMATE] = {name: nn.functional.normalize(each) for name, each in rows}
-    notes = [*quotas.notes(), *([] if reader is None else reader.notes())]
-    order = order_note(loader)
-    notes += [] if order is None else [order]
+    notes = [*quotas.notes(), *([] if reader is None else reader.notes()), *order_notes(loader)]
     words = None if noise is None else noise_label(noise)
     made = _build_embeddings(seen, words, notes, projector)
     return replace(made, assumed=(*made.assumed, UNIT)) if unit else made
@@ -554,36 +551,42 @@ def layer_reader(probe: Probe, layers: Layers) -> tuple[LayerReader | None, list
 def read_samples(
     probe: Probe,
     reader: LayerReader | None,
+    names: list[str] | None,
     drawn: SampleSubset,
     changes: dict[str, Change],
     device: torch.device,
     batch_size: int,
 ) -> SampleReading:
-    """Rows by layer and logits of samples under each condition, on the CPU."""
-
-    def read(part: slice, change: Change) -> dict[str, Tensor]:
-        """Features of a batch by layer, and under no name its logits."""
-        inputs = change(stack_samples(drawn.inputs[part]), drawn.index[part])
-        hooks = None if reader is None else reader.hooks(drawn.labels[part])
-        features, logits, _ = probe.read(to_device(inputs, device), hooks)
-        if features.dim() != 2:
-            raise LargeMarginError(
-                "embeddings need one vector per sample at the head, but what enters it has the "
-                f"shape {tuple(features.shape)}."
-            )
-        found = {PENULTIMATE: features, "": logits, **({} if reader is None else reader.taken())}
-        return {name: each.detach().cpu().double() for name, each in found.items()}
-
+    """Rows of layers (by default all) and logits of samples under each condition, on the CPU."""
     seen = SampleReading(drawn.labels, drawn.index)
     for condition, change in changes.items():
-        parts = [read(part, change) for part in blocks(len(drawn.labels), batch_size)]
+        parts = []
+        for part in blocks(len(drawn.labels), batch_size):
+            inputs = change(stack_samples(drawn.inputs[part]), drawn.index[part])
+            parts.append(_read(probe, reader, to_device(inputs, device), drawn.labels[part]))
         whole = {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
         seen.logits[condition] = whole.pop("")
         for name, rows in whole.items():
             seen.rows.setdefault(name, {})[condition] = rows
     facts = {} if reader is None else reader.facts
     seen.pooling = {name: each.pooling for name, each in facts.items()} | {PENULTIMATE: "none"}
+    seen.rows = {name: seen.rows[name] for name in (names or seen.pooling)}
     return seen
+
+
+def _read(
+    probe: Probe, reader: LayerReader | None, inputs: Any, labels: Tensor
+) -> dict[str, Tensor]:
+    """Features of a batch by layer, and under no name its logits."""
+    hooks = None if reader is None else reader.hooks(labels)
+    features, logits, _ = probe.read(inputs, hooks)
+    if features.dim() != 2:
+        raise LargeMarginError(
+            "embeddings need one vector per sample at the head, but what enters it has the "
+            f"shape {tuple(features.shape)}."
+        )
+    found = {PENULTIMATE: features, "": logits, **({} if reader is None else reader.taken())}
+    return {name: each.detach().cpu().double() for name, each in found.items()}
 
 
 def noise_change(space: InputSpace, noise: Noise, seed: int) -> Change:

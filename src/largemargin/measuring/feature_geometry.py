@@ -404,12 +404,12 @@ def check_sphere(dim: int) -> None:
 
 def measure_sphere(stream: Stream, notes: list[str]) -> Sphere:
     """Points of a stream that has kept its features."""
-    assert stream.store is not None
+    assert stream.kept is not None
     index = stream.column("index")
     chosen = _shown_rows(index)
     if len(chosen) < len(index):
         notes.append(f"the sphere shows {len(chosen)} of {len(index)} samples, seed {POINT_SEED}")
-    rows = widen(stream.store.all()[chosen])
+    rows = widen(stream.kept[chosen])
     labels = stream.column("label")[chosen]
     unit, prototypes = _directions(rows), _directions(stream.scores.weight.cpu())
     angles = _angles_between(unit, prototypes)

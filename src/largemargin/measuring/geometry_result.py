@@ -180,16 +180,14 @@ def table(geometry: Geometry) -> str:
     form = f"{g.similarity} head" + ("" if g.scale == 1 else f", scale {g.scale:g}")
     title = f"{g.samples:,} samples, {g.classes:,} classes, {g.dim:,} dimensions, {form}"
     title += "" if g.data is None else f"\n{g.data}"
-    facts = [*_overall(g), *_space(g), *_trust(g), *_behind(g)]
-    width = max(len(name) for name, _ in facts)
-    text = [f"{name:<{width}}  {value}" for name, value in facts]
-    at = len(_overall(g))
+    overall, rest = _overall(g), [*_space(g), *_trust(g), *_behind(g)]
+    width = max(len(name) for name, _ in (*overall, *rest))
     return "\n".join(
         [
             title,
-            *text[:at],
+            *(f"{name:<{width}}  {value}" for name, value in overall),
             *_margin_table(g, width),
-            *text[at:],
+            *(f"{name:<{width}}  {value}" for name, value in rest),
             *_layer_table(g, width),
             *(f"note: {n}" for n in g.notes),
         ]
@@ -223,11 +221,8 @@ def _known(p: PrototypeGeometry) -> str:
 def _margin_table(g: Geometry, width: int) -> list[str]:
     heads = ("mean", "std", "mean/std", "min", "5 %", "median")
     lines = [f"{'sample margins':<{width}}" + "".join(f"{head:>11}" for head in heads)]
-    for name, label in (
-        ("raw", "logits"),
-        ("cosine", "cosine"),
-        ("distance", "distance to the boundary"),
-    ):
+    labels = {"raw": "logits", "cosine": "cosine", "distance": "distance to the boundary"}
+    for name, label in labels.items():
         d = g.margins[name].overall
         values = (d.mean, d.std, d.ratio, d.minimum, d.quantiles[0.05], d.median)
         lines.append(f"{'  ' + label:<{width}}" + "".join(f"{number(v):>11}" for v in values))

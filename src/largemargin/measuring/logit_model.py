@@ -19,7 +19,7 @@ from largemargin.measuring.batches import (
     bar,
     call,
     count_batches,
-    device_of,
+    device_for,
     fail_together,
     source_batches,
 )
@@ -86,10 +86,6 @@ class LogitModel(nn.Module):
     def head(self) -> nn.Module:
         """The layer that :func:`largemargin.attach` would find."""
         return self.probe.head
-
-    @property
-    def device(self) -> torch.device:
-        return device_of(self.model)
 
     @contextmanager
     def evaluating(self, *, gradients: bool = False) -> Iterator["LogitModel"]:
@@ -195,8 +191,7 @@ def columns_of(
     ``what`` names the pass on the progress bar, ``empty`` says what is wrong where there is no row
     at all; the others are as in :func:`accuracy_of`.
     """
-    where = reader.device if device is None else torch.device(device)
-    shared = sync and world_size() > 1
+    where, shared = device_for(reader.model, device), sync and world_size() > 1
 
     def read() -> list[tuple[Tensor, ...]]:
         parts = []
@@ -256,7 +251,7 @@ def count_over(
 
     def count() -> Any:
         reader = LogitModel(model, num_classes=num_classes, layer=layer)
-        where = reader.device if device is None else torch.device(device)
+        where = device_for(reader.model, device)
         counter = make_counter(reader, where)
         made.append(counter)
         number = count_batches(data, batch_size, shared=shared)

@@ -189,19 +189,24 @@ def plot_surface(
         lines = ax.contour(along, across, inside, levels=[0.5], colors="white", linewidths=1.2)
         lines.set(path_effects=halo)
     for c, count in counts.items():
-        if count < REGION * len(along) * len(across):
-            continue
-        own = [(x, y) for y, row in zip(across, classes, strict=True)
-               for x, each in zip(along, row, strict=True) if each == c]  # fmt: skip
-        middle = [statistics.fmean(each) for each in zip(*own, strict=True)]
-        x, y = min(own, key=lambda at: abs(at[0] - middle[0]) + abs(at[1] - middle[1]))
-        text = ax.annotate(
-            class_name(c, names), (x, y), (0, 9), textcoords="offset points", ha="center",
-            va="center", color="white", weight="bold",
-        )  # fmt: skip
-        text.set(path_effects=halo)
+        if count >= REGION * len(along) * len(across):
+            text = ax.annotate(
+                class_name(c, names), _middle_of(c, along, across, classes), (0, 9),
+                textcoords="offset points", ha="center", va="center", color="white", weight="bold",
+            )  # fmt: skip
+            text.set(path_effects=halo)
     ax.plot(0, 0, marker="o", color="white", markersize=4, path_effects=halo)
     return ax
+
+
+def _middle_of(
+    c: int, along: Sequence[float], across: Sequence[float], classes: Sequence[Sequence[int]]
+) -> tuple[float, float]:
+    """The point of a grid predicted as class c that is closest to the mean of all of these."""
+    own = [(x, y) for y, row in zip(across, classes, strict=True)
+           for x, each in zip(along, row, strict=True) if each == c]  # fmt: skip
+    middle = [statistics.fmean(each) for each in zip(*own, strict=True)]
+    return min(own, key=lambda at: abs(at[0] - middle[0]) + abs(at[1] - middle[1]))
 
 
 def class_name(c: int, names: Sequence[str] | None) -> str:

@@ -240,6 +240,11 @@ class Stream:
             joined.store = gather_store(self.store)
         return joined
 
+    @property
+    def kept(self) -> Tensor | None:
+        """(N, D) features of all samples; None where they were dropped."""
+        return None if self.store is None else self.store.all()
+
     def column(self, name: str) -> Tensor:
         """(N,) values of one column, on the CPU."""
         parts = self.columns[name]
