@@ -256,8 +256,7 @@ def _parts(batch: Any) -> tuple[Any, Any]:
         return batch.images, batch.labels
     if isinstance(batch, Mapping):
         name = next((each for each in LABELS if each in batch), None)
-        inputs = {key: each for key, each in batch.items() if key != name}
-        return inputs, None if name is None else batch[name]
+        return {key: each for key, each in batch.items() if key != name}, batch.get(name)
     if not isinstance(batch, tuple | list):
         return batch, None
     if len(batch) < 2:

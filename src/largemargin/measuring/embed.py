@@ -222,7 +222,6 @@ def embed(
         loader: as there, one label per sample.
         layers: names, pooled as :func:`largemargin.measure` does; "penultimate" (default) is what
             enters the head; "blocks" stands for the blocks of the network and "penultimate".
-        layer: name of the head; default the last linear layer.
         method: "tsne" (default) or "pca".
         noise: standard deviation of Gaussian noise on the inputs (0.06 for the CIFAR-10 figures of
             ROB), or a ``robust.Perturbation``. Clean and noisy samples are embedded together.
@@ -235,8 +234,7 @@ def embed(
         unit: bring what enters the head to length 1; default where the head compares cosines, which
             do not depend on lengths.
         batch_size: of the passes through the model.
-        device: where they run; default that of the model.
-        progress: show a progress bar (needs tqdm).
+        layer, device, progress: as in :func:`largemargin.measure`.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))

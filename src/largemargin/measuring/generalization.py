@@ -173,23 +173,12 @@ class FullyConnected:
 
     def __init__(self, space: InputSpace) -> None:
         self.space = space
-        self.reason: str | None = None
+        self.reason = _not_fully_connected(space.model, space.head)
         """Why the model is something else."""
         self.weights: list[Tensor] = []
         self.cushions: NoiseCushions | None = None
         self.samples = 0
         """Over which the cushions were taken."""
-        model, head = space.model, space.head
-        linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-        known = {id(p) for module in linear for p in (module.weight, module.bias) if p is not None}
-        others = [name for name, p in model.named_parameters() if id(p) not in known]
-        if others:
-            kinds = {type(model.get_submodule(name.rpartition(".")[0])).__name__ for name in others}
-            self.reason = f"it has other layers than linear ones: {', '.join(sorted(kinds))}"
-        elif not isinstance(head, nn.Linear):
-            self.reason = f"its head is a {type(head).__name__}"
-        elif any(module.bias is not None and bool(module.bias.any()) for module in linear):
-            self.reason = "its layers have biases"
 
     def add(self, inputs: Any) -> None:
         """Check the network on a batch and update its cushions; without gradients."""
@@ -252,6 +241,21 @@ class FullyConnected:
             return False
         scale = float(logits.abs().max())
         return bool(torch.allclose(below, logits, rtol=1e-4, atol=1e-5 * max(scale, 1e-30)))
+
+
+def _not_fully_connected(model: nn.Module, head: nn.Module) -> str | None:
+    """Why a model cannot be a chain of linear layers without biases; None where it may be one."""
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    known = {id(p) for module in linear for p in (module.weight, module.bias) if p is not None}
+    others = [name for name, p in model.named_parameters() if id(p) not in known]
+    if others:
+        kinds = {type(model.get_submodule(name.rpartition(".")[0])).__name__ for name in others}
+        return f"it has other layers than linear ones: {', '.join(sorted(kinds))}"
+    if not isinstance(head, nn.Linear):
+        return f"its head is a {type(head).__name__}"
+    if any(module.bias is not None and bool(module.bias.any()) for module in linear):
+        return "its layers have biases"
+    return None
 
 
 def measure_bounds(

@@ -216,13 +216,10 @@ def measure_curvature(
         model: any model :func:`largemargin.attach` can read, of one floating point input tensor.
         loader: yields (inputs, labels).
         settings: see :class:`CurvatureSettings`.
-        layer: name of the head; default the last linear layer.
-        max_samples: only the first so many.
         batch_size: rows per pass, memory and speed only; default as many as the loader's batch.
-        normalization: (mean, std) that the loader normalises by, per channel. Noise is then
-            added, and curvature measured, in units before it, as the paper does (O6). Images have
-            to lie in [0, 1] then; (0, 1) takes them as they are.
-        bins, device, progress: as in :func:`largemargin.measure`.
+        normalization: as in :func:`largemargin.measure`: noise is added, and curvature measured,
+            in units before it, as the paper does (O6).
+        layer, max_samples, bins, device, progress: as there.
         notes: gets what could not be measured.
 
     Example:

@@ -227,16 +227,12 @@ def measure_input_margins(
 
     Args:
         model: any model :func:`largemargin.attach` can read, one row of logits per sample.
-        loader: yields (inputs, labels), or dicts with "labels".
-        layer: name of the head; default the last linear layer.
         layer_margins: names of modules whose output is moved, "input" for the input itself.
         norm: p of the distance at layers: 1, 2 (default) or inf; q is its dual.
         topk: only the k rivals with the largest logits at layers; default all C - 1.
         eps: default 1e-6 (both papers say "small").
-        max_samples: only the first so many.
-        normalization: (mean, std) of the loader's, per channel, for margins in units before it.
-            Images have to lie in [0, 1] then; (0, 1) takes them as they are.
-        bins, device, progress: as in :func:`largemargin.measure`.
+        loader, layer, max_samples, normalization, bins, device, progress: as in
+            :func:`largemargin.measure`.
 
     Example:
         >>> model = nn.Linear(2, 2, bias=False)

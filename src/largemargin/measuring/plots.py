@@ -92,7 +92,7 @@ def plot_class_margins(
     present = [c for c, median in enumerate(margins.median) if math.isfinite(median)]
     if not present:
         raise _not_measured(words)
-    hardest = sorted(present, key=lambda c: margins.q05[c])[:ROWS]
+    hardest = sorted(present, key=margins.q05.__getitem__)[:ROWS]
     low, fifth, middle = (
         [column[c] for c in hardest] for column in (margins.minimum, margins.q05, margins.median)
     )
@@ -100,9 +100,8 @@ def plot_class_margins(
     rows = range(len(hardest))
     ax.hlines(rows, low, middle, color=COLORS[0], linewidth=1)
     ax.hlines(rows, fifth, middle, color=COLORS[0], linewidth=4, alpha=0.35)
-    marks = (middle, "o", "median"), (fifth, "|", "5 % quantile"), (low, ".", "minimum")
-    for column, marker, said in marks:
-        size = 9 if marker == "|" else 6
+    marks = (middle, "o", 6, "median"), (fifth, "|", 9, "5 % quantile"), (low, ".", 6, "minimum")
+    for column, marker, size, said in marks:
         ax.plot(column, rows, marker, color=COLORS[0], markersize=size, label=said)
     ax.axvline(0, color=NEUTRAL, linewidth=1)
     shown = [class_name(c, names) for c in hardest]
@@ -130,12 +129,12 @@ def plot_samples(
     named = {c: class_name(c, names) for c in present} if len(present) <= NAMED else {}
     xs, ys = zip(*points, strict=True)
     scatter_classes(ax, (xs, ys), labels, named, size=20)
-    guesses = predicted or labels
-    wrong = [at for at, (c, guess) in enumerate(zip(labels, guesses, strict=True)) if c != guess]
+    guesses = zip(points, labels, predicted or labels, strict=True)
+    wrong = [point for point, label, guess in guesses if label != guess]
     if wrong:
-        place = [xs[at] for at in wrong], [ys[at] for at in wrong]
         ink = ax.title.get_color()  # of the style in use
         said = f"{len(wrong):,} predicted wrong"
+        place = zip(*wrong, strict=True)
         ax.scatter(*place, s=55, facecolors="none", edgecolors=ink, linewidths=0.9, label=said)
     ax.set_aspect("equal", "datalim")
     if ax.get_legend_handles_labels()[1]:

@@ -201,13 +201,20 @@ def pgd(
         with target.evaluating():
             for _ in range(restarts):
                 points = ball.random(generator) if random_start else ball.images
-                for _ in range(steps):
-                    _, gradient = target.gradient(points, everyone)
-                    points = ball.nearest(points + size * ball.direction(gradient))
+                points = _climb(target, ball, points, steps, size)
                 if restarts > 1:
                     found = _Best(points, *target.read(points, everyone))
                     best = found if best is None else best.or_else(found)
     return points if best is None else best.points
+
+
+def _climb(target: "AttackTarget", ball: "Ball", points: Tensor, steps: int, size: float) -> Tensor:
+    """One run of projected steps."""
+    everyone = torch.arange(len(points), device=points.device)
+    for _ in range(steps):
+        _, gradient = target.gradient(points, everyone)
+        points = ball.nearest(points + size * ball.direction(gradient))
+    return points
 
 
 class _Best(NamedTuple):
