@@ -42,10 +42,10 @@ class PixelUnits:
 
     def __init__(self, normalization: Normalization | None) -> None:
         self.normalization = None if normalization is None else _numbers(normalization)
-        self.as_given = normalization is not None and all(
-            bool((each == neutral).all())
-            for each, neutral in zip(_numbers(normalization), (0, 1), strict=True)
-        )
+        self.as_given = False
+        if self.normalization is not None:
+            mean, std = self.normalization
+            self.as_given = bool((mean == 0).all() and (std == 1).all())
 
     def raw(self, inputs: Tensor, *, checked: bool = True) -> Tensor:
         """Inputs of the loader as they were before normalisation.

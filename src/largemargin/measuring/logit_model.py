@@ -1,6 +1,6 @@
 """Any model as a function from inputs to logits, and passes of it over data of all processes."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypedDict, TypeVar
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from largemargin.dropin.find_head import out_features, unwrapped
-from largemargin.dropin.model_outputs import tensors_in
+from largemargin.dropin.model_outputs import named_logits, tensors_in
 from largemargin.errors import LargeMarginError
 from largemargin.geometry.evaluation_mode import evaluation_mode, model_lock
 from largemargin.measuring.batches import (
@@ -127,7 +127,7 @@ class LogitModel(nn.Module):
 
     def _chosen(self, outputs: Any) -> Tensor | None:
         """The logits among the outputs; None where only the head can tell."""
-        named = _named_logits(outputs)
+        named = named_logits(outputs)
         if named is not None:
             return self._checked(named)
         fitting = [each for each in tensors_in(outputs) if self._fits(each)]
@@ -152,15 +152,6 @@ def _without_ddp(model: nn.Module) -> nn.Module:
         return _without_ddp(model.module)
     inner, in_ddp = unwrapped(model)  # which refuses wrappers that cannot be read
     return inner if in_ddp else model
-
-
-def _named_logits(outputs: Any) -> Tensor | None:
-    if isinstance(outputs, Tensor):
-        return outputs
-    found = outputs.get("logits") if isinstance(outputs, Mapping) else None
-    if found is None:
-        found = getattr(outputs, "logits", None)
-    return found if isinstance(found, Tensor) else None
 
 
 class ReadingOptions(TypedDict, total=False):

@@ -6,7 +6,7 @@ generator that the caller passes. A sample's result depends on its own image and
 only.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from largemargin.dropin.model_outputs import tensors_in
+from largemargin.dropin.model_outputs import named_logits, tensors_in
 from largemargin.errors import (
     LargeMarginError,
     check_choice,
@@ -601,11 +601,8 @@ class _Run:
 
 def logits_in(outputs: Any) -> Tensor:
     """The logits of a model's outputs: a tensor, what is called "logits", or the first tensor."""
-    if isinstance(outputs, Tensor):
-        return outputs
-    named = outputs.get("logits") if isinstance(outputs, Mapping) else None
-    named = getattr(outputs, "logits", None) if named is None else named
-    if isinstance(named, Tensor):
+    named = named_logits(outputs)
+    if named is not None:
         return named
     found = tensors_in(outputs)
     if not found:
