@@ -42,8 +42,8 @@ from largemargin.measuring.calibration import auroc
 from largemargin.measuring.distributions import describe, quantile_of
 from largemargin.measuring.feature_geometry import measure_collapse, measure_variance
 from largemargin.measuring.probe import head_view
-from largemargin.measuring.scores import HeadScores
-from largemargin.measuring.stream import ClassSums, check_norms
+from largemargin.measuring.scores import HeadScores, check_logits_finite
+from largemargin.measuring.stream import ClassSums, check_norms, check_width
 from largemargin.ops.class_stats import class_stats_from_logits
 
 __all__ = [
@@ -198,11 +198,7 @@ class HeadMetric(GeometryMetric):
 
     def _of_logits(self, logits: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
         table, labels = self._batch(logits, labels, logits.shape[-1], "logits")
-        if not bool(torch.isfinite(table).all()):
-            raise LargeMarginError(
-                "logits must be finite, but some are NaN or infinite. Look for a diverged model or "
-                "broken inputs."
-            )
+        check_logits_finite(table)
         predicted = table.argmax(1)
         if self.quantity == "confidence":
             values = table.softmax(1).amax(1)
@@ -221,7 +217,7 @@ class HeadMetric(GeometryMetric):
     ) -> dict[str, Tensor]:
         scores = self._scores(as_head(head, bias, type(self).__name__))
         vectors, labels = self._batch(features, labels, scores.num_classes)
-        check_width(vectors, scores.dim, "the head's weight has")
+        check_width(vectors, scores.dim)
         parts = [
             {"label": labels[part], **scores.labelled(vectors[part], labels[part])}
             for part in blocks(max(len(labels), 1), scores.rows_at_once)
@@ -265,14 +261,6 @@ def as_head(head: Head | None, bias: Tensor | None, metric: str) -> HeadView:
             f"{type(head).__name__} has no weight. Pass the layer: head=model.fc."
         )
     return head_view(head)  # type: ignore[arg-type]  # a view is read like a layer
-
-
-def check_width(features: Tensor, dim: int, reason: str) -> None:
-    if features.shape[1] != dim:
-        raise LargeMarginError(
-            f"features must have {dim} columns, as {reason}, but their shape is "
-            f"{tuple(features.shape)}."
-        )
 
 
 def _same(one: HeadView, other: HeadView) -> bool:

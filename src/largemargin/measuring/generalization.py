@@ -289,8 +289,9 @@ def _pairwise(balls: ClassBalls, settings: BoundSettings, *, learned: bool) -> B
         text = "the head is linear in the features"
         assumptions.append(Assumption(text, BROKEN, "the head is a cosine head with a bias"))
     pairs = () if balls.curved else itertools.combinations(balls.present, 2)
-    found = (_of_pair(balls, settings, *pair, learned=learned) for pair in pairs)
-    value, worst = max(found, key=lambda each: each[0], default=(math.nan, {}))
+    bounds = (_of_pair(balls, settings, *pair, learned=learned) for pair in pairs)
+    nothing: tuple[float, dict[str, float]] = (math.nan, {})
+    value, worst = max(bounds, key=lambda each: each[0], default=nothing)
     says, verdict = _error_verdict(value)
     if learned and not math.isnan(value):
         says, verdict = False, "never informative: above 1 for every network (erratum N7)"

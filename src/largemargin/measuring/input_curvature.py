@@ -250,7 +250,7 @@ class CurvatureCollector:
 
     def columns(self, rows: ChosenRows) -> dict[str, Tensor]:
         images = self.space.raw(need_tensor(rows.inputs, "curvature"))
-        labels, index, size = rows.labels, rows.index, self.batch_size or rows.batch_size
+        labels, index, size = rows.labels, rows.indices, self.batch_size or rows.batch_size
         parts = [
             self._curvature(images[part], labels[part], index[part], size)
             for part in sample_groups(images, self.settings.num_directions, size)

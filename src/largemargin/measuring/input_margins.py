@@ -26,6 +26,7 @@ from largemargin.measuring.input_space import (
 )
 from largemargin.measuring.probe import LayerHook, Probe
 from largemargin.measuring.records import Record
+from largemargin.measuring.scores import check_logits_finite
 from largemargin.ops.norms import promote
 
 INPUT = "input"
@@ -127,11 +128,7 @@ class MarginCollector:
         missing = [name for name in hooks if name not in points]
         if missing:
             raise LargeMarginError(f"the model did not call {missing}. Name layers that it uses.")
-        if not bool(torch.isfinite(logits).all()):
-            raise LargeMarginError(
-                "logits must be finite, but some are NaN or infinite. Look for a diverged model or "
-                "broken inputs."
-            )
+        check_logits_finite(logits)
         if self.input_margins or INPUT in self.places:
             if source is None:
                 raise LargeMarginError(

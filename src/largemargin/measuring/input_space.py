@@ -173,7 +173,7 @@ class ChosenRows(NamedTuple):
 
     inputs: Any
     labels: Tensor
-    index: Tensor
+    indices: Tensor
     """On the CPU."""
     batch_size: int
     """Of the batch they were taken from."""

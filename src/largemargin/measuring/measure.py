@@ -60,7 +60,7 @@ from largemargin.measuring.layers import (
 )
 from largemargin.measuring.probe import Probe, differs
 from largemargin.measuring.scores import LEADS
-from largemargin.measuring.stream import FeatureStore, Stream, check_norms
+from largemargin.measuring.stream import FeatureStore, Stream, check_norms, check_width
 from largemargin.ops.distributed import world_size
 from largemargin.ops.similarity import SIMILARITIES
 
@@ -455,11 +455,7 @@ def ood_scores(stream: Stream, parts: Iterable[Tensor]) -> dict[str, Tensor]:
     found: dict[str, list[Tensor]] = {name: [torch.zeros(0).double()] for name in LEADS}
     for features in parts:
         check_matrix("ood", features, "(N, D)")
-        if features.shape[1] != stream.dim:
-            raise LargeMarginError(
-                f"features of the data given as ood must have {stream.dim} columns, as the head's "
-                f"weight has, but their shape is {tuple(features.shape)}."
-            )
+        check_width(features, stream.dim, what="features of the data given as ood")
         for part in torch.split(features.to(scores.weight.device), scores.rows_at_once):
             each = scores.unlabelled(part)
             if not bool(torch.isfinite(each["lead_raw"]).all()):

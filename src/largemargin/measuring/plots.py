@@ -134,8 +134,8 @@ def plot_samples(
     if wrong:
         ink = ax.title.get_color()  # of the style in use
         said = f"{len(wrong):,} predicted wrong"
-        place = zip(*wrong, strict=True)
-        ax.scatter(*place, s=55, facecolors="none", edgecolors=ink, linewidths=0.9, label=said)
+        across, up = zip(*wrong, strict=True)
+        ax.scatter(across, up, s=55, facecolors="none", edgecolors=ink, linewidths=0.9, label=said)
     ax.set_aspect("equal", "datalim")
     if ax.get_legend_handles_labels()[1]:
         columns = 2 if len(present) > 12 and named else 1

@@ -368,28 +368,25 @@ class Ball:
         images = self.images
         dtype = images.dtype if images.dtype == torch.float64 else torch.float32
 
-        def draw(shape: torch.Size | tuple[int, ...], normal: bool) -> Tensor:
-            make = torch.randn if normal else torch.rand
-            if isinstance(generator, torch.Generator | None):
-                device = images.device if generator is None else generator.device
-                return make(shape, generator=generator, device=device, dtype=dtype).to(
-                    images.device
-                )
-            rows = [
-                make(shape[1:], generator=each, device=each.device, dtype=dtype)
-                for each in generator
-            ]
-            return torch.stack(rows).to(images.device)
+        def draw(make: Callable[..., Tensor], shape: tuple[int, ...]) -> Tensor:
+            if isinstance(generator, Sequence):
+                own = [
+                    make(shape[1:], generator=g, device=g.device, dtype=dtype) for g in generator
+                ]
+                return torch.stack(own).to(images.device)
+            device = images.device if generator is None else generator.device
+            drawn = make(shape, generator=generator, device=device, dtype=dtype)
+            return drawn.to(images.device)
 
         if self.norm == "linf":
-            shift = 2 * draw(images.shape, normal=False) - 1
+            shift = 2 * draw(torch.rand, images.shape) - 1
             if surface:
                 shift = shift / _column(shift.flatten(1).abs().amax(1), shift)
             return self.nearest(images + self.epsilon * shift)
-        shift = draw(images.shape, normal=True)
+        shift = draw(torch.randn, images.shape)
         shift = shift / _lengths(shift)
         if not surface:
-            radius = draw((len(images),), normal=False) ** (1 / images[0].numel())
+            radius = draw(torch.rand, (len(images),)) ** (1 / images[0].numel())
             shift = shift * _column(radius, shift)
         return self.nearest(images + self.epsilon * shift)
 
