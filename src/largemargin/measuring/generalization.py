@@ -253,7 +253,7 @@ def _not_fully_connected(model: nn.Module, head: nn.Module) -> str | None:
         return f"it has other layers than linear ones: {', '.join(sorted(kinds))}"
     if not isinstance(head, nn.Linear):
         return f"its head is a {type(head).__name__}"
-    if any(module.bias is not None and bool(module.bias.any()) for module in linear):
+    if any(bool(module.bias.any()) for module in linear if module.bias is not None):
         return "its layers have biases"
     return None
 

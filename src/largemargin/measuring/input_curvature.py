@@ -286,16 +286,10 @@ class CurvatureCollector:
                     left_sides=self.settings.exact,
                     chunk_size=size,
                 )
-                values = {
-                    "eta": bounds.eta,
-                    "l_out": bounds.l_out,
-                    "lower": bounds.lower,
-                    "logit_bound": bounds.logit_bound.expand(len(x)),
-                    "w_2inf": bounds.w_2inf.expand(len(x)),
-                }
-                if bounds.lhs_upper is not None and bounds.lhs_lower is not None:
-                    values |= {"left_upper": bounds.lhs_upper, "left_lower": bounds.lhs_lower}
-                found.append(values)
+                values = bounds._asdict().items()
+                found.append(
+                    {name: each.expand(len(x)) for name, each in values if each is not None}
+                )
         return {name: torch.cat([each[name] for each in found]) for name in found[0]}
 
     def _bounds(self, columns: dict[str, Tensor], sigma: float, bins: int) -> FeatureStability:
@@ -303,10 +297,10 @@ class CurvatureCollector:
         eta, l_out, lower = (columns[name].double() for name in ("eta", "l_out", "lower"))
         largest, longest = (columns[name].double().max() for name in ("logit_bound", "w_2inf"))
         upper = curvature_ceiling(eta, longest, largest, sigma=sigma, radius=radius)
-        measured = columns["left_upper"] if exact else columns["curvature"]
+        measured = columns["lhs_upper"] if exact else columns["curvature"]
         lower_kept = math.nan
         if exact:
-            lower_kept = float((columns["left_lower"] >= lower).double().mean())
+            lower_kept = float((columns["lhs_lower"] >= lower).double().mean())
         left = ~l_out.isnan()
         return FeatureStability(
             sigma,
