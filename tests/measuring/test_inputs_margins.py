@@ -1,6 +1,7 @@
 """Linearised margins of models: exact cases, brute force, layers, dead units, bad input."""
 
 import math
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -187,16 +188,25 @@ def test_token_models_have_margins_at_a_layer():
     with pytest.raises(LargeMarginError, match=r"layer_margins=\['embeddings'\]"):
         measure_input_margins(net, loader)
     from largemargin.measuring.input_margins import MarginCollector
-    from largemargin.measuring.input_space import InputSpace
+    from largemargin.measuring.input_space import InputSpace, read_columns
     from largemargin.measuring.probe import Probe
 
     space = InputSpace(Probe(net))
     collector = MarginCollector(space, input_margins=False, layer_margins=["embed"])
-    collector.add({"ids": ids}, y, torch.arange(len(y)))
-    found = collector.result([]).layers["embed"]
+    columns = read_columns(collector, loader, None, None, progress=False)
+    found = collector.result(columns, [], 50).layers["embed"]
     h = net.embed(ids).detach()
     want = without_own(by_hand(lambda z: net.fc(z.tanh().mean(1)), h, y), y).amin(1)
     assert found.overall.mean == pytest.approx(float(want.mean()), rel=1e-9)
+
+
+def test_a_layer_may_be_called_like_another_column():
+    x, y = torch.randn(6, 3), torch.arange(6) % 2
+    layers = OrderedDict(label=nn.Linear(3, 4), index=nn.Tanh(), head=nn.Linear(4, 2))
+    net, plain = nn.Sequential(layers), nn.Sequential(*layers.values())
+    found = measure_input_margins(net, [(x, y)], layer_margins=["label", "index"]).layers
+    want = measure_input_margins(plain, [(x, y)], layer_margins=["0", "1"]).layers
+    assert [found[n].overall for n in ("label", "index")] == [want[n].overall for n in ("0", "1")]
 
 
 def test_results_come_back_from_json():

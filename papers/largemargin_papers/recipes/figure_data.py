@@ -17,7 +17,7 @@ from largemargin.app.training.run_scores import spread
 from largemargin.errors import LargeMarginError
 from largemargin.geometry.curvature import low_curvature_mask
 from largemargin.geometry.dispersion import variance_split
-from largemargin.measuring.embed import FIRST_PCA, project
+from largemargin.measuring.embed import FIRST_PCA, Projector
 from largemargin_papers.recipes.metrics import SAMPLES, Subject, label
 
 Drawn = dict[str, Any]
@@ -134,7 +134,7 @@ def settled(sketch: Drawn) -> Drawn:
 
 def in_plane(panel: Mapping[str, Any]) -> Drawn:
     """Packed features by t-SNE, as ``largemargin.embed`` does it, and their variances there."""
-    points = project(unpacked(panel), method="tsne", seed=0, perplexity=30.0).points
+    points = Projector("tsne", seed=0, perplexity=30.0)(unpacked(panel)).points
     labels = list(panel["labels"])
     split = variance_split(points, torch.tensor(labels))
     x, y = ([round(value, 1) for value in axis] for axis in points.T.tolist())

@@ -15,7 +15,7 @@ from largemargin.app.data.samples import Samples, as_float
 from largemargin.app.data.sources.image_folders import images as images_below
 from largemargin.errors import LargeMarginError, check_number
 from largemargin.geometry.pairs import blocks
-from largemargin.measuring.batches import with_bar
+from largemargin.measuring.batches import device_for, with_bar
 from largemargin.measuring.calibrate import Temperature, Threshold, number_of
 from largemargin.measuring.confidence import Scorer
 from largemargin.measuring.logit_model import LogitModel
@@ -79,7 +79,7 @@ def predict(
     names = _names(class_names, reader.num_classes)
     scorer = Scorer(reader, temperature=1.0 if temperature is None else number_of(temperature))
     limit = _limit(threshold, scorer.margin)
-    where = reader.device if device is None else torch.device(device)
+    where = device_for(reader.model, device)
     if not isinstance(size, Sequence) or len(size) != 2:
         raise LargeMarginError(f"size must be (height, width), but {size!r} was given.")
     if isinstance(images, Samples):

@@ -22,6 +22,15 @@ def tensors_in(outputs: Any) -> list[Tensor]:
     return [tensor for part in parts for tensor in tensors_in(part)]
 
 
+def named_logits(outputs: Any) -> Tensor | None:
+    """Outputs that are a tensor, or what is called "logits" in them; None where nothing is."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    found = outputs.get("logits") if isinstance(outputs, Mapping) else None
+    found = getattr(outputs, "logits", None) if found is None else found
+    return found if isinstance(found, Tensor) else None
+
+
 def nodes_behind(start: Any, most: int) -> Iterator[Any]:
     """Nodes of the autograd graph from one on, the nearest first; so many are looked at."""
     front = [start]

@@ -331,16 +331,7 @@ def _reports_damage(folder: Path) -> Iterator[None]:
 def _check_entries(saved: Mapping[str, Any]) -> None:
     """Refuse values that would only be noticed later, or never."""
     facts = HeadFacts(**saved["head"])
-    for name, kind in HeadFacts.__annotations__.items():
-        value = getattr(facts, name)
-        if not isinstance(value, (int, float) if kind is float else kind):
-            raise TypeError(f"head.{name} is {value!r}")
-    check_choice("head.kind", facts.kind, ("Linear", "ClassHead", "SimplexHead"))
-    check_choice("head.similarity", facts.similarity, SIMILARITIES)
-    check_number("head.scale", facts.scale, above=0)
-    check_scale(float(facts.scale))
-    if facts.kind == "Linear" and (facts.similarity, facts.scale) != ("dot", 1):
-        raise TypeError(f"a Linear has no similarity={facts.similarity!r}, scale={facts.scale:g}")
+    _check_head(facts)
     if saved["class_names"] is not None:
         check_class_names(saved["class_names"], facts)
     for name in ("model_extra_state", "criterion", "config"):
@@ -351,6 +342,19 @@ def _check_entries(saved: Mapping[str, Any]) -> None:
         for name in ("steps", "micro"):
             count = saved["criterion"]["extra_state"]["_extra_state"][name]
             check_count(name, count, at_least=0)
+
+
+def _check_head(facts: HeadFacts) -> None:
+    for name, kind in HeadFacts.__annotations__.items():
+        value = getattr(facts, name)
+        if not isinstance(value, (int, float) if kind is float else kind):
+            raise TypeError(f"head.{name} is {value!r}")
+    check_choice("head.kind", facts.kind, ("Linear", "ClassHead", "SimplexHead"))
+    check_choice("head.similarity", facts.similarity, SIMILARITIES)
+    check_number("head.scale", facts.scale, above=0)
+    check_scale(float(facts.scale))
+    if facts.kind == "Linear" and (facts.similarity, facts.scale) != ("dot", 1):
+        raise TypeError(f"a Linear has no similarity={facts.similarity!r}, scale={facts.scale:g}")
 
 
 def _attached(

@@ -17,8 +17,8 @@ from largemargin.geometry.margins import class_minimum
 from largemargin.geometry.pairs import (
     blocks,
     closest_pair,
+    diameters,
     distances,
-    farthest_pair,
     row_distance,
     widen,
 )
@@ -101,15 +101,8 @@ def class_dispersion(features: Features, labels: Labels, num_classes: int) -> Te
         tensor([3., 0., nan])
     """
     _check_labelled(features, labels, num_classes)
-    dtype = promote(features).dtype
-    result = torch.full((num_classes,), torch.nan, dtype=dtype, device=features.device)
-    order = labels.argsort(stable=True)
-    sizes = torch.bincount(labels, minlength=num_classes).tolist()
-    for label, members in enumerate(torch.split(order, sizes)):
-        if len(members) > 0:
-            rows = features.detach()[members]
-            result[label] = row_distance(rows, farthest_pair(rows)).to(dtype)
-    return result
+    found = diameters(features.detach(), labels, num_classes)
+    return found.to(promote(features).dtype).to(features.device)
 
 
 def largest_dispersion(features: Features, labels: Labels, num_classes: int) -> Tensor:

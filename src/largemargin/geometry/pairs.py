@@ -269,6 +269,18 @@ def farthest_pair(points: Tensor) -> tuple[int, int]:
     )
 
 
+def diameters(points: Tensor, groups: Tensor, count: int) -> Tensor:
+    """(count,) largest distance within each group, float64 on the CPU; NaN for an empty group."""
+    found = torch.full((count,), math.nan, dtype=torch.float64)
+    order = groups.argsort(stable=True)
+    sizes = torch.bincount(groups, minlength=count).tolist()
+    for group, members in enumerate(torch.split(order, sizes)):
+        if len(members) > 0:
+            rows = points[members]
+            found[group] = float(row_distance(rows, farthest_pair(rows)))
+    return found
+
+
 def row_distance(points: Tensor, pair: tuple[int, int]) -> Tensor:
     """Distance of two rows as a 0-dim float64 tensor."""
     i, j = pair

@@ -71,11 +71,7 @@ def axes(features: Any, weights: Tensor) -> Axes:
         features, sparse = torch.from_numpy(features.toarray()).to(weights.device), False
     shares: Tensor = weights / weights.sum()
     if (count if sparse else min(count, width)) > ROTATED:
-        rows = torch_sparse(features, weights.device) if sparse else features
-        transposed = torch_sparse(features.T, weights.device) if sparse else features.T
-        squares = torch_sparse(features.multiply(features).T, weights.device) if sparse else None
-        curvature = features.square().T @ shares.to(rows) if squares is None else squares @ shares
-        return Axes(rows, transposed, curvature.to(rows.dtype), lambda head: head)
+        return axes_as_they_are(features, shares, sparse=sparse)
     roots = shares.sqrt()[:, None]
     if not sparse and width <= count:
         weighted = features * roots.to(features)
@@ -95,6 +91,18 @@ def axes(features: Any, weights: Tensor) -> Axes:
         return lifted.T.matmul(features)
 
     return centred(rows, shares, back)
+
+
+def axes_as_they_are(features: Any, shares: Tensor, *, sparse: bool) -> Axes:
+    """Those of features of which too many are given to rotate."""
+    if not sparse:
+        curvature = features.square().T @ shares.to(features)
+        return Axes(features, features.T, curvature.to(features.dtype), lambda head: head)
+    rows, transposed, squares = (
+        torch_sparse(each, shares.device)
+        for each in (features, features.T, features.multiply(features).T)
+    )
+    return Axes(rows, transposed, (squares @ shares).to(rows.dtype), lambda head: head)
 
 
 def centred(rows: Tensor, shares: Tensor, back: Callable[[Tensor], Tensor]) -> Axes:

@@ -53,16 +53,21 @@ def objective_for(
         return lambda num_classes, dim: build_loss(given, settings, num_classes, dim, class_counts)
     if isinstance(given, nn.Module):
         return rebuilt(given, settings) if settings else deepcopy(given)
-    if callable(given) and not settings:
-        # As it is: a preset also tells attach about its schedule. It may want the counts.
-        counted = getattr(given, "with_counts", None)
-        return given if counted is None or class_counts is None else counted(class_counts)
     if callable(given):
-        return lambda num_classes, dim: given(num_classes, dim, **settings)
+        return _builder(given, settings, class_counts)
     raise LargeMarginError(
         "objective must be a name of lm.LOSSES, a loss or Objective, or a function (num_classes, "
         f"dim) that makes one, but {given!r} was given."
     )
+
+
+def _builder(given: Any, settings: dict[str, Any], class_counts: Sequence[int] | None) -> Any:
+    """A function of the user's, or a preset, with its settings or the counts it wants."""
+    if settings:
+        return lambda num_classes, dim: given(num_classes, dim, **settings)
+    # As it is: a preset also tells attach about its schedule.
+    counted = getattr(given, "with_counts", None)
+    return given if counted is None or class_counts is None else counted(class_counts)
 
 
 def rebuilt(given: nn.Module, settings: Mapping[str, Any]) -> nn.Module:

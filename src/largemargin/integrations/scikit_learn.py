@@ -355,24 +355,28 @@ class LargeMarginClassifier(
             self.classes_ = _at_least_two(np.unique(y if classes is None else classes))
             self._shape = tuple(self.input_shape or shape or rows.shape[1:])
         labels = known_labels(y, self.classes_)
-        if self.class_weight is not None:
-            factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
-            weights = factors[labels] if weights is None else factors[labels] * weights
+        weights = self._weighted(y, labels, weights)
         inputs = as_tensor(rows, self._shape, self.channels)
         if not resumed:
             self._linear = self._is_linear(inputs)
         device = choose_device(self.device)
         cheap = self.backbone is None and inputs.dim() == 2 and device.type == "cpu"
-        # Equal weights are none, also for losses that have no weights.
-        equal = weights is None or np.ptp(weights) == 0
         samples = TensorSamples(
             inputs,
             torch.from_numpy(labels),
-            None if equal else torch.from_numpy(weights),
+            None if weights is None else torch.from_numpy(weights),
             device,
             choose_dtype(self.dtype, inputs, cheap),
         )
         return samples, int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    def _weighted(self, y: Array, labels: Array, weights: Array | None) -> Array | None:
+        """Weights of samples by those of their classes; None where all are equal."""
+        if self.class_weight is not None:
+            factors = compute_class_weight(self.class_weight, classes=self.classes_, y=y)
+            weights = factors[labels] if weights is None else factors[labels] * weights
+        # Equal weights are none, also for losses that have no weights.
+        return None if weights is None or np.ptp(weights) == 0 else weights
 
     def _is_linear(self, inputs: "Tensor | SparseRows") -> bool:
         if self.backbone is not None or inputs.dim() != 2:
@@ -476,7 +480,19 @@ class LargeMarginClassifier(
         Args:
             first: the preparation of inputs, where it is known.
         """
-        shape, made = tuple(samples.inputs.shape[1:]), self.backbone
+        shape = tuple(samples.inputs.shape[1:])
+        made = self._backbone(shape)
+        like: dict[str, Any] = {"device": samples.device, "dtype": samples.dtype}
+        if first is None and self.standardize:
+            mean, scale = statistics(samples.inputs, samples.weights, per_channel=len(shape) == 3)
+            first = Standardize(mean.to(samples.dtype), scale.to(samples.dtype)).to(samples.device)
+        first = nn.Identity() if first is None else first
+        made = made.to(**like)
+        head = nn.Linear(_width(first, made, samples.inputs[:2].to(**like)), len(self.classes_))
+        return EstimatorNetwork(first, made, head.to(**like))
+
+    def _backbone(self, shape: tuple[int, ...]) -> nn.Module:
+        made = self.backbone
         if made is None:
             sizes = self.hidden_sizes
             if isinstance(sizes, str):
@@ -492,14 +508,7 @@ class LargeMarginClassifier(
                 f"returns one, but {made!r} was given. It maps {('N', *shape)} to features "
                 "(N, dim)."
             )
-        like: dict[str, Any] = {"device": samples.device, "dtype": samples.dtype}
-        if first is None and self.standardize:
-            mean, scale = statistics(samples.inputs, samples.weights, per_channel=len(shape) == 3)
-            first = Standardize(mean.to(samples.dtype), scale.to(samples.dtype)).to(samples.device)
-        first = nn.Identity() if first is None else first
-        made = made.to(**like)
-        head = nn.Linear(_width(first, made, samples.inputs[:2].to(**like)), len(self.classes_))
-        return EstimatorNetwork(first, made, head.to(**like))
+        return made
 
     def _run_epochs(
         self, samples: "TensorSamples", valid: "TensorSamples | None", epochs: int, decay: str
@@ -544,9 +553,10 @@ class LargeMarginClassifier(
             told = [*self._left_out(samples, seed)] if always or self._is_cheap(samples) else []
         if not told:
             return
-        logits = torch.cat([each for each, _ in told])
-        labels = torch.cat([each.labels for _, each in told])
-        weights = torch.cat([each.all_weights() for _, each in told])
+        parts, held = zip(*told, strict=True)
+        logits = torch.cat(parts)
+        labels = torch.cat([each.labels for each in held])
+        weights = torch.cat([each.all_weights() for each in held])
         if bool((logits.argmax(1) != labels).any()):  # otherwise the surest would be the best
             self.temperature_ = 1 / calibrated(logits, labels, weights)[0]
 
@@ -770,41 +780,53 @@ def preparations(samples: "TensorSamples", several: bool) -> Iterator[tuple[str,
     Args:
         several: whether more than the inputs as they are.
     """
-    inputs, weights = samples.inputs, samples.all_weights()
-    like: dict[str, Any] = {"device": samples.device, "dtype": samples.dtype}
-
-    def average(values: Tensor) -> float:
-        return float((values.to(weights) * weights).sum() / weights.sum())
-
+    sparse = samples.is_sparse()
     kinds: list[tuple[str, type[Standardize]]] = [("raw", Standardize)]
     if several:
-        lengths = squared_lengths(samples.matrix() if samples.is_sparse() else inputs)
+        lengths = squared_lengths(samples.matrix() if sparse else samples.inputs)
         if lengths.max() > 1.002 * lengths.min():
             kinds.append(("unit", UnitRows))
-
-    def factor_of(rows: Any) -> float:
-        scale = average(squared_lengths(rows)) / rows.shape[1] if several else 0.0
-        return scale**0.5 if scale > 0 else 1.0
-
     for name, kind in kinds:
-        if samples.is_sparse():
-            matrix = row_normalize(samples.matrix()) if kind is UnitRows else samples.matrix()
-            factor = factor_of(matrix)
-            yield name, kind(torch.zeros(1, **like), torch.tensor(factor, **like)), matrix / factor
-            continue
-        assert isinstance(inputs, Tensor)
-        rows = inputs if inputs.dtype == torch.float32 else inputs.double()
-        rows = normalize(rows) if kind is UnitRows else rows
-        mean, spread = statistics(rows, samples.weights, per_channel=False)
-        if not several:
-            mean = torch.zeros_like(mean)
-        centred = rows - mean.to(rows)
-        factor = factor_of(centred)
-        module = kind(mean.to(**like), torch.tensor(factor, **like))
-        yield name, module, (centred / factor).to(**like)
-        if name == "raw" and several:
-            module = Standardize(mean.to(**like), spread.to(**like))
-            yield "standard", module, (centred / spread.to(rows)).to(**like)
+        if sparse:
+            yield name, *_prepared_sparse(samples, kind, several)
+        else:
+            yield from _prepared(samples, name, kind, several)
+
+
+def _prepared_sparse(
+    samples: "TensorSamples", kind: type[Standardize], several: bool
+) -> tuple[Standardize, Any]:
+    like: dict[str, Any] = {"device": samples.device, "dtype": samples.dtype}
+    matrix = row_normalize(samples.matrix()) if kind is UnitRows else samples.matrix()
+    factor = _root_mean_square(matrix, samples.all_weights()) if several else 1.0
+    return kind(torch.zeros(1, **like), torch.tensor(factor, **like)), matrix / factor
+
+
+def _prepared(
+    samples: "TensorSamples", name: str, kind: type[Standardize], several: bool
+) -> Iterator[tuple[str, Standardize, Any]]:
+    like: dict[str, Any] = {"device": samples.device, "dtype": samples.dtype}
+    inputs = samples.inputs
+    assert isinstance(inputs, Tensor)
+    rows = inputs if inputs.dtype == torch.float32 else inputs.double()
+    rows = normalize(rows) if kind is UnitRows else rows
+    mean, spread = statistics(rows, samples.weights, per_channel=False)
+    if not several:
+        mean = torch.zeros_like(mean)
+    centred = rows - mean.to(rows)
+    factor = _root_mean_square(centred, samples.all_weights()) if several else 1.0
+    module = kind(mean.to(**like), torch.tensor(factor, **like))
+    yield name, module, (centred / factor).to(**like)
+    if name == "raw" and several:
+        module = Standardize(mean.to(**like), spread.to(**like))
+        yield "standard", module, (centred / spread.to(rows)).to(**like)
+
+
+def _root_mean_square(rows: Any, weights: Tensor) -> float:
+    """Over all entries, or 1 where these are 0."""
+    average = float((squared_lengths(rows).to(weights) * weights).sum() / weights.sum())
+    scale = average / rows.shape[1]
+    return scale**0.5 if scale > 0 else 1.0
 
 
 class EstimatorNetwork(nn.Module):

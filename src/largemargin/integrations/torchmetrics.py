@@ -33,17 +33,17 @@ from largemargin.errors import (
     check_num_classes,
     check_number,
 )
-from largemargin.geometry.dispersion import class_dispersion
+from largemargin.geometry.dispersion import ideal_feature_ratio, largest_dispersion
 from largemargin.geometry.margins import check_prototypes, class_margin, implicit_bias
 from largemargin.geometry.pairs import blocks, closest_pair, row_distance, widen
 from largemargin.heads.head_spec import HeadView
 from largemargin.measuring.batches import IGNORED, SKIP
 from largemargin.measuring.calibration import auroc
-from largemargin.measuring.distributions import describe
+from largemargin.measuring.distributions import describe, quantile_of
 from largemargin.measuring.feature_geometry import measure_collapse, measure_variance
 from largemargin.measuring.probe import head_view
-from largemargin.measuring.scores import HeadScores
-from largemargin.measuring.stream import ClassSums, Stream, check_norms
+from largemargin.measuring.scores import HeadScores, check_logits_finite
+from largemargin.measuring.stream import ClassSums, check_norms, check_width
 from largemargin.ops.class_stats import class_stats_from_logits
 
 __all__ = [
@@ -198,11 +198,7 @@ class HeadMetric(GeometryMetric):
 
     def _of_logits(self, logits: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
         table, labels = self._batch(logits, labels, logits.shape[-1], "logits")
-        if not bool(torch.isfinite(table).all()):
-            raise LargeMarginError(
-                "logits must be finite, but some are NaN or infinite. Look for a diverged model or "
-                "broken inputs."
-            )
+        check_logits_finite(table)
         predicted = table.argmax(1)
         if self.quantity == "confidence":
             values = table.softmax(1).amax(1)
@@ -221,7 +217,7 @@ class HeadMetric(GeometryMetric):
     ) -> dict[str, Tensor]:
         scores = self._scores(as_head(head, bias, type(self).__name__))
         vectors, labels = self._batch(features, labels, scores.num_classes)
-        check_width(vectors, scores.dim, "the head's weight has")
+        check_width(vectors, scores.dim)
         parts = [
             {"label": labels[part], **scores.labelled(vectors[part], labels[part])}
             for part in blocks(max(len(labels), 1), scores.rows_at_once)
@@ -265,14 +261,6 @@ def as_head(head: Head | None, bias: Tensor | None, metric: str) -> HeadView:
             f"{type(head).__name__} has no weight. Pass the layer: head=model.fc."
         )
     return head_view(head)  # type: ignore[arg-type]  # a view is read like a layer
-
-
-def check_width(features: Tensor, dim: int, reason: str) -> None:
-    if features.shape[1] != dim:
-        raise LargeMarginError(
-            f"features must have {dim} columns, as {reason}, but their shape is "
-            f"{tuple(features.shape)}."
-        )
 
 
 def _same(one: HeadView, other: HeadView) -> bool:
@@ -357,10 +345,7 @@ class SampleStatistic(HeadMetric):
             return self._number(getattr(describe(values, bins=1), self.statistic))
         if len(values) == 0 or bool(values.isnan().any()):
             return self._number(math.nan)
-        ordered = values.sort().values
-        position = self.statistic * (len(values) - 1)
-        low, high = float(ordered[math.floor(position)]), float(ordered[math.ceil(position)])
-        return self._number(low if low == high else low + (position % 1) * (high - low))
+        return self._number(quantile_of(values.sort().values, self.statistic))
 
 
 class SampleMargin(SampleStatistic):
@@ -490,16 +475,17 @@ class Dispersion(GeometryMetric):
         if len(labels) == 0:
             return self._number(math.nan)
         features = self._column("kept").view(len(labels), -1)
-        largest = separation = math.nan
-        if self.statistic != "separation":
-            diameters = class_dispersion(features, labels, self.num_classes)
-            largest = float(diameters[~diameters.isnan()].max())
-        if self.statistic != "largest":
-            pair = closest_pair(features, labels)
-            separation = math.inf if pair is None else float(row_distance(features, pair))
         if self.statistic == "ratio":
-            return self._number(largest / separation if separation > 0 else math.inf)
-        return self._number(largest if self.statistic == "largest" else separation)
+            found = ideal_feature_ratio(features, labels, self.num_classes).ratio
+            return self._number(float(found))
+        if self.statistic == "largest":
+            return self._number(float(largest_dispersion(features, labels, self.num_classes)))
+        pair = closest_pair(features, labels)
+        return self._number(math.inf if pair is None else float(row_distance(features, pair)))
+
+
+SUMS = ("counts", "anchors", "sums", "squares")
+"""Tensors of :class:`ClassSums`, beside the covariance."""
 
 
 class ClassSumsMetric(GeometryMetric):
@@ -513,7 +499,7 @@ class ClassSumsMetric(GeometryMetric):
         super().__init__(**options)
         check_num_classes(num_classes)
         self.num_classes = num_classes
-        for name in ("counts", "anchors", "sums", "squares"):
+        for name in SUMS:
             self._add_column(name, torch.long if name == "counts" else torch.float64)
         if self.covariance:
             self._add_column("outer")
@@ -530,7 +516,7 @@ class ClassSumsMetric(GeometryMetric):
         self._put(sums)
 
     def _put(self, sums: ClassSums) -> None:
-        for name in ("counts", "anchors", "sums", "squares"):
+        for name in SUMS:
             setattr(self, name, [getattr(sums, name).reshape(-1)])
         if self.covariance:
             self.outer = [] if sums.outer is None else [sums.outer.reshape(-1)]
@@ -633,9 +619,7 @@ class NeuralCollapse(ClassSumsMetric):
             return self._number(math.nan)
         size = sums.sums.numel()
         weight = self._column("prototypes")[-size:].view(sums.sums.shape)
-        stream = Stream(HeadView(weight), covariance=False)
-        stream.sums = sums
-        found = measure_collapse(stream, [])
+        found = measure_collapse(sums, weight, None, None, [])
         return self._number(math.nan if found is None else getattr(found, self.statistic))
 
     def _fold(self) -> None:

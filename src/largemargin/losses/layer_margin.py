@@ -194,7 +194,7 @@ def _norms(
                 f"the logits do not depend on a layer of shape {tuple(layer.shape)}. Take layers "
                 "from the forward pass that made these logits."
             )
-        norms.append(_dual_norm(promote(gradient).flatten(2), p).T)
+        norms.append(dual_norm(promote(gradient).flatten(2), p).T)
     return norms
 
 
@@ -224,7 +224,7 @@ def _all_gradients(
     return [None if c[0] is None else torch.stack(c) for c in columns]
 
 
-def _dual_norm(gradient: Tensor, p: float) -> Tensor:
+def dual_norm(gradient: Tensor, p: float) -> Tensor:
     """Norm dual to l_p over the last dimension."""
     if p == 2:
         return safe_norm(gradient)

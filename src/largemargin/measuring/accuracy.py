@@ -21,7 +21,7 @@ from largemargin.geometry.pairs import widen
 from largemargin.measuring.batches import (
     IGNORED,
     SKIP,
-    Bar,
+    Advance,
     DataBatch,
     Source,
     Split,
@@ -179,10 +179,9 @@ def accuracy_of(
     def make_counter(reader: LogitModel, where: torch.device) -> AccuracyCounter:
         return AccuracyCounter(reader, data, bins, where)
 
-    counter, parts = count_over(
+    return count_over(
         model, data, make_counter, "accuracy", num_classes=num_classes, layer=layer, **options
     )
-    return counter.result(parts)
 
 
 class Counts:
@@ -317,9 +316,9 @@ class AccuracyCounter:
             self.split = None if bool((data.labels == IGNORED).any()) else data
         self.seen: Seen = []
 
-    def add(self, batch: DataBatch, shown: Bar) -> None:
+    def add(self, batch: DataBatch, advance: Advance) -> None:
         self.add_logits(batch, self.reader(batch.inputs))
-        shown.update()
+        advance()
 
     def add_logits(self, batch: DataBatch, logits: Tensor) -> None:
         labels = need_labels(batch.labels)

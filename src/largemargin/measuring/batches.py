@@ -238,16 +238,16 @@ def _positions(loader: Iterable[Any]) -> Tensor | None:
     return torch.where(place < size, index, -1)
 
 
-def order_note(loader: Iterable[Any]) -> str | None:
+def order_notes(loader: Iterable[Any]) -> list[str]:
     """What sample indices mean where they are not positions in the dataset."""
     sampler, batched = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
     if sampler is None or isinstance(sampler, DistributedSampler):
-        return None
+        return []
     if isinstance(sampler, SequentialSampler) and type(batched) in (BatchSampler, type(None)):
-        return None
+        return []
     if type(sampler).__name__ == "_InfiniteConstantSampler":  # an iterable dataset
-        return None
-    return "the loader draws samples in an order of its own: indices count them as they came"
+        return []
+    return ["the loader draws samples in an order of its own: indices count them as they came"]
 
 
 def _parts(batch: Any) -> tuple[Any, Any]:
@@ -256,8 +256,7 @@ def _parts(batch: Any) -> tuple[Any, Any]:
         return batch.images, batch.labels
     if isinstance(batch, Mapping):
         name = next((each for each in LABELS if each in batch), None)
-        inputs = {key: each for key, each in batch.items() if key != name}
-        return inputs, None if name is None else batch[name]
+        return {key: each for key, each in batch.items() if key != name}, batch.get(name)
     if not isinstance(batch, tuple | list):
         return batch, None
     if len(batch) < 2:
@@ -325,7 +324,10 @@ def call(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
-def device_of(model: nn.Module) -> torch.device:
+def device_for(model: nn.Module, asked: torch.device | str | None = None) -> torch.device:
+    """The device asked for, by default that of the model."""
+    if asked is not None:
+        return torch.device(asked)
     first = next(model.parameters(), None)
     return torch.device("cpu") if first is None else first.device
 
@@ -384,22 +386,15 @@ def digest(split: Split) -> str:
     return found.hexdigest()
 
 
-class Bar(Protocol):
-    """A progress bar."""
-
-    def update(self, n: int = 1, /) -> Any: ...
-
-
-class _NoBar:
-    def update(self, n: int = 1, /) -> None:
-        pass
+Advance: TypeAlias = Callable[[], Any]
+"""Moves a progress bar on by one pass of the model over a batch."""
 
 
 @contextmanager
-def bar(what: str, total: int | None, progress: bool) -> Iterator[Bar]:
+def bar(what: str, total: int | None, progress: bool) -> Iterator[Advance]:
     """A bar of ``total`` passes of the model over a batch, on the first process only."""
     if not progress or (world_size() > 1 and dist.get_rank() > 0):
-        yield _NoBar()
+        yield lambda: None
         return
     try:
         from tqdm.auto import tqdm
@@ -408,11 +403,11 @@ def bar(what: str, total: int | None, progress: bool) -> Iterator[Bar]:
             "progress=True needs tqdm. Install it: pip install tqdm, or pass progress=False."
         ) from None
     with tqdm(total=total, desc=what, unit="batch", leave=False) as shown:
-        yield shown
+        yield shown.update
 
 
 def with_bar(values: Iterable[T], what: str, total: int | None, progress: bool) -> Iterator[T]:
-    with bar(what, total, progress) as shown:
+    with bar(what, total, progress) as advance:
         for each in values:
             yield each
-            shown.update()
+            advance()

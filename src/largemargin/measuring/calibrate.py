@@ -385,10 +385,8 @@ def validation_columns(
         keep = known_rows(labels, reader.num_classes)
         return tuple(column[keep] for column in columns(batch.inputs, labels))
 
-    found = columns_of(reader, validation, known, what, **options)
-    if not found or len(found[0]) == 0:
-        raise LargeMarginError(
-            f"a {what} is calibrated on validation data, but it is empty, or all of it is labelled "
-            f"{IGNORED}."
-        )
-    return found
+    empty = (
+        f"a {what} is calibrated on validation data, but it is empty, or all of it is labelled "
+        f"{IGNORED}."
+    )
+    return columns_of(reader, validation, known, what, empty, **options)

@@ -191,7 +191,6 @@ def scores_of(
     def columns(batch: DataBatch) -> tuple[Tensor, ...]:
         return tuple(column.double() for column in scorer(batch.inputs)[1:])
 
-    found = columns_of(reader, data, columns, what, **options)
-    if not found or len(found[0]) == 0:
-        raise LargeMarginError(f"the data given as {what} is empty.")
+    empty = f"the data given as {what} is empty."
+    found = columns_of(reader, data, columns, what, empty, **options)
     return dict(zip(SCORES, found, strict=True))

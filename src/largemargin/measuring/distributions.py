@@ -99,7 +99,7 @@ def describe(values: Tensor, *, bins: int = 50) -> Distribution:
         float(mean),
         float(std),
         float(mean / std),  # x / 0 is infinite with the sign of x, and 0 / 0 is NaN
-        {q: _quantile(ordered, q) for q in QUANTILES},
+        {q: quantile_of(ordered, q) for q in QUANTILES},
         edges,
         counts,
         points,
@@ -144,7 +144,7 @@ def describe_classes(values: Tensor, labels: Tensor, num_classes: int) -> ClassD
     )  # fmt: skip
 
 
-def _quantile(ordered: Tensor, q: float) -> float:
+def quantile_of(ordered: Tensor, q: float) -> float:
     """Linear interpolation between sorted values. (torch.quantile refuses 2^24 of them.)"""
     position = q * (len(ordered) - 1)
     below = math.floor(position)
@@ -168,7 +168,7 @@ def _histogram(ordered: Tensor, bins: int) -> tuple[tuple[float, ...], tuple[int
 
 def _density(ordered: Tensor, std: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
     count = len(ordered)
-    spread = (_quantile(ordered, 0.75) - _quantile(ordered, 0.25)) / 1.34
+    spread = (quantile_of(ordered, 0.75) - quantile_of(ordered, 0.25)) / 1.34
     width = min(std, spread) if spread > 0 else std
     bandwidth = 0.9 * width * count**-0.2
     low, high = float(ordered[0]) - 3 * bandwidth, float(ordered[-1]) + 3 * bandwidth

@@ -1,7 +1,8 @@
 """Samples in the plane: features of several layers, clean and under noise.
 
 A few samples of every class are drawn in one pass over a loader (``ClassQuotas``), read at layers
-and at the head (``SampleReader``), and projected by principal components or t-SNE (``project``).
+and at the head (:func:`read_samples`), and projected by principal components or t-SNE
+(``Projector``).
 """
 
 import heapq
@@ -27,10 +28,10 @@ from largemargin.measuring.batches import (
     IGNORED,
     SKIP,
     change_tensors,
-    device_of,
+    device_for,
     loader_batches,
     need_labels,
-    order_note,
+    order_notes,
     to_device,
 )
 from largemargin.measuring.feature_geometry import Variance
@@ -221,7 +222,6 @@ def embed(
         loader: as there, one label per sample.
         layers: names, pooled as :func:`largemargin.measure` does; "penultimate" (default) is what
             enters the head; "blocks" stands for the blocks of the network and "penultimate".
-        layer: name of the head; default the last linear layer.
         method: "tsne" (default) or "pca".
         noise: standard deviation of Gaussian noise on the inputs (0.06 for the CIFAR-10 figures of
             ROB), or a ``robust.Perturbation``. Clean and noisy samples are embedded together.
@@ -234,8 +234,7 @@ def embed(
         unit: bring what enters the head to length 1; default where the head compares cosines, which
             do not depend on lengths.
         batch_size: of the passes through the model.
-        device: where they run; default that of the model.
-        progress: show a progress bar (needs tqdm).
+        layer, device, progress: as in :func:`largemargin.measure`.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
@@ -244,10 +243,10 @@ def embed(
         >>> len(made.layers[0].points["noisy"])
         20
     """
-    _check(method, seed, perplexity)
+    projector = Projector(method, seed, perplexity)
     check_number("batch_size", batch_size, at_least=1)
     probe = Probe(model, layer=layer)
-    where = torch.device(device) if device is not None else device_of(probe.model)
+    where = device_for(probe.model, device)
     num_classes = len(probe.view().weight)
     quotas = ClassQuotas(max_samples, num_classes, classes, seed)
     reader, names = layer_reader(probe, layers)
@@ -256,17 +255,15 @@ def embed(
         changes[NOISY] = noise_change(InputSpace(probe, normalization), noise, seed)
     drawn = draw_samples(loader, quotas, num_classes, progress)
     with probe.evaluating():
-        seen = SampleReader(probe, reader, names, where).read(drawn, changes, batch_size)
+        seen = read_samples(probe, reader, names, drawn, changes, where, batch_size)
     unit = probe.view().similarity == "cosine" if unit is None else unit
     unit = unit and PENULTIMATE in seen.rows
     if unit:
         rows = seen.rows[PENULTIMATE].items()
         seen.rows[PENULTIMATE] = {name: nn.functional.normalize(each) for name, each in rows}
-    notes = [*quotas.notes(), *([] if reader is None else reader.notes())]
-    order = order_note(loader)
-    notes += [] if order is None else [order]
+    notes = [*quotas.notes(), *([] if reader is None else reader.notes()), *order_notes(loader)]
     words = None if noise is None else noise_label(noise)
-    made = _build_embeddings(seen, words, notes, method=method, seed=seed, perplexity=perplexity)
+    made = _build_embeddings(seen, words, notes, projector)
     return replace(made, assumed=(*made.assumed, UNIT)) if unit else made
 
 
@@ -293,7 +290,7 @@ def embed_arrays(
         >>> embed_arrays(features, labels, method="pca").layers[0].dim
         5
     """
-    _check(method, seed, perplexity)
+    projector = Projector(method, seed, perplexity)
     labels = torch.as_tensor(labels)
     used = labels[labels.long() != IGNORED] if labels.dim() == 1 else labels
     num_classes = int(used.max()) + 1 if used.numel() else 1
@@ -303,8 +300,7 @@ def embed_arrays(
     quotas.offer(labels, torch.arange(len(labels)), None)
     drawn = quotas.drawn()
     seen = _given_reading(len(labels), drawn, (features, noisy), (logits, noisy_logits))
-    words = None if noisy is None else "as given"
-    return _build_embeddings(seen, words, [], method=method, seed=seed, perplexity=perplexity)
+    return _build_embeddings(seen, None if noisy is None else "as given", [], projector)
 
 
 def _given_reading(
@@ -334,12 +330,6 @@ def _given_reading(
     return seen
 
 
-def _check(method: str, seed: int, perplexity: float) -> None:
-    check_choice("method", method, METHODS)
-    check_number("seed", seed, at_least=0)
-    check_number("perplexity", perplexity, above=0)
-
-
 def _rows(name: str, given: Any, count: int) -> Tensor:
     rows = torch.as_tensor(given)
     if rows.dim() != 2 or len(rows) != count:
@@ -351,22 +341,12 @@ def _rows(name: str, given: Any, count: int) -> Tensor:
 
 
 def _build_embeddings(
-    seen: SampleReading,
-    noise: str | None,
-    notes: list[str],
-    *,
-    method: str,
-    seed: int,
-    perplexity: float,
+    seen: SampleReading, noise: str | None, notes: list[str], projector: "Projector"
 ) -> Embeddings:
-    layers = []
-    for name, conditions in seen.rows.items():
-        made, said = _layer(name, conditions, seen, method, seed, perplexity)
-        layers.append(made)
-        notes += [f"layer {name!r}: {note}" for note in said]
+    layers = [_layer(name, rows, seen, projector, notes) for name, rows in seen.rows.items()]
     return Embeddings(
-        method,
-        int(seed),
+        projector.method,
+        int(projector.seed),
         len(seen.labels),
         noise,
         tuple(seen.labels.tolist()),
@@ -374,7 +354,7 @@ def _build_embeddings(
         {name: tuple(each.argmax(1).tolist()) for name, each in seen.logits.items()},
         {name: _margins(each, seen.labels) for name, each in seen.logits.items()},
         tuple(layers),
-        tuple(_assumptions(method, seed, layers, noise)),
+        tuple(_assumptions(projector.method, projector.seed, layers, noise)),
         tuple(notes),
     )
 
@@ -383,10 +363,9 @@ def _layer(
     name: str,
     conditions: dict[str, Tensor],
     seen: SampleReading,
-    method: str,
-    seed: int,
-    perplexity: float,
-) -> tuple[LayerEmbedding, tuple[str, ...]]:
+    projector: "Projector",
+    notes: list[str],
+) -> LayerEmbedding:
     for condition, rows in conditions.items():
         bad = ~torch.isfinite(rows).all(1)
         if bool(bad.any()):
@@ -396,7 +375,8 @@ def _layer(
                 "diverged model or broken inputs."
             )
     together = torch.cat(list(conditions.values()))
-    found = project(together, method=method, seed=seed, perplexity=perplexity)
+    found = projector(together)
+    notes += [f"layer {name!r}: {note}" for note in found.notes]
     points = dict(zip(conditions, torch.split(found.points, len(seen.labels)), strict=True))
     return LayerEmbedding(
         name,
@@ -408,7 +388,7 @@ def _layer(
         found.explained,
         found.perplexity,
         found.components,
-    ), found.notes
+    )
 
 
 def _variance(rows: Tensor, labels: Tensor) -> Variance:
@@ -566,51 +546,45 @@ def layer_reader(probe: Probe, layers: Layers) -> tuple[LayerReader | None, list
     return LayerReader(probe, pools), names
 
 
-@dataclass
-class SampleReader:
-    """Takes batches of samples through a model in evaluation mode."""
+def read_samples(
+    probe: Probe,
+    reader: LayerReader | None,
+    names: list[str] | None,
+    drawn: SampleSubset,
+    changes: dict[str, Change],
+    device: torch.device,
+    batch_size: int,
+) -> SampleReading:
+    """Rows of layers (by default all) and logits of samples under each condition, on the CPU."""
+    seen = SampleReading(drawn.labels, drawn.index)
+    for condition, change in changes.items():
+        parts = []
+        for part in blocks(len(drawn.labels), batch_size):
+            inputs = change(stack_samples(drawn.inputs[part]), drawn.index[part])
+            parts.append(_read(probe, reader, to_device(inputs, device), drawn.labels[part]))
+        whole = {name: torch.cat([each[name] for each in parts]) for name in parts[0]}
+        seen.logits[condition] = whole.pop("")
+        for name, rows in whole.items():
+            seen.rows.setdefault(name, {})[condition] = rows
+    facts = {} if reader is None else reader.facts
+    seen.pooling = {name: each.pooling for name, each in facts.items()} | {PENULTIMATE: "none"}
+    seen.rows = {name: seen.rows[name] for name in (names or seen.pooling)}
+    return seen
 
-    probe: Probe
-    reader: LayerReader | None
-    names: list[str] | None
-    """Of the layers to give; None for all."""
-    device: torch.device
 
-    def read(
-        self, drawn: SampleSubset, changes: dict[str, Change], batch_size: int
-    ) -> SampleReading:
-        """Rows and logits of the samples under each condition."""
-        seen = SampleReading(drawn.labels, drawn.index)
-        for condition, change in changes.items():
-            parts = [
-                self._read_part(drawn, part, change)
-                for part in blocks(len(drawn.labels), batch_size)
-            ]
-            for name in parts[0]:
-                whole = torch.cat([each[name] for each in parts])
-                if name == "":
-                    seen.logits[condition] = whole
-                else:
-                    seen.rows.setdefault(name, {})[condition] = whole
-        facts = {} if self.reader is None else self.reader.facts
-        seen.pooling = {name: each.pooling for name, each in facts.items()} | {PENULTIMATE: "none"}
-        seen.rows = {name: seen.rows[name] for name in (self.names or seen.pooling)}
-        return seen
-
-    def _read_part(self, drawn: SampleSubset, part: slice, change: Change) -> dict[str, Tensor]:
-        """Features of a batch by layer, and under no name its logits; on the CPU."""
-        inputs = change(stack_samples(drawn.inputs[part]), drawn.index[part])
-        hooks = None if self.reader is None else self.reader.hooks(drawn.labels[part])
-        features, logits, _ = self.probe.read(to_device(inputs, self.device), hooks)
-        if features.dim() != 2:
-            raise LargeMarginError(
-                "embeddings need one vector per sample at the head, but what enters it has the "
-                f"shape {tuple(features.shape)}."
-            )
-        found = {PENULTIMATE: features, "": logits}
-        if self.reader is not None:
-            found |= self.reader.taken()
-        return {name: each.detach().cpu().double() for name, each in found.items()}
+def _read(
+    probe: Probe, reader: LayerReader | None, inputs: Any, labels: Tensor
+) -> dict[str, Tensor]:
+    """Features of a batch by layer, and under no name its logits."""
+    hooks = None if reader is None else reader.hooks(labels)
+    features, logits, _ = probe.read(inputs, hooks)
+    if features.dim() != 2:
+        raise LargeMarginError(
+            "embeddings need one vector per sample at the head, but what enters it has the "
+            f"shape {tuple(features.shape)}."
+        )
+    found = {PENULTIMATE: features, "": logits, **({} if reader is None else reader.taken())}
+    return {name: each.detach().cpu().double() for name, each in found.items()}
 
 
 def noise_change(space: InputSpace, noise: Noise, seed: int) -> Change:
@@ -659,19 +633,31 @@ class Projection:
     notes: tuple[str, ...] = ()
 
 
-def project(rows: Tensor, *, method: str, seed: int, perplexity: float) -> Projection:
-    """Points of (N, D) rows in the plane; equal rows, method and seed give equal points."""
-    if len(rows) < 2:
-        raise LargeMarginError(f"a plane needs 2 samples at least, but {len(rows)} was given.")
-    rows = rows.double()
-    if bool((rows == rows[0]).all()):
-        return Projection(torch.zeros(len(rows), 2).double(), notes=("all features are equal",))
-    if rows.shape[1] == 1:  # a line in the plane
-        rows = torch.cat([rows, torch.zeros_like(rows)], 1)
-    if method == "pca":
-        points, explained = principal(rows, 2)
-        return Projection(points, explained)
-    return _tsne(rows, seed, perplexity)
+@dataclass(frozen=True)
+class Projector:
+    """Points of (N, D) rows in the plane; equal rows and settings give equal points."""
+
+    method: str
+    seed: int
+    perplexity: float
+
+    def __post_init__(self) -> None:
+        check_choice("method", self.method, METHODS)
+        check_number("seed", self.seed, at_least=0)
+        check_number("perplexity", self.perplexity, above=0)
+
+    def __call__(self, rows: Tensor) -> Projection:
+        if len(rows) < 2:
+            raise LargeMarginError(f"a plane needs 2 samples at least, but {len(rows)} was given.")
+        rows = rows.double()
+        if bool((rows == rows[0]).all()):
+            return Projection(torch.zeros(len(rows), 2).double(), notes=("all features are equal",))
+        if rows.shape[1] == 1:  # a line in the plane
+            rows = torch.cat([rows, torch.zeros_like(rows)], 1)
+        if self.method == "pca":
+            points, explained = principal(rows, 2)
+            return Projection(points, explained)
+        return _tsne(rows, self.seed, self.perplexity)
 
 
 def principal(rows: Tensor, count: int) -> tuple[Tensor, tuple[float, ...]]:

@@ -28,6 +28,7 @@ from largemargin.measuring.batches import (
     bar,
     check_range,
     count_batches,
+    device_for,
     fail_together,
     need_labels,
     source_batches,
@@ -139,7 +140,7 @@ class Evaluation(Record):
 
     def __str__(self) -> str:
         """A table: one quantity a line, notes at the end."""
-        lines = [*_clean(self), *_changed(self), *_searched(self)]
+        lines = [*_clean(self), *_changed(self), *_detected(self), *_searched(self)]
         width = max(len(name) for name, value in lines if value)
         text = [f"{name:<{width}}  {value}".rstrip() for name, value in lines]
         title = f"{self.clean.samples:,} samples, {len(self.classes):,} classes"
@@ -201,7 +202,7 @@ def evaluate(
     config = _checked_config(config)
     reader = LogitModel(model, num_classes=None if class_names is None else len(class_names))
     names = tuple(str(each) for each in class_names or range(reader.num_classes))
-    where = reader.device if device is None else torch.device(device)
+    where = device_for(reader.model, device)
     shared = sync and world_size() > 1
     divisor = None if temperature is None else number_of(temperature)
     reader.pixels = PixelUnits(normalization)
@@ -256,12 +257,10 @@ class _Pass:
         self.reader, self.data, self.config, self.device = reader, data, config, device
         self.temperature, self.shared = temperature, shared
         self.clean = AccuracyCounter(reader, data, config.bins, device)
-        self.calibrated = (
-            None
-            if temperature is None
-            else Counts(reader.num_classes, bins=config.bins, device=device)
-        )
+        self.calibrated: Counts | None = None
         """Of logits divided by the temperature."""
+        if temperature is not None:
+            self.calibrated = Counts(reader.num_classes, bins=config.bins, device=device)
         self.scorer = Scorer(reader) if scored else None
         self.perturbed: PerturbedCounts | None = None
         self.attacked: AttackedCounts | None = None
@@ -307,11 +306,9 @@ class _Pass:
                 self.notes.append("the inputs are no images: perturbations and attacks left out")
             return
         config = self.config
+        size = shape[1], shape[2]
         suite = perturbation_suite(
-            config.perturbations,
-            (shape[1], shape[2]),
-            gaussian=config.gaussian,
-            uniform=config.uniform,
+            config.perturbations, size, gaussian=config.gaussian, uniform=config.uniform
         )
         if suite:
             self.perturbed = PerturbedCounts(
@@ -334,12 +331,12 @@ class _Pass:
         parts = [each for each in (self.perturbed, self.attacked) if each is not None]
         passes = 1 + sum(each.passes for each in parts)
         total = None if number is None else number * passes
-        with self.reader.evaluating(), bar("evaluate", total, progress) as shown:
+        with self.reader.evaluating(), bar("evaluate", total, progress) as advance:
             for batch in self.waiting:
                 self._add_clean(batch)
-                shown.update()
+                advance()
                 for part in parts:
-                    part.add(batch, shown)
+                    part.add(batch, advance)
         return {
             "clean": self.clean.sums(),
             "calibrated": None if self.calibrated is None else self.calibrated.sums(),
@@ -399,8 +396,9 @@ class _Pass:
         known = labels != IGNORED
         broken = int((~features[known].isfinite().all(1)).sum())
         if broken:
-            why = f"the features of {broken} samples are not finite"
-            self.notes.append(f"{why}: retrieval left out")
+            self.notes.append(
+                f"the features of {broken} samples are not finite: retrieval left out"
+            )
             return None
         if int(torch.bincount(labels[known]).max()) < 2:
             self.notes.append("no class has two samples: retrieval left out")
@@ -429,11 +427,8 @@ class _Pass:
                     "image."
                 )
             cameras.append(split.extra["camera"])
-        queries = _ranked_on(self.device, queries)
-        similarity = self.config.similarity
-        return cross_camera(
-            queries, people, cameras[0], *gallery, cameras[1], similarity=similarity
-        )
+        queries, how = _ranked_on(self.device, queries), self.config.similarity
+        return cross_camera(queries, people, cameras[0], *gallery, cameras[1], similarity=how)
 
 
 def _ranked_on(device: torch.device, features: Tensor) -> Tensor:
@@ -477,7 +472,7 @@ def _most_confused(e: Evaluation) -> str:
 
 
 def _changed(e: Evaluation) -> Lines:
-    """On images that are perturbed, attacked or out of distribution."""
+    """On images that are perturbed or attacked."""
     if e.perturbed:
         runs = max(len(each.runs) for each in e.perturbed.values())
         drawn = "" if runs == 1 else f", mean ± std of {runs} draws"
@@ -490,6 +485,9 @@ def _changed(e: Evaluation) -> Lines:
     for attack in e.attacked:
         interval = f"({_number(attack.low)} to {_percent(attack.high)})"
         yield f"  {attack.attack}", f"{_percent(attack.accuracy)}   {interval}"
+
+
+def _detected(e: Evaluation) -> Lines:
     if e.ood is not None:
         yield f"OOD detection, {e.ood.ood:,} samples, AUROC (false positives at 95 %)", ""
         for name, area in e.ood.auroc.items():

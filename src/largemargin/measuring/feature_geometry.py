@@ -15,8 +15,8 @@ from largemargin.geometry.margins import angle_matrix, class_minimum, magnitude_
 from largemargin.geometry.pairs import (
     blocks,
     closest_pair,
+    diameters,
     distances,
-    farthest_pair,
     row_distance,
     widen,
 )
@@ -262,14 +262,12 @@ def measure_centers(sums: ClassSums) -> Centers:
     return Centers(float(row_distance(means, pair)), closest, matrix)
 
 
-def measure_collapse(stream: Stream, notes: list[str]) -> Collapse | None:
-    rows = None if stream.store is None else stream.store.all()
-    predicted = stream.column("predicted")
-    return collapse_of(stream.sums, stream.scores.weight, rows, predicted, notes)
-
-
-def collapse_of(
-    sums: ClassSums, weight: Tensor | None, rows: Tensor | None, predicted: Tensor, notes: list[str]
+def measure_collapse(
+    sums: ClassSums,
+    weight: Tensor | None,
+    rows: Tensor | None,
+    predicted: Tensor | None,
+    notes: list[str],
 ) -> Collapse | None:
     """Measures of collapse of class sums; NaN for those of the class vectors or the rows not given.
 
@@ -304,7 +302,9 @@ def collapse_of(
             own = weight[present]
             apart = own / own.norm().clamp_min(1e-300) - centred / centred.norm()
             duality = float(apart.norm())
-    other = math.nan if rows is None else _disagreement(rows, predicted, present, means)
+    other = math.nan
+    if rows is not None and predicted is not None:
+        other = _disagreement(rows, predicted, present, means)
     return Collapse(variability, norm_spread, spread, gap, duality, other)
 
 
@@ -349,27 +349,14 @@ def _disagreement(rows: Tensor, predicted: Tensor, present: Tensor, means: Tenso
     return differing / max(len(rows), 1)
 
 
-def measure_compactness(stream: Stream, radius: float, notes: list[str]) -> ClassCompactness:
-    assert stream.store is not None
-    names = ("label", "index", "boundary", "distance")
-    columns = {name: stream.column(name) for name in names}
-    return compactness_of(stream.store.all(), columns, stream.sums, radius, notes)
-
-
-def compactness_of(
+def measure_compactness(
     kept: Tensor, columns: dict[str, Tensor], sums: ClassSums, radius: float, notes: list[str]
 ) -> ClassCompactness:
     """Pairwise quantities of (N, D) rows; ``columns`` are labels, indices and margins of them."""
     labels, num_classes = columns["label"], len(sums.counts)
     device = _with_room(kept, sums.counts.device)
     rows, labels_there = kept.to(device), labels.to(device)
-    dispersion = torch.full((num_classes,), math.nan, dtype=torch.float64)
-    order = labels_there.argsort(stable=True)
-    sizes = torch.bincount(labels, minlength=num_classes).tolist()
-    for label, members in enumerate(torch.split(order, sizes)):
-        if len(members) > 0:
-            own = rows[members]
-            dispersion[label] = float(row_distance(own, farthest_pair(own)))
+    dispersion = diameters(rows, labels_there, num_classes)
     largest = float(dispersion[~dispersion.isnan()].max())
     pair = closest_pair(rows, labels_there)
     if pair is None:
@@ -417,12 +404,12 @@ def check_sphere(dim: int) -> None:
 
 def measure_sphere(stream: Stream, notes: list[str]) -> Sphere:
     """Points of a stream that has kept its features."""
-    assert stream.store is not None
+    assert stream.kept is not None
     index = stream.column("index")
     chosen = _shown_rows(index)
     if len(chosen) < len(index):
         notes.append(f"the sphere shows {len(chosen)} of {len(index)} samples, seed {POINT_SEED}")
-    rows = widen(stream.store.all()[chosen])
+    rows = widen(stream.kept[chosen])
     labels = stream.column("label")[chosen]
     unit, prototypes = _directions(rows), _directions(stream.scores.weight.cpu())
     angles = _angles_between(unit, prototypes)

@@ -120,8 +120,8 @@ class ClassBalls:
 
 def class_balls(stream: Stream, radius: float, rho: float) -> ClassBalls:
     """Measure the kept features of a stream, in one pass over them."""
-    assert stream.store is not None
-    rows, labels = stream.store.all(), stream.column("label")
+    assert stream.kept is not None
+    rows, labels = stream.kept, stream.column("label")
     head, count = stream.head, stream.num_classes
     weight, bias = (
         None if each is None else widen(each.cpu())
@@ -173,23 +173,12 @@ class FullyConnected:
 
     def __init__(self, space: InputSpace) -> None:
         self.space = space
-        self.reason: str | None = None
+        self.reason = _not_fully_connected(space.model, space.head)
         """Why the model is something else."""
         self.weights: list[Tensor] = []
         self.cushions: NoiseCushions | None = None
         self.samples = 0
         """Over which the cushions were taken."""
-        model, head = space.model, space.head
-        linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-        known = {id(p) for module in linear for p in (module.weight, module.bias) if p is not None}
-        others = [name for name, p in model.named_parameters() if id(p) not in known]
-        if others:
-            kinds = {type(model.get_submodule(name.rpartition(".")[0])).__name__ for name in others}
-            self.reason = f"it has other layers than linear ones: {', '.join(sorted(kinds))}"
-        elif not isinstance(head, nn.Linear):
-            self.reason = f"its head is a {type(head).__name__}"
-        elif any(module.bias is not None and bool(module.bias.any()) for module in linear):
-            self.reason = "its layers have biases"
 
     def add(self, inputs: Any) -> None:
         """Check the network on a batch and update its cushions; without gradients."""
@@ -254,6 +243,21 @@ class FullyConnected:
         return bool(torch.allclose(below, logits, rtol=1e-4, atol=1e-5 * max(scale, 1e-30)))
 
 
+def _not_fully_connected(model: nn.Module, head: nn.Module) -> str | None:
+    """Why a model cannot be a chain of linear layers without biases; None where it may be one."""
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    known = {id(p) for module in linear for p in (module.weight, module.bias) if p is not None}
+    others = [name for name, p in model.named_parameters() if id(p) not in known]
+    if others:
+        kinds = {type(model.get_submodule(name.rpartition(".")[0])).__name__ for name in others}
+        return f"it has other layers than linear ones: {', '.join(sorted(kinds))}"
+    if not isinstance(head, nn.Linear):
+        return f"its head is a {type(head).__name__}"
+    if any(bool(module.bias.any()) for module in linear if module.bias is not None):
+        return "its layers have biases"
+    return None
+
+
 def measure_bounds(
     stream: Stream, network: FullyConnected, settings: BoundSettings
 ) -> tuple[Bound, ...]:
@@ -284,72 +288,70 @@ def _pairwise(balls: ClassBalls, settings: BoundSettings, *, learned: bool) -> B
     if balls.curved:
         text = "the head is linear in the features"
         assumptions.append(Assumption(text, BROKEN, "the head is a cosine head with a bias"))
-    worst: dict[str, float] = {}
-    value = -math.inf
-    for first, second in () if balls.curved else itertools.combinations(balls.present, 2):
-        count = balls.sizes[first] + balls.sizes[second]
-        # The ramp loss is averaged already, so its mean stands for all margins of the pair.
-        empirical = float(balls.ramps[first, second] + balls.ramps[second, first]) / count
-        sizes = {
-            "weight_norm": float(balls.gaps[first, second]),
-            "radius": max(balls.reach[first], balls.reach[second]),
-            "centroid_norm": max(balls.norms[first], balls.norms[second]),
-        }
-        made = linear_margin_bound(
-            torch.tensor([settings.rho * (1 - empirical)], dtype=torch.float64),
-            rho=settings.rho,
-            delta=settings.delta,
-            num_samples=count,
-            **sizes,
-        )
-        bound = float(made.union if learned else made.fixed)
-        if bound > value:
-            value = bound
-            worst = {
-                "class": float(first),
-                "rival": float(second),
-                "empirical": empirical,
-                **sizes,
-                "confidence": float(made.confidence),
-                "samples": float(count),
-            }
-    value = value if worst else math.nan
+    pairs = () if balls.curved else itertools.combinations(balls.present, 2)
+    bounds = (_of_pair(balls, settings, *pair, learned=learned) for pair in pairs)
+    nothing: tuple[float, dict[str, float]] = (math.nan, {})
+    value, worst = max(bounds, key=lambda each: each[0], default=nothing)
     says, verdict = _error_verdict(value)
     if learned and not math.isnan(value):
         says, verdict = False, "never informative: above 1 for every network (erratum N7)"
     return _conclude(name, about, value, assumptions, worst, says=says, verdict=verdict)
 
 
+def _of_pair(
+    balls: ClassBalls, settings: BoundSettings, first: int, second: int, *, learned: bool
+) -> tuple[float, dict[str, float]]:
+    """The bound of two classes and what it is made of."""
+    count = balls.sizes[first] + balls.sizes[second]
+    # The ramp loss is averaged already, so its mean stands for all margins of the pair.
+    empirical = float(balls.ramps[first, second] + balls.ramps[second, first]) / count
+    sizes = {
+        "weight_norm": float(balls.gaps[first, second]),
+        "radius": max(balls.reach[first], balls.reach[second]),
+        "centroid_norm": max(balls.norms[first], balls.norms[second]),
+    }
+    made = linear_margin_bound(
+        torch.tensor([settings.rho * (1 - empirical)], dtype=torch.float64),
+        rho=settings.rho,
+        delta=settings.delta,
+        num_samples=count,
+        **sizes,
+    )
+    classes = {"class": float(first), "rival": float(second), "empirical": empirical}
+    rest = {"confidence": float(made.confidence), "samples": float(count)}
+    return float(made.union if learned else made.fixed), {**classes, **sizes, **rest}
+
+
 def _ball(balls: ClassBalls, settings: BoundSettings) -> Bound:
     """(5.4) of every class, with r^2 = 2 delta_v^2 and rho = delta_v^2; the worst is reported."""
     rho, radius = settings.radius**2, math.sqrt(2) * settings.radius
-    worst: dict[str, float] = {}
-    value = -math.inf
-    condition = False
+    found = []
     for label in balls.present:
+        empirical = balls.ball_ramp[label]
         sizes = {
             "feature_norm": balls.longest,
             "centroid_norm": balls.norms[label],
             "radius": radius,
             "rho": rho,
         }
-        found = ball_bound(
-            torch.tensor([rho * (1 - balls.ball_ramp[label])], dtype=torch.float64),
+        made = ball_bound(
+            torch.tensor([rho * (1 - empirical)], dtype=torch.float64),
             delta=settings.delta,
             num_samples=balls.sizes[label],
             **sizes,
         )
-        if float(found.bound) > value:
-            value, condition = float(found.bound), found.informative
-            worst = {"class": float(label), "empirical": balls.ball_ramp[label], **sizes}
-            worst["confidence"] = float(found.confidence)
-    says, verdict = _error_verdict(value if worst else math.nan)
-    if worst and not condition:
+        parts = {"class": float(label), "empirical": empirical, **sizes}
+        parts["confidence"] = float(made.confidence)
+        found.append((float(made.bound), made.informative, parts))
+    nothing: tuple[float, bool, dict[str, float]] = (math.nan, True, {})
+    value, condition, worst = max(found, key=lambda each: each[0], default=nothing)
+    says, verdict = _error_verdict(value)
+    if not condition:
         verdict += ", and r^2 <= 2 Lambda^2 + 4 R Lambda rules out less (erratum N8)"
     return _conclude(
         "NGY-5.4 leaving the ball",
         "probability that a sample's features leave the ball of its class, for the worst class",
-        value if worst else math.nan,
+        value,
         [
             Assumption("no input's features are longer than the longest seen", OPEN),
             Assumption("rho, r, R and Lambda were fixed before seeing the data", OPEN),

@@ -180,16 +180,14 @@ def table(geometry: Geometry) -> str:
     form = f"{g.similarity} head" + ("" if g.scale == 1 else f", scale {g.scale:g}")
     title = f"{g.samples:,} samples, {g.classes:,} classes, {g.dim:,} dimensions, {form}"
     title += "" if g.data is None else f"\n{g.data}"
-    facts = [*_overall(g), *_space(g), *_trust(g), *_behind(g)]
-    width = max(len(name) for name, _ in facts)
-    text = [f"{name:<{width}}  {value}" for name, value in facts]
-    at = len(_overall(g))
+    overall, rest = _overall(g), [*_space(g), *_trust(g), *_behind(g)]
+    width = max(len(name) for name, _ in (*overall, *rest))
     return "\n".join(
         [
             title,
-            *text[:at],
+            *(f"{name:<{width}}  {value}" for name, value in overall),
             *_margin_table(g, width),
-            *text[at:],
+            *(f"{name:<{width}}  {value}" for name, value in rest),
             *_layer_table(g, width),
             *(f"note: {n}" for n in g.notes),
         ]
@@ -223,11 +221,8 @@ def _known(p: PrototypeGeometry) -> str:
 def _margin_table(g: Geometry, width: int) -> list[str]:
     heads = ("mean", "std", "mean/std", "min", "5 %", "median")
     lines = [f"{'sample margins':<{width}}" + "".join(f"{head:>11}" for head in heads)]
-    for name, label in (
-        ("raw", "logits"),
-        ("cosine", "cosine"),
-        ("distance", "distance to the boundary"),
-    ):
+    labels = {"raw": "logits", "cosine": "cosine", "distance": "distance to the boundary"}
+    for name, label in labels.items():
         d = g.margins[name].overall
         values = (d.mean, d.std, d.ratio, d.minimum, d.quantiles[0.05], d.median)
         lines.append(f"{'  ' + label:<{width}}" + "".join(f"{number(v):>11}" for v in values))
@@ -392,7 +387,7 @@ def compare_geometry(
             )
     if len(names) != 2:
         raise LargeMarginError(f"names must be two, but {names!r} was given.")
-    first, second = dict(_numbers(a)), dict(_numbers(b))
+    first, second = _numbers(a), _numbers(b)
     first["relative_margin"], second["relative_margin"] = relative_margin(a), relative_margin(b)
     return GeometryComparison(
         tuple(str(each) for each in names),
@@ -405,29 +400,23 @@ def compare_geometry(
     )
 
 
-def _numbers(record: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Every single number of a record with its path; lists of numbers are left out."""
-    for field in dataclasses.fields(record):
-        if field.name == "format":
-            continue
-        value, here = getattr(record, field.name), f"{path}{field.name}"
-        if field.name == "layers":
-            value = {each.name: each for each in value or ()}
-        if field.name == "quantiles":
+def _numbers(geometry: Geometry) -> dict[str, float]:
+    """Every single number of a geometry by its path; lists of numbers are left out."""
+    data = dataclasses.asdict(geometry)
+    del data["format"]
+    data["layers"] = {each["name"]: each for each in data["layers"] or ()}
+    return dict(_flat(data))
+
+
+def _flat(data: dict[Any, Any], path: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in data.items():
+        if isinstance(value, dict) and 0.5 in value:  # quantiles
             yield f"{path}minimum", value[0.0]
             yield f"{path}median", value[0.5]
         elif isinstance(value, dict):
-            for key, each in value.items():
-                yield from _entry(f"{here}.{key}", each)
-        else:
-            yield from _entry(here, value)
-
-
-def _entry(path: str, value: Any) -> Iterator[tuple[str, float]]:
-    if isinstance(value, Record):
-        yield from _numbers(value, f"{path}.")
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield path, float(value)
+            yield from _flat(value, f"{path}{name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{path}{name}", float(value)
 
 
 def _layer_lines(quantities: dict[str, Difference]) -> list[tuple[str, Difference]]:

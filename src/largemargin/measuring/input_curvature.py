@@ -30,20 +30,25 @@ from largemargin.geometry.input_gradients import (
     sample_groups,
 )
 from largemargin.geometry.pairs import blocks
-from largemargin.measuring.batches import device_of, loader_batches
+from largemargin.measuring.batches import device_for
 from largemargin.measuring.distributions import (
     ClassDistribution,
     Distribution,
     describe,
     describe_classes,
 )
-from largemargin.measuring.input_space import Columns, InputSpace, Normalization, need_tensor
+from largemargin.measuring.input_space import (
+    ChosenRows,
+    InputSpace,
+    Normalization,
+    need_tensor,
+    read_columns,
+)
 from largemargin.measuring.plots import class_name, plot_surface
 from largemargin.measuring.probe import Probe
 from largemargin.measuring.records import Record
 from largemargin.measuring.robust.perturbations import add_gaussian, add_uniform
 from largemargin.measuring.sample_draws import SampleDraws
-from largemargin.ops.distributed import world_size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -211,13 +216,10 @@ def measure_curvature(
         model: any model :func:`largemargin.attach` can read, of one floating point input tensor.
         loader: yields (inputs, labels).
         settings: see :class:`CurvatureSettings`.
-        layer: name of the head; default the last linear layer.
-        max_samples: only the first so many.
         batch_size: rows per pass, memory and speed only; default as many as the loader's batch.
-        normalization: (mean, std) that the loader normalises by, per channel. Noise is then
-            added, and curvature measured, in units before it, as the paper does (O6). Images have
-            to lie in [0, 1] then; (0, 1) takes them as they are.
-        bins, device, progress: as in :func:`largemargin.measure`.
+        normalization: as in :func:`largemargin.measure`: noise is added, and curvature measured,
+            in units before it, as the paper does (O6).
+        layer, max_samples, bins, device, progress: as there.
         notes: gets what could not be measured.
 
     Example:
@@ -229,69 +231,81 @@ def measure_curvature(
     collector = CurvatureCollector(
         InputSpace(Probe(model, layer=layer), normalization),
         settings or CurvatureSettings(),
-        max_samples=max_samples,
         batch_size=batch_size,
     )
-    where = torch.device(device) if device is not None else device_of(model)
-    for batch in loader_batches(loader, where, progress=progress):
-        collector.add(*batch)
-    found = [] if notes is None else notes
-    return collector.result(found, bins, shared=world_size() > 1)
+    columns = read_columns(collector, loader, max_samples, device, progress)
+    return collector.result(columns, [] if notes is None else notes, bins)
 
 
-class StabilityCollector:
-    """The columns that both bounds are made of; K is known only after the last batch."""
+class CurvatureCollector:
+    """The curvature of each sample, and whether it is predicted right under noise."""
 
-    def __init__(self, space: InputSpace, sigma: float, settings: CurvatureSettings) -> None:
-        self.space, self.sigma, self.radius = space, sigma, settings.radius
-        self.draws, self.exact = settings.stability_draws, settings.exact
-        self.source = SampleDraws(settings.seed, "stability noise")
+    def __init__(
+        self, space: InputSpace, settings: CurvatureSettings, *, batch_size: int | None = None
+    ) -> None:
+        settings.check()
+        if batch_size is not None:
+            check_number("batch_size", batch_size, at_least=1)
+        self.space, self.settings, self.batch_size = space, settings, batch_size
 
-    def measure(
-        self, images: Tensor, labels: Tensor, index: Tensor, batch_size: int
+    def columns(self, rows: ChosenRows) -> dict[str, Tensor]:
+        images = self.space.raw(need_tensor(rows.inputs, "curvature"))
+        labels, index, size = rows.labels, rows.indices, self.batch_size or rows.batch_size
+        parts = [
+            self._curvature(images[part], labels[part], index[part], size)
+            for part in sample_groups(images, self.settings.num_directions, size)
+        ]
+        found = {"curvature": torch.cat(parts)}
+        for kind in self.settings.noise:
+            with evaluation(self.space, images), torch.no_grad():
+                found[kind] = self._correct(images, labels, index, kind, size)
+        if self.settings.sigma is not None:
+            found |= self._stability(images, labels, index, self.settings.sigma, size)
+        return found
+
+    def _stability(
+        self, images: Tensor, labels: Tensor, index: Tensor, sigma: float, size: int
     ) -> dict[str, Tensor]:
+        """What both bounds of Theorem 6.1 are made of; K is known only after the last batch."""
         weight, bias = self.space.linear_head()
+        draws = self.settings.stability_draws
+        source = SampleDraws(self.settings.seed, "stability noise")
         found = []
         with evaluation(self.space, images):
-            for part in sample_groups(images, self.draws, batch_size):
+            for part in sample_groups(images, draws, size):
                 x = images[part]
                 bounds = curvature_bounds(
                     self.space.backbone,
                     weight,
                     x,
                     labels[part],
-                    sigma=self.sigma,
-                    radius=self.radius,
+                    sigma=sigma,
+                    radius=self.settings.radius,
                     bias=bias,
-                    noise=self.source.normal(index[part], self.draws, x),
-                    left_sides=self.exact,
-                    chunk_size=batch_size,
+                    noise=source.normal(index[part], draws, x),
+                    left_sides=self.settings.exact,
+                    chunk_size=size,
                 )
-                values = {
-                    "eta": bounds.eta,
-                    "l_out": bounds.l_out,
-                    "lower": bounds.lower,
-                    "logit_bound": bounds.logit_bound.expand(len(x)),
-                    "w_2inf": bounds.w_2inf.expand(len(x)),
-                }
-                if bounds.lhs_upper is not None and bounds.lhs_lower is not None:
-                    values |= {"left_upper": bounds.lhs_upper, "left_lower": bounds.lhs_lower}
-                found.append(values)
+                values = bounds._asdict().items()
+                found.append(
+                    {name: each.expand(len(x)) for name, each in values if each is not None}
+                )
         return {name: torch.cat([each[name] for each in found]) for name in found[0]}
 
-    def result(self, columns: dict[str, Tensor], bins: int) -> FeatureStability:
+    def _bounds(self, columns: dict[str, Tensor], sigma: float, bins: int) -> FeatureStability:
+        radius, exact = self.settings.radius, self.settings.exact
         eta, l_out, lower = (columns[name].double() for name in ("eta", "l_out", "lower"))
         largest, longest = (columns[name].double().max() for name in ("logit_bound", "w_2inf"))
-        upper = curvature_ceiling(eta, longest, largest, sigma=self.sigma, radius=self.radius)
-        measured = columns["left_upper"] if self.exact else columns["curvature"]
+        upper = curvature_ceiling(eta, longest, largest, sigma=sigma, radius=radius)
+        measured = columns["lhs_upper"] if exact else columns["curvature"]
         lower_kept = math.nan
-        if self.exact:
-            lower_kept = float((columns["left_lower"] >= lower).double().mean())
+        if exact:
+            lower_kept = float((columns["lhs_lower"] >= lower).double().mean())
         left = ~l_out.isnan()
         return FeatureStability(
-            self.sigma,
-            self.radius,
-            self.draws,
+            sigma,
+            radius,
+            self.settings.stability_draws,
             float(largest),
             float(longest),
             describe(eta, bins=bins),
@@ -302,52 +316,14 @@ class StabilityCollector:
             float((measured <= upper).double().mean()),
             lower_kept,
             float((lower > 0).double().mean()),
-            self.exact,
+            exact,
             ASSUMES,
         )
 
-
-class CurvatureCollector:
-    """Takes in batches and keeps the curvature of each sample."""
-
-    def __init__(
-        self,
-        space: InputSpace,
-        settings: CurvatureSettings,
-        *,
-        max_samples: int | None = None,
-        batch_size: int | None = None,
-    ) -> None:
-        settings.check()
-        if batch_size is not None:
-            check_number("batch_size", batch_size, at_least=1)
-        self.space, self.settings, self.batch_size = space, settings, batch_size
-        self.columns = Columns(space.num_classes, max_samples)
-        self.directions = SampleDraws(settings.seed, "directions")
-        self.stability: StabilityCollector | None = None
-        if settings.sigma is not None:
-            self.stability = StabilityCollector(space, settings.sigma, settings)
-
-    def add(self, inputs: Any, labels: Tensor | None, index: Tensor) -> None:
-        found = self.columns.choose(inputs, labels, index)
-        if found is None:
-            return
-        chosen, targets, numbers = found
-        images = self.space.raw(need_tensor(chosen, "curvature"))
-        size = self.batch_size or len(index)
-        for part in sample_groups(images, self.settings.num_directions, size):
-            x, y, which = images[part], targets[part], numbers[part]
-            self.columns.add(curvature=self._curvature(x, y, which, size))
-        for kind in self.settings.noise:
-            with evaluation(self.space, images), torch.no_grad():
-                correct = self._correct(images, targets, numbers, kind, size)
-            self.columns.add(**{kind: correct})
-        if self.stability is not None:
-            self.columns.add(**self.stability.measure(images, targets, numbers, size))
-
     def _curvature(self, x: Tensor, y: Tensor, index: Tensor, size: int) -> Tensor:
+        source = SampleDraws(self.settings.seed, "directions")
         how: dict[str, Any] = {
-            "directions": self.directions.normal(index, self.settings.num_directions, x),
+            "directions": source.normal(index, self.settings.num_directions, x),
             "chunk_size": size,
             "precision": self.settings.precision,
         }
@@ -379,8 +355,7 @@ class CurvatureCollector:
             parts.append(torch.cat(right).view(len(x), draws))
         return torch.cat(parts)
 
-    def result(self, notes: list[str], bins: int = 50, *, shared: bool = False) -> Curvature:
-        columns = self.columns.joined(shared)
+    def result(self, columns: dict[str, Tensor], notes: list[str], bins: int) -> Curvature:
         values, labels, index = columns["curvature"], columns["label"], columns["index"]
         if not bool(torch.isfinite(values).all()):
             bad = int((~torch.isfinite(values)).nonzero()[0])
@@ -388,20 +363,21 @@ class CurvatureCollector:
                 f"curvatures must be finite, but that of sample {int(index[bad])} is "
                 f"{float(values[bad])}. Look for a diverged model, broken inputs or a larger step."
             )
+        sigma = self.settings.sigma
         return Curvature(
             self.settings,
             self.space.units,
             len(values),
             math.sqrt(2 / self.settings.num_directions),
             describe(values, bins=bins),
-            describe_classes(values, labels, self.columns.num_classes),
+            describe_classes(values, labels, self.space.num_classes),
             tuple(index.tolist()),
             tuple(values.tolist()),
             {
                 kind: self._robustness(values, columns[kind], kind, notes)
                 for kind in self.settings.noise
             },
-            None if self.stability is None else self.stability.result(columns, bins),
+            None if sigma is None else self._bounds(columns, sigma, bins),
         )
 
     def _robustness(
@@ -512,7 +488,7 @@ def measure_surface(
     if extent is not None:
         check_number("extent", extent, above=0)
     space = InputSpace(Probe(model, layer=layer), normalization)
-    inputs = need_tensor(inputs, "a loss surface").to(device_of(model))
+    inputs = need_tensor(inputs, "a loss surface").to(device_for(model))
     labels = labels.to(inputs.device)
     check_labels(
         labels, len(inputs), space.num_classes, soft=False, skip="leave them out", validate=True

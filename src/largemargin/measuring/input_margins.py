@@ -11,19 +11,23 @@ from largemargin.dropin.find_head import find_module
 from largemargin.dropin.model_outputs import tensors_in
 from largemargin.errors import LargeMarginError, check_choice, check_number
 from largemargin.geometry.input_gradients import evaluation
-from largemargin.losses.layer_margin import NORMS
-from largemargin.measuring.batches import device_of, loader_batches
+from largemargin.losses.layer_margin import NORMS, dual_norm
 from largemargin.measuring.distributions import (
     ClassDistribution,
     Distribution,
     describe,
     describe_classes,
 )
-from largemargin.measuring.input_space import Columns, InputSpace, Normalization
+from largemargin.measuring.input_space import (
+    ChosenRows,
+    InputSpace,
+    Normalization,
+    read_columns,
+)
 from largemargin.measuring.probe import LayerHook, Probe
 from largemargin.measuring.records import Record
-from largemargin.ops.distributed import world_size
-from largemargin.ops.norms import promote, safe_norm
+from largemargin.measuring.scores import check_logits_finite
+from largemargin.ops.norms import promote
 
 INPUT = "input"
 """Stands for the model's input among names of layers."""
@@ -63,7 +67,7 @@ class InputMarginResult(Record):
 
 
 class MarginCollector:
-    """Takes in batches and keeps one margin per sample and place."""
+    """One margin per sample and place."""
 
     def __init__(
         self,
@@ -74,7 +78,6 @@ class MarginCollector:
         norm: float = 2,
         topk: int | None = None,
         eps: float = 1e-6,
-        max_samples: int | None = None,
     ) -> None:
         check_choice("norm", norm, NORMS)
         check_number("eps", eps, at_least=0)
@@ -92,15 +95,9 @@ class MarginCollector:
                 find_module(space.model, name)
         others = space.num_classes - 1
         self.rivals = min(topk or others, others) if self.places else 1
-        self.columns = Columns(space.num_classes, max_samples)
 
-    def add(self, inputs: Any, labels: Tensor | None, index: Tensor) -> None:
-        found = self.columns.choose(inputs, labels, index)
-        if found is not None:
-            chosen, targets, _ = found
-            self.columns.add(**self._margins(chosen, targets))
-
-    def _margins(self, inputs: Any, labels: Tensor) -> dict[str, Tensor]:
+    def columns(self, rows: ChosenRows) -> dict[str, Tensor]:
+        inputs, labels = rows.inputs, rows.labels
         with evaluation(self.space, labels):
             if isinstance(inputs, Tensor):
                 at_input = self.input_margins or INPUT in self.places
@@ -121,7 +118,7 @@ class MarginCollector:
                     if name in self.places:
                         # NaN (no distance to this rival) gives way to the others.
                         best[name] = torch.fmin(best.get(name, distance), distance)
-        return {name: each.detach() for name, each in best.items()}
+        return {_column(name): each.detach() for name, each in best.items()}
 
     def _pass(self, inputs: Any, source: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
         """Logits, and what they depend on at the places asked for."""
@@ -131,11 +128,7 @@ class MarginCollector:
         missing = [name for name in hooks if name not in points]
         if missing:
             raise LargeMarginError(f"the model did not call {missing}. Name layers that it uses.")
-        if not bool(torch.isfinite(logits).all()):
-            raise LargeMarginError(
-                "logits must be finite, but some are NaN or infinite. Look for a diverged model or "
-                "broken inputs."
-            )
+        check_logits_finite(logits)
         if self.input_margins or INPUT in self.places:
             if source is None:
                 raise LargeMarginError(
@@ -166,17 +159,10 @@ class MarginCollector:
                 f"a place to measure margins at must hold one entry per sample, {count}, but its "
                 f"shape is {tuple(point.shape)}."
             )
-        flat = promote(gradient).flatten(1)
-        if self.norm == 2:
-            length = safe_norm(flat)
-        else:  # the norm dual to l_1 is l_inf, and the other way round
-            length = flat.abs().amax(1) if self.norm == 1 else flat.abs().sum(1)
+        length = dual_norm(promote(gradient).flatten(1), self.norm)
         return torch.where(length > 0, gap / (length + self.eps), torch.nan)
 
-    def result(
-        self, notes: list[str], bins: int = 50, *, shared: bool = False
-    ) -> InputMarginResult:
-        columns = self.columns.joined(shared)
+    def result(self, columns: dict[str, Tensor], notes: list[str], bins: int) -> InputMarginResult:
         layers = {name: self._described(columns, name, bins, notes) for name in self.places}
         own = self._described(columns, ODN, bins, notes) if self.input_margins else None
         return InputMarginResult(own, layers or None)
@@ -184,7 +170,7 @@ class MarginCollector:
     def _described(
         self, columns: dict[str, Tensor], name: str, bins: int, notes: list[str]
     ) -> LinearizedMargins:
-        values, labels = columns[name], columns["label"]
+        values, labels = columns[_column(name)], columns["label"]
         where = INPUT if name == ODN else name
         alive = ~values.isnan()
         dead = int((~alive).sum())
@@ -202,8 +188,13 @@ class MarginCollector:
             len(values),
             dead,
             describe(values[alive], bins=bins),
-            describe_classes(values[alive], labels[alive], self.columns.num_classes),
+            describe_classes(values[alive], labels[alive], self.space.num_classes),
         )
+
+
+def _column(name: str) -> str:
+    """What the margins at a place are called among other columns, whatever the place is called."""
+    return f"margin at {name}"
 
 
 def measure_input_margins(
@@ -233,16 +224,12 @@ def measure_input_margins(
 
     Args:
         model: any model :func:`largemargin.attach` can read, one row of logits per sample.
-        loader: yields (inputs, labels), or dicts with "labels".
-        layer: name of the head; default the last linear layer.
         layer_margins: names of modules whose output is moved, "input" for the input itself.
         norm: p of the distance at layers: 1, 2 (default) or inf; q is its dual.
         topk: only the k rivals with the largest logits at layers; default all C - 1.
         eps: default 1e-6 (both papers say "small").
-        max_samples: only the first so many.
-        normalization: (mean, std) of the loader's, per channel, for margins in units before it.
-            Images have to lie in [0, 1] then; (0, 1) takes them as they are.
-        bins, device, progress: as in :func:`largemargin.measure`.
+        loader, layer, max_samples, normalization, bins, device, progress: as in
+            :func:`largemargin.measure`.
 
     Example:
         >>> model = nn.Linear(2, 2, bias=False)
@@ -258,12 +245,9 @@ def measure_input_margins(
         norm=norm,
         topk=topk,
         eps=eps,
-        max_samples=max_samples,
     )
-    where = torch.device(device) if device is not None else device_of(model)
-    for batch in loader_batches(loader, where, progress=progress):
-        collector.add(*batch)
-    return collector.result([], bins, shared=world_size() > 1)
+    columns = read_columns(collector, loader, max_samples, device, progress)
+    return collector.result(columns, [], bins)
 
 
 def _keep_in(points: dict[str, Tensor], name: str) -> LayerHook:

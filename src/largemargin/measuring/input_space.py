@@ -4,8 +4,8 @@ Margins and curvature in input space are taken here, and kept sample by sample i
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,14 @@ from largemargin.measuring.batches import (
     SKIP,
     change_tensors,
     check_range,
+    device_for,
     gather,
+    loader_batches,
     need_labels,
     take_rows,
 )
 from largemargin.measuring.probe import LayerHook, Probe, Reading
+from largemargin.ops.distributed import world_size
 from largemargin.ops.norms import normalize
 
 Numbers: TypeAlias = float | Sequence[float]
@@ -39,10 +42,10 @@ class PixelUnits:
 
     def __init__(self, normalization: Normalization | None) -> None:
         self.normalization = None if normalization is None else _numbers(normalization)
-        self.as_given = normalization is not None and all(
-            bool((each == neutral).all())
-            for each, neutral in zip(_numbers(normalization), (0, 1), strict=True)
-        )
+        self.as_given = False
+        if self.normalization is not None:
+            mean, std = self.normalization
+            self.as_given = bool((mean == 0).all() and (std == 1).all())
 
     def raw(self, inputs: Tensor, *, checked: bool = True) -> Tensor:
         """Inputs of the loader as they were before normalisation.
@@ -165,6 +168,25 @@ def need_tensor(inputs: Any, what: str) -> Tensor:
     )
 
 
+class ChosenRows(NamedTuple):
+    """The rows of a batch that are measured."""
+
+    inputs: Any
+    labels: Tensor
+    indices: Tensor
+    """On the CPU."""
+    batch_size: int
+    """Of the batch they were taken from."""
+
+
+class Collector(Protocol):
+    """A part of a measurement that gives numbers of each sample."""
+
+    space: InputSpace
+
+    def columns(self, rows: ChosenRows) -> dict[str, Tensor]: ...
+
+
 class Columns:
     """Numbers of each sample, batch by batch: indices, labels and what else is named.
 
@@ -172,15 +194,13 @@ class Columns:
     those from ``max_samples`` on.
     """
 
-    def __init__(self, num_classes: int, max_samples: int | None) -> None:
-        self.num_classes = num_classes
+    def __init__(self, space: InputSpace, max_samples: int | None) -> None:
+        self.space = space
         self.limit = math.inf if max_samples is None else max_samples
         self.parts: dict[str, list[Tensor]] = {}
 
-    def choose(
-        self, inputs: Any, labels: Tensor | None, index: Tensor
-    ) -> tuple[Any, Tensor, Tensor] | None:
-        """The rows of a batch to take, with their labels and indices; None for no row."""
+    def choose(self, inputs: Any, labels: Tensor | None, index: Tensor) -> ChosenRows | None:
+        """The rows of a batch to take, whose labels and indices are kept; None for no row."""
         labels = need_labels(labels)
         if labels.dim() != 1:
             raise LargeMarginError(
@@ -194,9 +214,10 @@ class Columns:
             return None
         here, count = rows.to(labels.device), len(labels)
         labels = labels[here]
-        check_labels(labels, len(rows), self.num_classes, soft=False, skip=SKIP, validate=True)
+        classes = self.space.num_classes
+        check_labels(labels, len(rows), classes, soft=False, skip=SKIP, validate=True)
         self.add(label=labels.long(), index=index[rows])
-        return take_rows(inputs, here, count), labels.long(), index[rows]
+        return ChosenRows(take_rows(inputs, here, count), labels.long(), index[rows], count)
 
     def add(self, **values: Tensor) -> None:
         for name, each in values.items():
@@ -213,3 +234,20 @@ class Columns:
             order = columns["index"].argsort(stable=True)
             columns = {name: each[order] for name, each in columns.items()}
         return columns
+
+
+def read_columns(
+    collector: Collector,
+    loader: Iterable[Any],
+    max_samples: int | None,
+    device: torch.device | str | None,
+    progress: bool,
+) -> dict[str, Tensor]:
+    """What a collector gives for the samples of a loader, of all processes."""
+    space = collector.space
+    columns = Columns(space, max_samples)
+    for batch in loader_batches(loader, device_for(space.model, device), progress=progress):
+        chosen = columns.choose(*batch)
+        if chosen is not None:
+            columns.add(**collector.columns(chosen))
+    return columns.joined(world_size() > 1)

@@ -26,9 +26,9 @@ from largemargin.measuring.feature_geometry import (
     ClassCompactness,
     Collapse,
     Variance,
-    collapse_of,
-    compactness_of,
     measure_centers,
+    measure_collapse,
+    measure_compactness,
     measure_variance,
 )
 from largemargin.measuring.probe import LayerHook, Probe
@@ -468,7 +468,7 @@ def measure_layer(
                 )
                 for name in MARGINS
             }
-        compactness = compactness_of(rows, columns, sums, radius, own)
+        compactness = measure_compactness(rows, columns, sums, radius, own)
     found = LayerGeometry(
         layer.name,
         facts.module,
@@ -479,7 +479,7 @@ def measure_layer(
         describe(norms, bins=bins),
         measure_variance(sums, own),
         measure_centers(sums),
-        collapse_of(sums, None, rows, stream.column("predicted"), own),
+        measure_collapse(sums, None, rows, stream.column("predicted"), own),
         accuracy,
         left_out,
         margins,

@@ -1,6 +1,6 @@
 """Any model as a function from inputs to logits, and passes of it over data of all processes."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol, TypedDict, TypeVar
 
@@ -9,17 +9,17 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from largemargin.dropin.find_head import out_features, unwrapped
-from largemargin.dropin.model_outputs import tensors_in
+from largemargin.dropin.model_outputs import named_logits, tensors_in
 from largemargin.errors import LargeMarginError
 from largemargin.geometry.evaluation_mode import evaluation_mode, model_lock
 from largemargin.measuring.batches import (
-    Bar,
+    Advance,
     DataBatch,
     Source,
     bar,
     call,
     count_batches,
-    device_of,
+    device_for,
     fail_together,
     source_batches,
 )
@@ -87,10 +87,6 @@ class LogitModel(nn.Module):
         """The layer that :func:`largemargin.attach` would find."""
         return self.probe.head
 
-    @property
-    def device(self) -> torch.device:
-        return device_of(self.model)
-
     @contextmanager
     def evaluating(self, *, gradients: bool = False) -> Iterator["LogitModel"]:
         """Evaluation mode, every module's mode restored afterwards; without gradients by default.
@@ -131,7 +127,7 @@ class LogitModel(nn.Module):
 
     def _chosen(self, outputs: Any) -> Tensor | None:
         """The logits among the outputs; None where only the head can tell."""
-        named = _named_logits(outputs)
+        named = named_logits(outputs)
         if named is not None:
             return self._checked(named)
         fitting = [each for each in tensors_in(outputs) if self._fits(each)]
@@ -158,15 +154,6 @@ def _without_ddp(model: nn.Module) -> nn.Module:
     return inner if in_ddp else model
 
 
-def _named_logits(outputs: Any) -> Tensor | None:
-    if isinstance(outputs, Tensor):
-        return outputs
-    found = outputs.get("logits") if isinstance(outputs, Mapping) else None
-    if found is None:
-        found = getattr(outputs, "logits", None)
-    return found if isinstance(found, Tensor) else None
-
-
 class ReadingOptions(TypedDict, total=False):
     """Options of every pass of a model over data; :func:`accuracy_of` says what they mean."""
 
@@ -182,6 +169,7 @@ def columns_of(
     data: Source,
     columns: Callable[[DataBatch], tuple[Tensor, ...]],
     what: str,
+    empty: str,
     *,
     batch_size: int = 256,
     device: torch.device | str | None = None,
@@ -189,48 +177,55 @@ def columns_of(
     sync: bool = True,
     progress: bool = False,
 ) -> tuple[Tensor, ...]:
-    """What ``columns(batch)`` gives, on the CPU, of all batches of all processes; () without one.
+    """What ``columns(batch)`` gives, on the CPU, of all batches of all processes.
 
-    ``what`` names the pass on the progress bar; the others are as in :func:`accuracy_of`.
+    ``what`` names the pass on the progress bar, ``empty`` says what is wrong where there is no row
+    at all; the others are as in :func:`accuracy_of`.
     """
-    where = reader.device if device is None else torch.device(device)
-    shared = sync and world_size() > 1
+    where, shared = device_for(reader.model, device), sync and world_size() > 1
 
     def read() -> list[tuple[Tensor, ...]]:
         parts = []
         total = count_batches(data, batch_size, shared=shared)
-        with reader.evaluating(), bar(what, total, progress) as shown:
+        with reader.evaluating(), bar(what, total, progress) as advance:
             for batch in source_batches(
                 data, batch_size=batch_size, device=where, workers=workers, shared=shared
             ):
                 parts.append(tuple(column.cpu() for column in columns(batch)))
-                shown.update()
+                advance()
         return parts
 
     every = [part for parts in fail_together(shared, read) for part in parts]
-    return tuple(torch.cat(column) for column in zip(*every, strict=True))
+    found = tuple(torch.cat(column) for column in zip(*every, strict=True))
+    if not found or len(found[0]) == 0:
+        raise LargeMarginError(empty)
+    return found
 
 
-class Counter(Protocol):
-    """Sums over samples that a pass makes."""
+R = TypeVar("R", covariant=True)
+
+
+class Counter(Protocol[R]):
+    """Sums over samples that a pass makes, and the result they give."""
 
     @property
     def passes(self) -> int:
         """Passes of the model over a batch, for the progress bar."""
         ...
 
-    def add(self, batch: DataBatch, shown: Bar) -> None: ...
+    def add(self, batch: DataBatch, advance: Advance) -> None: ...
 
     def sums(self) -> Any: ...
 
-
-C = TypeVar("C", bound=Counter)
+    def result(self, parts: list[Any]) -> R:
+        """From the sums of every process."""
+        ...
 
 
 def count_over(
     model: nn.Module,
     data: Source,
-    make_counter: Callable[[LogitModel, torch.device], C],
+    make_counter: Callable[[LogitModel, torch.device], Counter[R]],
     what: str,
     *,
     num_classes: int | None = None,
@@ -240,24 +235,24 @@ def count_over(
     workers: int = 0,
     sync: bool = True,
     progress: bool = False,
-) -> tuple[C, list[Any]]:
-    """One pass with a counter: the counter, and the sums of every process."""
+) -> R:
+    """One pass with a counter: its result over all processes."""
     shared = sync and world_size() > 1
-    made: list[C] = []
+    made: list[Counter[R]] = []
 
     def count() -> Any:
         reader = LogitModel(model, num_classes=num_classes, layer=layer)
-        where = reader.device if device is None else torch.device(device)
+        where = device_for(reader.model, device)
         counter = make_counter(reader, where)
         made.append(counter)
         number = count_batches(data, batch_size, shared=shared)
         total = None if number is None else number * counter.passes
-        with reader.evaluating(), bar(what, total, progress) as shown:
+        with reader.evaluating(), bar(what, total, progress) as advance:
             for batch in source_batches(
                 data, batch_size=batch_size, device=where, workers=workers, shared=shared
             ):
-                counter.add(batch, shown)
+                counter.add(batch, advance)
         return counter.sums()
 
     parts = fail_together(shared, count)
-    return made[0], parts
+    return made[0].result(parts)

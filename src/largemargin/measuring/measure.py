@@ -26,17 +26,18 @@ from largemargin.measuring.batches import (
     IGNORED,
     NOTHING,
     count_samples,
-    device_of,
+    device_for,
     fail_together,
     gather,
     has_positions,
     loader_batches,
     need_labels,
-    order_note,
+    order_notes,
 )
 from largemargin.measuring.calibration import Rejection, calibration, rejection
 from largemargin.measuring.distributions import Margins, describe, describe_classes
 from largemargin.measuring.feature_geometry import (
+    ClassCompactness,
     check_sphere,
     measure_centers,
     measure_collapse,
@@ -59,7 +60,7 @@ from largemargin.measuring.layers import (
 )
 from largemargin.measuring.probe import Probe, differs
 from largemargin.measuring.scores import LEADS
-from largemargin.measuring.stream import FeatureStore, Stream, check_norms
+from largemargin.measuring.stream import FeatureStore, Stream, check_norms, check_width
 from largemargin.ops.distributed import world_size
 from largemargin.ops.similarity import SIMILARITIES
 
@@ -142,7 +143,7 @@ def measure(
     """
     settings = MeasureSettings(radius, worst, bins, pairwise, sphere, data_name, class_names)
     probe = Probe(model, layer=layer, features=features)
-    where = torch.device(device) if device is not None else device_of(probe.model)
+    where = device_for(probe.model, device)
     parts = InputParts(
         InputSpace(probe, normalization),
         input_margins=input_margins,
@@ -410,8 +411,7 @@ class MeasuringPass:
 
     def notes(self, loader: Iterable[Any], counts: list[PassCounts]) -> list[str]:
         """Caveats of how the data was read."""
-        order = order_note(loader)
-        found = [] if order is None else [order]
+        found = order_notes(loader)
         if len(counts) > 1 and not any(each.numbered for each in counts):
             found += _unnumbered_notes(loader, counts)
         skipped = sum(each.skipped for each in counts)
@@ -455,11 +455,7 @@ def ood_scores(stream: Stream, parts: Iterable[Tensor]) -> dict[str, Tensor]:
     found: dict[str, list[Tensor]] = {name: [torch.zeros(0).double()] for name in LEADS}
     for features in parts:
         check_matrix("ood", features, "(N, D)")
-        if features.shape[1] != stream.dim:
-            raise LargeMarginError(
-                f"features of the data given as ood must have {stream.dim} columns, as the head's "
-                f"weight has, but their shape is {tuple(features.shape)}."
-            )
+        check_width(features, stream.dim, what="features of the data given as ood")
         for part in torch.split(features.to(scores.weight.device), scores.rows_at_once):
             each = scores.unlabelled(part)
             if not bool(torch.isfinite(each["lead_raw"]).all()):
@@ -491,49 +487,52 @@ class InputParts:
         if max_samples is not None:
             check_number("max_samples", max_samples, at_least=1)
         self.space = space
+        self.columns = Columns(space, max_samples)
         self.margins: MarginCollector | None = None
         self.curvature: CurvatureCollector | None = None
         self.bounds: BoundSettings | None = None
         if input_margins or layer_margins:
             self.margins = MarginCollector(
-                space,
-                input_margins=input_margins,
-                layer_margins=layer_margins,
-                max_samples=max_samples,
+                space, input_margins=input_margins, layer_margins=layer_margins
             )
         if curvature:
             settings = _settings("curvature", curvature, CurvatureSettings())
-            self.curvature = CurvatureCollector(space, settings, max_samples=max_samples)
+            self.curvature = CurvatureCollector(space, settings)
         if bounds:
             self.bounds = _settings("bounds", bounds, BoundSettings(radius=radius))
             self.bounds.check()
             self.network = FullyConnected(space)
-            self.columns = Columns(space.num_classes, max_samples)
 
     def add(self, inputs: Any, labels: Tensor, index: Tensor) -> None:
-        if self.margins is not None:
-            self.margins.add(inputs, labels, index)
-        if self.curvature is not None:
-            self.curvature.add(inputs, labels, index)
-        if self.bounds is not None and self.network.reason is None:
-            found = self.columns.choose(inputs, labels, index)
-            if found is not None:
-                images, _, _ = found
-                with torch.no_grad():
-                    if isinstance(images, Tensor):
-                        images = self.space.raw(images, checked=False)
-                    self.network.add(images)
+        collectors = [each for each in (self.margins, self.curvature) if each is not None]
+        looks_at_network = self.bounds is not None and self.network.reason is None
+        if not collectors and not looks_at_network:
+            return
+        chosen = self.columns.choose(inputs, labels, index)
+        if chosen is None:
+            return
+        for each in collectors:
+            self.columns.add(**each.columns(chosen))
+        if looks_at_network:
+            images = chosen.inputs
+            with torch.no_grad():
+                if isinstance(images, Tensor):
+                    images = self.space.raw(images, checked=False)
+                self.network.add(images)
 
     def results(
         self, stream: Stream, notes: list[str], *, bins: int, shared: bool
     ) -> dict[str, Any]:
         """Fields of a geometry, by name."""
         found: dict[str, Any] = {}
+        columns: dict[str, Tensor] = {}
+        if self.margins is not None or self.curvature is not None:
+            columns = self.columns.joined(shared)
         if self.margins is not None:
-            margins = self.margins.result(notes, bins, shared=shared)
+            margins = self.margins.result(columns, notes, bins)
             found |= {"input_margins": margins.input, "layer_margins": margins.layers}
         if self.curvature is not None:
-            found["curvature"] = self.curvature.result(notes, bins, shared=shared)
+            found["curvature"] = self.curvature.result(columns, notes, bins)
         if self.bounds is not None:
             if shared:
                 self.network.merge(gather(self.network.mine()))
@@ -593,8 +592,8 @@ def build_geometry(
         prototypes=measure_prototypes(head.weight, notes),
         centers=measure_centers(stream.sums),
         variance=measure_variance(stream.sums, notes),
-        collapse=measure_collapse(stream, notes),
-        compactness=measure_compactness(stream, radius, notes) if settings.pairwise else None,
+        collapse=measure_collapse(stream.sums, stream.scores.weight, stream.kept, predicted, notes),
+        compactness=_compactness(stream, radius, notes) if settings.pairwise else None,
         calibration=calibration(stream.column("confidence"), correct),
         errors=rejection(
             {name: each[correct] for name, each in leads.items()},
@@ -617,6 +616,12 @@ def _stream_notes(stream: Stream) -> Iterator[str]:
         yield f"no samples of class {shown}: numbers by class are NaN there"
     if stream.scores.curved:
         yield "distances to boundaries are NaN: those of a cosine head with a bias are not planes"
+
+
+def _compactness(stream: Stream, radius: float, notes: list[str]) -> ClassCompactness:
+    assert stream.kept is not None
+    columns = {name: stream.column(name) for name in ("label", "index", "boundary", "distance")}
+    return measure_compactness(stream.kept, columns, stream.sums, radius, notes)
 
 
 def _layers(

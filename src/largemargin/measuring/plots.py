@@ -92,7 +92,7 @@ def plot_class_margins(
     present = [c for c, median in enumerate(margins.median) if math.isfinite(median)]
     if not present:
         raise _not_measured(words)
-    hardest = sorted(present, key=lambda c: margins.q05[c])[:ROWS]
+    hardest = sorted(present, key=margins.q05.__getitem__)[:ROWS]
     low, fifth, middle = (
         [column[c] for c in hardest] for column in (margins.minimum, margins.q05, margins.median)
     )
@@ -100,9 +100,8 @@ def plot_class_margins(
     rows = range(len(hardest))
     ax.hlines(rows, low, middle, color=COLORS[0], linewidth=1)
     ax.hlines(rows, fifth, middle, color=COLORS[0], linewidth=4, alpha=0.35)
-    marks = (middle, "o", "median"), (fifth, "|", "5 % quantile"), (low, ".", "minimum")
-    for column, marker, said in marks:
-        size = 9 if marker == "|" else 6
+    marks = (middle, "o", 6, "median"), (fifth, "|", 9, "5 % quantile"), (low, ".", 6, "minimum")
+    for column, marker, size, said in marks:
         ax.plot(column, rows, marker, color=COLORS[0], markersize=size, label=said)
     ax.axvline(0, color=NEUTRAL, linewidth=1)
     shown = [class_name(c, names) for c in hardest]
@@ -130,13 +129,13 @@ def plot_samples(
     named = {c: class_name(c, names) for c in present} if len(present) <= NAMED else {}
     xs, ys = zip(*points, strict=True)
     scatter_classes(ax, (xs, ys), labels, named, size=20)
-    guesses = predicted or labels
-    wrong = [at for at, (c, guess) in enumerate(zip(labels, guesses, strict=True)) if c != guess]
+    guesses = zip(points, labels, predicted or labels, strict=True)
+    wrong = [point for point, label, guess in guesses if label != guess]
     if wrong:
-        place = [xs[at] for at in wrong], [ys[at] for at in wrong]
         ink = ax.title.get_color()  # of the style in use
         said = f"{len(wrong):,} predicted wrong"
-        ax.scatter(*place, s=55, facecolors="none", edgecolors=ink, linewidths=0.9, label=said)
+        across, up = zip(*wrong, strict=True)
+        ax.scatter(across, up, s=55, facecolors="none", edgecolors=ink, linewidths=0.9, label=said)
     ax.set_aspect("equal", "datalim")
     if ax.get_legend_handles_labels()[1]:
         columns = 2 if len(present) > 12 and named else 1
@@ -189,19 +188,24 @@ def plot_surface(
         lines = ax.contour(along, across, inside, levels=[0.5], colors="white", linewidths=1.2)
         lines.set(path_effects=halo)
     for c, count in counts.items():
-        if count < REGION * len(along) * len(across):
-            continue
-        own = [(x, y) for y, row in zip(across, classes, strict=True)
-               for x, each in zip(along, row, strict=True) if each == c]  # fmt: skip
-        middle = [statistics.fmean(each) for each in zip(*own, strict=True)]
-        x, y = min(own, key=lambda at: abs(at[0] - middle[0]) + abs(at[1] - middle[1]))
-        text = ax.annotate(
-            class_name(c, names), (x, y), (0, 9), textcoords="offset points", ha="center",
-            va="center", color="white", weight="bold",
-        )  # fmt: skip
-        text.set(path_effects=halo)
+        if count >= REGION * len(along) * len(across):
+            text = ax.annotate(
+                class_name(c, names), _middle_of(c, along, across, classes), (0, 9),
+                textcoords="offset points", ha="center", va="center", color="white", weight="bold",
+            )  # fmt: skip
+            text.set(path_effects=halo)
     ax.plot(0, 0, marker="o", color="white", markersize=4, path_effects=halo)
     return ax
+
+
+def _middle_of(
+    c: int, along: Sequence[float], across: Sequence[float], classes: Sequence[Sequence[int]]
+) -> tuple[float, float]:
+    """The point of a grid predicted as class c that is closest to the mean of all of these."""
+    own = [(x, y) for y, row in zip(across, classes, strict=True)
+           for x, each in zip(along, row, strict=True) if each == c]  # fmt: skip
+    middle = [statistics.fmean(each) for each in zip(*own, strict=True)]
+    return min(own, key=lambda at: abs(at[0] - middle[0]) + abs(at[1] - middle[1]))
 
 
 def class_name(c: int, names: Sequence[str] | None) -> str:

@@ -13,23 +13,20 @@ from typing import IO, Any, ClassVar, Self
 
 from largemargin.errors import LargeMarginError
 
-_SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
 
 def plain(value: Any) -> Any:
     """A record as dicts, lists, strings and finite numbers: what strict JSON can hold."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
-        }
+    if isinstance(value, float) and not math.isfinite(value):
+        return json.dumps(value)  # "NaN", "Infinity" or "-Infinity"
+    if isinstance(value, str | int | float | None):
+        return value
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        return {field.name: plain(getattr(value, field.name)) for field in fields}
     if isinstance(value, dict):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return json.dumps(value)  # "NaN", "Infinity" or "-Infinity"
-    if isinstance(value, str | int | float | bool | None):
-        return value
     raise LargeMarginError(
         f"{type(value).__name__} has no place in a result; it holds numbers, texts and records."
     )
@@ -47,9 +44,7 @@ def revive(kind: Any, value: Any) -> Any:
         return {inner[0](key): revive(inner[1], each) for key, each in value.items()}
     if dataclasses.is_dataclass(kind):
         return _revive_record(kind, value)
-    if kind is float:
-        return _SPECIAL[value] if isinstance(value, str) else float(value)
-    return value
+    return float(value) if kind is float else value
 
 
 def _member_of(union: tuple[Any, ...], value: Any) -> Any:

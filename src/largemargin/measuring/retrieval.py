@@ -4,7 +4,7 @@ Of any features (:func:`retrieval_of`), and of people across cameras by the prot
 and DukeMTMC (:func:`cross_camera`). :func:`head_inputs_of` takes the features of a model.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Unpack
 
@@ -43,17 +43,6 @@ class Retrieval(Record):
     recall: dict[int, float]
     """Recall at k: share of queries with a match among the k nearest."""
     mean_average_precision: float
-
-
-class Ranked(NamedTuple):
-    """Of a block of queries, the ranking cut down to where the matches stand."""
-
-    matched: Tensor
-    """(B,) number of matches."""
-    first: Tensor
-    """(B,) rank of the first match, from 0; the size of the gallery where there is none."""
-    precision: Tensor
-    """(B,) average precision; 0 where there is no match."""
 
 
 def retrieval_of(
@@ -109,7 +98,7 @@ def retrieval_of(
         mine[here, here + rows.start] = True
         return same & ~mine, mine
 
-    first, precision = _matched(rank_gallery(queries, gallery, similarity, matches))
+    first, precision = rank_gallery(queries, gallery, similarity, matches)
     if len(first) == 0:
         raise LargeMarginError(
             "no query has a match in the gallery. Retrieval needs at least two samples of a class."
@@ -155,8 +144,8 @@ def rank_gallery(
     matches: Callable[[slice], tuple[Tensor, Tensor | None]],
     *,
     trapezoid: bool = False,
-) -> Iterator[Ranked]:
-    """Rank the gallery for every query, block by block.
+) -> tuple[Tensor, Tensor]:
+    """Of the queries that have a match: the rank of the first one, from 0, and average precision.
 
     Args:
         matches: for some rows of the queries, (B, G) bool: which gallery images match, and which
@@ -168,6 +157,7 @@ def rank_gallery(
     center = widen(gallery).mean(0) if similarity == "euclidean" else None
     columns = _ready(gallery, center)
     rounding = _rounding(columns)
+    firsts, precisions = [], []
     for rows in blocks(len(queries), max(CELLS // len(gallery), 1)):
         mine = _ready(queries[rows], center)
         scores = mine @ columns.T if center is None else -squared_distances(mine, columns)
@@ -177,16 +167,10 @@ def rank_gallery(
             scores.masked_fill_(left_out, -torch.inf)
         order = _order(scores, _rounding(mine)[:, None], rounding)
         hits = wanted.gather(1, order)
-        matched = hits.sum(1)
-        first = torch.where(matched > 0, hits.int().argmax(1), hits.shape[1])
-        yield Ranked(matched, first, average_precision(hits, trapezoid=trapezoid))
-
-
-def _matched(ranked: Iterable[Ranked]) -> tuple[Tensor, Tensor]:
-    """Rank of the first match and average precision of the queries that have a match."""
-    matched, first, precision = (torch.cat(each).cpu() for each in zip(*ranked, strict=True))
-    found = matched > 0
-    return first[found], precision[found]
+        hits = hits[hits.any(1)]
+        firsts.append(hits.int().argmax(1).cpu())
+        precisions.append(average_precision(hits, trapezoid=trapezoid).cpu())
+    return torch.cat(firsts), torch.cat(precisions)
 
 
 def _ready(features: Tensor, center: Tensor | None) -> Tensor:
@@ -323,8 +307,7 @@ def cross_camera(
         return same & ~here, (same & here) | (their_person == JUNK)
 
     trapezoid = precision == "trapezoid"
-    ranked = rank_gallery(queries, gallery, similarity, matches, trapezoid=trapezoid)
-    first, precisions = _matched(ranked)
+    first, precisions = rank_gallery(queries, gallery, similarity, matches, trapezoid=trapezoid)
     if len(first) == 0:
         raise LargeMarginError(
             "no query has a match: no person of the queries was seen by another camera in the "
@@ -389,9 +372,7 @@ def head_inputs_of(model: nn.Module, data: Source, **options: Unpack[ReadingOpti
     def columns(batch: DataBatch) -> tuple[Tensor, Tensor, Tensor]:
         return reader.read(batch.inputs)[1], need_labels(batch.labels), batch.indices
 
-    found = columns_of(reader, data, columns, "features", **options)
-    if not found:
-        raise LargeMarginError("there is nothing to take features of: the data is empty.")
-    features, labels, index = found
+    empty = "there is nothing to take features of: the data is empty."
+    features, labels, index = columns_of(reader, data, columns, "features", empty, **options)
     order = index.argsort(stable=True)
     return HeadInputs(features[order], labels[order])

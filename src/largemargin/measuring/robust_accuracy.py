@@ -15,7 +15,7 @@ from largemargin.errors import LargeMarginError, check_choice, check_count, chec
 from largemargin.measuring.accuracy import is_right, wilson
 from largemargin.measuring.batches import (
     IGNORED,
-    Bar,
+    Advance,
     DataBatch,
     Source,
     check_range,
@@ -114,10 +114,9 @@ def perturbed_accuracy(
         reader.pixels = PixelUnits(normalization)
         return PerturbedCounts(reader, perturbations, draws=draws, seed=seed, device=where)
 
-    counter, parts = count_over(
+    return count_over(
         model, data, make_counter, "perturbations", num_classes=num_classes, **options
     )
-    return counter.result(parts)
 
 
 def attacked_accuracy(
@@ -148,10 +147,7 @@ def attacked_accuracy(
         reader.pixels = PixelUnits(normalization)
         return AttackedCounts(reader, attacks, seed=seed, device=where, stride=stride)
 
-    counter, parts = count_over(
-        model, data, make_counter, "attacks", num_classes=num_classes, **options
-    )
-    return counter.result(parts)
+    return count_over(model, data, make_counter, "attacks", num_classes=num_classes, **options)
 
 
 def attack_curve(
@@ -273,7 +269,7 @@ class PerturbedCounts:
         """Passes of the model over a batch."""
         return sum(self.runs.values())
 
-    def add(self, batch: DataBatch, shown: Bar) -> None:
+    def add(self, batch: DataBatch, advance: Advance) -> None:
         """Every perturbation in every run, so that images are read once."""
         images, labels = need_images(batch.inputs, "a perturbation"), need_labels(batch.labels)
         images = self.reader.pixels.raw(images, checked=False)
@@ -284,7 +280,7 @@ class PerturbedCounts:
                 drawn = self.draws(what, run, images, batch.indices)
                 logits = self.reader.on_pixels(what.apply(images, drawn))
                 self.right[name][run] += is_right(logits, labels).sum()
-                shown.update()
+                advance()
 
     def sums(self) -> dict[str, Tensor]:
         return {"samples": self.samples.cpu()} | {
@@ -407,7 +403,7 @@ class AttackedCounts:
         """Attacks on a batch, which take as many passes of the model as they have steps."""
         return len(self.attacks)
 
-    def add(self, batch: DataBatch, shown: Bar) -> None:
+    def add(self, batch: DataBatch, advance: Advance) -> None:
         images, labels = need_images(batch.inputs, "an attack"), need_labels(batch.labels)
         known = known_rows(labels, self.reader.num_classes)
         chosen = (batch.indices % self.stride == 0).to(labels.device) & known
@@ -422,7 +418,7 @@ class AttackedCounts:
                 changed = self._attacked(attack, images, labels, positions)
                 with torch.no_grad():
                     self.right[number] += is_right(self.reader.on_pixels(changed), labels).sum()
-            shown.update()
+            advance()
 
     def _attacked(
         self, attack: Attack, images: Tensor, labels: Tensor, positions: list[int]

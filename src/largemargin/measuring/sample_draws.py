@@ -25,9 +25,8 @@ def _hashed(text: str) -> int:
 class SampleDraws:
     """Numbers of one purpose that belong to a sample, whatever batch or process it comes in.
 
-    They are the same for a sample index on every call, on one kind of device.
-
-    They are drawn in float32 where the inputs are; another kind of device draws others.
+    They are drawn in float32 where the inputs are: the same on every call, others on another kind
+    of device.
     """
 
     def __init__(self, seed: int, purpose: str) -> None:

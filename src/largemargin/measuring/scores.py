@@ -6,7 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from largemargin.errors import check_all_finite, check_matrix, check_num_classes
+from largemargin.errors import (
+    LargeMarginError,
+    check_all_finite,
+    check_matrix,
+    check_num_classes,
+)
 from largemargin.geometry.pairs import distances, widen
 from largemargin.heads.head_spec import HeadView, boundary_form
 from largemargin.ops.boundary import DEGENERATE
@@ -139,6 +144,14 @@ class HeadScores:
         """Lengths of the boundary normals; infinite where there is no boundary (O17)."""
         lengths = distances(normals, self.normals)
         return torch.where(lengths <= DEGENERATE, math.inf, lengths)
+
+
+def check_logits_finite(logits: Tensor) -> None:
+    if not bool(torch.isfinite(logits).all()):
+        raise LargeMarginError(
+            "logits must be finite, but some are NaN or infinite. Look for a diverged model or "
+            "broken inputs."
+        )
 
 
 def _margin(scores: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:

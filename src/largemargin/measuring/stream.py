@@ -187,11 +187,7 @@ class Stream:
     def add(self, features: Tensor, labels: Tensor, index: Tensor | None = None) -> None:
         """Take in one batch: (N, D) features, (N,) labels and, where known, sample indices."""
         check_matrix("features", features, "(N, D)")
-        if features.shape[1] != self.dim:
-            raise LargeMarginError(
-                f"features must have {self.dim} columns, as the head's weight has, but their shape "
-                f"is {tuple(features.shape)}."
-            )
+        check_width(features, self.dim)
         check_labels(labels, len(features), self.num_classes, soft=False, skip=SKIP, validate=True)
         device = self.scores.weight.device
         features, labels = features.detach().to(device), labels.to(device).long()
@@ -240,6 +236,11 @@ class Stream:
             joined.store = gather_store(self.store)
         return joined
 
+    @property
+    def kept(self) -> Tensor | None:
+        """(N, D) features of all samples; None where they were dropped."""
+        return None if self.store is None else self.store.all()
+
     def column(self, name: str) -> Tensor:
         """(N,) values of one column, on the CPU."""
         parts = self.columns[name]
@@ -258,6 +259,16 @@ def append(parts: list[Tensor], part: Tensor) -> None:
     while parts and len(parts[-1]) <= len(part):
         part = torch.cat([parts.pop(), part])
     parts.append(part)
+
+
+def check_width(
+    features: Tensor, dim: int, reason: str = "the head's weight has", what: str = "features"
+) -> None:
+    if features.shape[1] != dim:
+        raise LargeMarginError(
+            f"{what} must have {dim} columns, as {reason}, but their shape is "
+            f"{tuple(features.shape)}."
+        )
 
 
 def check_norms(norms: Tensor, index: Tensor | None = None, what: str = "features") -> None:

@@ -67,10 +67,8 @@ def find_wrong_labels(
         features = reader.read(batch.inputs)[1]
         return head.own_cosines(features, labels), labels, batch.indices
 
-    found = columns_of(reader, data, columns, "labels", **options)
-    if not found:
-        raise LargeMarginError("there are no labels to check: the data is empty.")
-    cosines, labels, index = found
+    empty = "there are no labels to check: the data is empty."
+    cosines, labels, index = columns_of(reader, data, columns, "labels", empty, **options)
     order = index.argsort(stable=True)
     dominant = head.dominant(cosines[order], labels[order])
     angles = dominant.angles

@@ -6,7 +6,7 @@ generator that the caller passes. A sample's result depends on its own image and
 only.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from largemargin.dropin.model_outputs import tensors_in
+from largemargin.dropin.model_outputs import named_logits, tensors_in
 from largemargin.errors import (
     LargeMarginError,
     check_choice,
@@ -201,13 +201,20 @@ def pgd(
         with target.evaluating():
             for _ in range(restarts):
                 points = ball.random(generator) if random_start else ball.images
-                for _ in range(steps):
-                    _, gradient = target.gradient(points, everyone)
-                    points = ball.nearest(points + size * ball.direction(gradient))
+                points = _climb(target, ball, points, steps, size)
                 if restarts > 1:
                     found = _Best(points, *target.read(points, everyone))
                     best = found if best is None else best.or_else(found)
     return points if best is None else best.points
+
+
+def _climb(target: "AttackTarget", ball: "Ball", points: Tensor, steps: int, size: float) -> Tensor:
+    """One run of projected steps."""
+    everyone = torch.arange(len(points), device=points.device)
+    for _ in range(steps):
+        _, gradient = target.gradient(points, everyone)
+        points = ball.nearest(points + size * ball.direction(gradient))
+    return points
 
 
 class _Best(NamedTuple):
@@ -361,28 +368,25 @@ class Ball:
         images = self.images
         dtype = images.dtype if images.dtype == torch.float64 else torch.float32
 
-        def draw(shape: torch.Size | tuple[int, ...], normal: bool) -> Tensor:
-            make = torch.randn if normal else torch.rand
-            if isinstance(generator, torch.Generator | None):
-                device = images.device if generator is None else generator.device
-                return make(shape, generator=generator, device=device, dtype=dtype).to(
-                    images.device
-                )
-            rows = [
-                make(shape[1:], generator=each, device=each.device, dtype=dtype)
-                for each in generator
-            ]
-            return torch.stack(rows).to(images.device)
+        def draw(make: Callable[..., Tensor], shape: tuple[int, ...]) -> Tensor:
+            if isinstance(generator, Sequence):
+                own = [
+                    make(shape[1:], generator=g, device=g.device, dtype=dtype) for g in generator
+                ]
+                return torch.stack(own).to(images.device)
+            device = images.device if generator is None else generator.device
+            drawn = make(shape, generator=generator, device=device, dtype=dtype)
+            return drawn.to(images.device)
 
         if self.norm == "linf":
-            shift = 2 * draw(images.shape, normal=False) - 1
+            shift = 2 * draw(torch.rand, images.shape) - 1
             if surface:
                 shift = shift / _column(shift.flatten(1).abs().amax(1), shift)
             return self.nearest(images + self.epsilon * shift)
-        shift = draw(images.shape, normal=True)
+        shift = draw(torch.randn, images.shape)
         shift = shift / _lengths(shift)
         if not surface:
-            radius = draw((len(images),), normal=False) ** (1 / images[0].numel())
+            radius = draw(torch.rand, (len(images),)) ** (1 / images[0].numel())
             shift = shift * _column(radius, shift)
         return self.nearest(images + self.epsilon * shift)
 
@@ -594,11 +598,8 @@ class _Run:
 
 def logits_in(outputs: Any) -> Tensor:
     """The logits of a model's outputs: a tensor, what is called "logits", or the first tensor."""
-    if isinstance(outputs, Tensor):
-        return outputs
-    named = outputs.get("logits") if isinstance(outputs, Mapping) else None
-    named = getattr(outputs, "logits", None) if named is None else named
-    if isinstance(named, Tensor):
+    named = named_logits(outputs)
+    if named is not None:
         return named
     found = tensors_in(outputs)
     if not found:
