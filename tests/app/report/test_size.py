@@ -22,7 +22,8 @@ from largemargin.app.report.sample_views import (
     pictures,
 )
 from largemargin.app.report.sections.margins import DRAWN, SHOWN
-from largemargin.app.report.write import all_sections, report
+from largemargin.app.report.sections import all_sections
+from largemargin.app.report.write import report
 from largemargin.measuring import embed_arrays
 
 LIMIT = 15_000_000

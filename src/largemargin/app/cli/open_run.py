@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from largemargin.app.cli.run_arguments import SPLITS, number_or
-from largemargin.app.cli.run_options import show_progress
+from largemargin.app.cli.run_options import SPLITS, number_or, show_progress
 from largemargin.app.config import DataConfig
 from largemargin.app.data.load import Data, load_data
 from largemargin.app.data.samples import Samples

@@ -3,19 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-from largemargin.app.report.charts import Section
 from largemargin.app.report.matplotlib_charts import write_pictures
 from largemargin.app.report.page import render, slug
 from largemargin.app.report.report_models import ReportModels, ReportSources, read_models
 from largemargin.app.report.sample_views import ViewOptions, view_samples
-from largemargin.app.report.sections.features import features_section
-from largemargin.app.report.sections.margins import margins_section
-from largemargin.app.report.sections.mistakes import mistakes_section
-from largemargin.app.report.sections.provenance import provenance_section
-from largemargin.app.report.sections.robustness import robustness_section
-from largemargin.app.report.sections.theory import theory_section
-from largemargin.app.report.sections.training import training_section
-from largemargin.app.report.sections.verdicts import verdict_section
+from largemargin.app.report.sections import all_sections
 from largemargin.app.training.files import damage_named, write_text
 from largemargin.errors import LargeMarginError
 
@@ -75,20 +67,6 @@ def report(
         charts = [chart for section in sections for chart in section.charts]
         write_pictures([replace(chart, key=slug(chart.key)) for chart in charts], png)
     return target
-
-
-def all_sections(models: ReportModels) -> tuple[Section, ...]:
-    """In the order of the page."""
-    return (
-        verdict_section(models),
-        mistakes_section(models),
-        margins_section(models),
-        features_section(models),
-        robustness_section(models),
-        training_section(models),
-        theory_section(models),
-        provenance_section(models),
-    )
 
 
 def _with_views(models: ReportModels, options: ViewOptions) -> ReportModels:

@@ -295,22 +295,27 @@ def _is_name(value: object, best: bool) -> bool:
 
 def _check_state(read: Mapping[str, Any], name: str) -> None:
     """Refuse a state that cannot be right, whoever wrote it."""
-    kind, _, number = name.partition("-")
     values = {key: each for key, each in read.items() if key not in STAMP}
-    state = settings_from(values, BestState if kind == "best" else State)
+    best = name.startswith("best-")
+    state = settings_from(values, BestState if best else State)
     inside = [PurePosixPath(file) for file in state.files]
     if any(file.is_absolute() or ".." in file.parts for file in inside):
         raise LargeMarginError("files must name files in the folder.")
-    needed = {f"{MODEL}/config.json", f"{MODEL}/model.safetensors"}
-    if (needed if kind == "best" else needed | {REST}) - state.files.keys():
+    needed = {f"{MODEL}/config.json", f"{MODEL}/model.safetensors", *([] if best else [REST])}
+    if needed - state.files.keys():
         raise LargeMarginError("files must name all files of a checkpoint.")
-    if not isinstance(state, State):
-        return
+    if isinstance(state, State):
+        _check_progress(state, name)
+
+
+def _check_progress(state: State, name: str) -> None:
+    """Refuse sums, counters and names that contradict themselves or the name of the checkpoint."""
     if state.paused is not None:
         sums = {key: each for key, each in state.paused.sums.items() if key != "row"}
         settings_from(sums, Totals, "paused.sums")
     if state.best is not None and not {"score", "epoch"} <= state.best.keys():
         raise LargeMarginError("best must have score and epoch.")
+    kind, _, number = name.partition("-")
     counts = {"epoch": state.epoch, "step": state.steps}
     if counts[kind] != int(number) or min(*counts.values(), state.waited) < 0:
         raise LargeMarginError(f"epoch and steps are not those of {name}.")

@@ -72,16 +72,21 @@ def class_weights(
             "objective.class_weights must be balanced, effective or a YAML file of class names and "
             f"weights, but {given!r} was given."
         )
-    weights = read_yaml(given, f"a line for every class, as {class_names[0]}: 1.5")
+    return _weights_in(given, class_names)
+
+
+def _weights_in(file: str, class_names: Sequence[str]) -> list[float]:
+    """The weights of the classes in a YAML file of them."""
+    weights = read_yaml(file, f"a line for every class, as {class_names[0]}: 1.5")
     names = {str(name): value for name, value in weights.items()}
     if names.keys() != set(class_names):
         wrong = sorted(names.keys() ^ set(class_names))[0]
         raise LargeMarginError(
-            f"{given} must give one weight for each of the {len(class_names)} classes, as "
+            f"{file} must give one weight for each of the {len(class_names)} classes, as "
             f"{class_names[0]}: 1.5, but {wrong} is {'no class' if wrong in names else 'missing'}."
         )
     for name, value in names.items():
-        check_number(f"the weight of {name} in {given}", value, at_least=0)
+        check_number(f"the weight of {name} in {file}", value, at_least=0)
     return [float(names[name]) for name in class_names]
 
 

@@ -13,7 +13,7 @@ from largemargin.app.training.objective import objective_of, parse_objective
 from largemargin.errors import LargeMarginError
 from largemargin.integrations.objective_text import Term
 from largemargin.losses import LOSSES
-from largemargin.losses.base.loss import Loss
+from largemargin.losses.base.objective import Objective
 from largemargin.losses.base.scale import auto_scale
 from largemargin.losses.base.setting_ranges import Choice, Dimension, Range
 from largemargin.losses.base.settings import WEIGHT, Setting, settings_of
@@ -87,17 +87,20 @@ def _of_losses(
         value = _number(setting, len(class_counts))
         if dimension is not None and value is not None:
             found.append((f"objective.{term}.{setting.name}", dimension, value))
-    scheduled = {setting.path for setting in settings}
-    for name, loss in objective.terms.items():
-        assert isinstance(loss, Loss)
-        # Integers, which schedules cannot move but tuning can.
-        found += [
-            (f"objective.{names[name]}.{argument}", dimension, value)
-            for argument, dimension in loss.search_space.items()
-            if isinstance(value := getattr(loss, argument, None), int)
-            and f"{name}.{argument}" not in scheduled
-        ]
-    return found
+    return found + _integers(objective, names, {setting.path for setting in settings})
+
+
+def _integers(
+    objective: Objective, names: dict[str, str], scheduled: set[str]
+) -> list[tuple[str, Dimension, Any]]:
+    """Settings that schedules cannot move but tuning can."""
+    return [
+        (f"objective.{names[name]}.{argument}", dimension, value)
+        for name, loss in objective.terms.items()
+        for argument, dimension in getattr(loss, "search_space", {}).items()
+        if isinstance(value := getattr(loss, argument, None), int)
+        and f"{name}.{argument}" not in scheduled
+    ]
 
 
 def dimension_of(loss: str, name: str) -> Dimension | None:

@@ -55,6 +55,11 @@ def _in(part: str, key: str) -> Read:
     return lambda row: (row.get(part) or {}).get(key)
 
 
+def _curves(trained: list[ReportModel], part: str, key: str) -> tuple[Series, ...]:
+    """One of each model."""
+    return tuple(curve for model in trained for curve in _curve(model, _in(part, key)))
+
+
 def _losses(trained: list[ReportModel]) -> Chart:
     series: list[Series] = []
     for model in trained:
@@ -72,15 +77,14 @@ def _losses(trained: list[ReportModel]) -> Chart:
 
 
 def _accuracies(trained: list[ReportModel]) -> Block:
-    read = _in("validation", "accuracy")
-    series = [curve for model in trained for curve in _curve(model, read)]
+    series = _curves(trained, "validation", "accuracy")
     if not series:
         words = "No images were held out for validation, so there is no accuracy over epochs."
         return Note(words, "largemargin train --data.validation 0.1")
     return Chart(
         "validation",
         "Validation accuracy",
-        tuple(series),
+        series,
         x="epoch",
         y="accuracy",
         percent_y=True,
@@ -155,15 +159,14 @@ def _term_chart(
 
 
 def _class_margin(trained: list[ReportModel]) -> Block:
-    read = _in("geometry", "class_margin_degrees")
-    series = [curve for model in trained for curve in _curve(model, read)]
+    series = _curves(trained, "geometry", "class_margin_degrees")
     if not series:
         words = "Geometry over epochs was not recorded; see Margins for that of the trained model."
         return Note(words, "largemargin train --geometry_samples 500")
     return Chart(
         "epochs-class-margin",
         "Class margin",
-        tuple(series),
+        series,
         x="epoch",
         y="degrees",
         alt="Smallest angle between class vectors after every epoch. Good rises to the ceiling.",
