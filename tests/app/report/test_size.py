@@ -21,8 +21,8 @@ from largemargin.app.report.sample_views import (
     SampleViews,
     pictures,
 )
-from largemargin.app.report.sections.margins import DRAWN, SHOWN
 from largemargin.app.report.sections import all_sections
+from largemargin.app.report.sections.margins import DRAWN, SHOWN
 from largemargin.app.report.write import report
 from largemargin.measuring import embed_arrays
 

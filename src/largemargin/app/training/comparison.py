@@ -254,17 +254,23 @@ def checked_plan(
         config = replace(config, data=replace(config.data, test=HELD_OUT))
         loaded = load_data(config.data)
     configs = [method.config(config) for method in methods]
-    used = {path for each in configs for path in _own_space(space, each)}
-    unused = [path for path in space or {} if path not in used]
+    spaces = [_own_space(space, each) for each in configs]
+    _refuse_unused(space or {}, spaces)
+    split = _split(loaded, trials)
+    if trials:
+        for each, own in zip(configs, spaces, strict=True):
+            checked_search(each, trials=trials, space=own, data=loaded)
+    return configs, split, loaded
+
+
+def _refuse_unused(space: dict[str, Any], spaces: Sequence[dict[str, Any]]) -> None:
+    """What is to be searched must be in the space of a method."""
+    unused = [path for path in space if not any(path in own for own in spaces)]
     if unused:
         raise LargeMarginError(
             f"the search space names {unused[0]!r}, which no method has. Names are optimizer.lr, "
             "or objective.cosface.margin for a method with cosface in it."
         )
-    split = _split(loaded, trials)
-    for each in configs if trials else ():
-        checked_search(each, trials=trials, space=_own_space(space, each), data=loaded)
-    return configs, split, loaded
 
 
 def _check(methods: Sequence[Method], seeds: Sequence[int], trials: int) -> None:

@@ -175,9 +175,19 @@ class Session:
         self.training = False
         trainer, folder = self.trainer, self.folder
         trainer.progress.close()
-        weights, best = Checkpoints(folder).find("best"), trainer.best
+        weights = Checkpoints(folder).find("best")
         assert weights is not None
         model_weights(weights, trainer.evaluated())
+        result = self._result()
+        if self.processes.rank == 0:
+            write_json(folder / RESULT, {**stamp(RESULT_KIND), **result})
+        self.processes.wait()
+        self.processes.end()
+        return Run(folder)
+
+    def _result(self) -> dict[str, Any]:
+        """What result.json says; ``test`` and ``correct`` are those of the test images."""
+        trainer, best = self.trainer, self.trainer.best
         failure = trainer.scores.failure(trainer.evaluated())
         test = trainer.scores.test(trainer.evaluated())
         result: dict[str, Any] = {
@@ -189,22 +199,17 @@ class Session:
             "test": None if test is None else in_short(test),
             "notes": [
                 *_notes(self.config, trainer),
-                *left_out(Run(folder).metrics("epoch"), self.config),
+                *left_out(Run(self.folder).metrics("epoch"), self.config),
             ],
         }
         if failure is not None:
             result["failure"] = failure
         elif self.config.measure:
             self._measure(result)
-        result["seconds"] = trainer.seconds
-        result["images_per_s"] = trainer.images_per_s()
+        result |= {"seconds": trainer.seconds, "images_per_s": trainer.images_per_s()}
         if test is not None and test.correct is not None:
             result["correct"] = test.correct.to_dict()
-        if self.processes.rank == 0:
-            write_json(folder / RESULT, {**stamp(RESULT_KIND), **result})
-        self.processes.wait()
-        self.processes.end()
-        return Run(folder)
+        return result
 
     def _measure(self, result: dict[str, Any]) -> None:
         """Write the geometry, and put it in short into the result; or why there is none."""
@@ -240,11 +245,8 @@ def begin(
     processes = Processes(config)
     first = processes.rank == 0
     given = None if folder is None else Path(folder)
-    if resume:
-        if given is None:
-            raise LargeMarginError("resume needs the folder of the run to continue.")
-        if Run(given).finished:
-            return Run(given)
+    if resume and (done := _finished(given)) is not None:
+        return done
     if first:
         given = _prepared_folder(config, given, resume, stack)
     home = processes.agree_on(given)
@@ -257,13 +259,24 @@ def begin(
         _resume(trainer, home, first)
     if first and not (home / ENVIRONMENT).is_file():
         _write_facts(home, config, trainer.data, processes)
-    shown = progress and first
+    _show(config, trainer, stack, shown=progress and first)
+    return Session(config, trainer, processes)
+
+
+def _finished(folder: Path | None) -> Run | None:
+    """The run to resume, where nothing is left to do."""
+    if folder is None:
+        raise LargeMarginError("resume needs the folder of the run to continue.")
+    return Run(folder) if Run(folder).finished else None
+
+
+def _show(config: RunConfig, trainer: Trainer, stack: ExitStack, *, shown: bool) -> None:
+    """The progress bar of a run, and what is to be noted about it."""
     total = config.epochs * len(trainer.batches)
     trainer.progress = Progress(total, done=trainer.done, name=config.name, shown=shown)
     stack.callback(trainer.progress.close)
     for note in _notes(config, trainer) if shown else ():
         print(f"{config.name}: {note}", file=sys.stderr)
-    return Session(config, trainer, processes)
 
 
 def _resume(trainer: Trainer, home: Path, first: bool) -> None:

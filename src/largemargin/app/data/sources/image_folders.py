@@ -165,14 +165,19 @@ def read_split(
         paths += [str(path) for path in found]
         ids += [id_of(path, root) for path in found]
         names += [name_of(each)] * len(found)
-    if not paths and any(looks_like_image(each) for each in files(folder)):
-        raise LargeMarginError(
+    if not paths:
+        raise _nothing_in(folder)
+    return in_files(paths, ids, class_indices(split, names, classes)), others
+
+
+def _nothing_in(folder: Path) -> LargeMarginError:
+    """Of a folder without images of classes."""
+    if any(looks_like_image(each) for each in files(folder)):
+        return LargeMarginError(
             f"the images in {folder} lie in no folders of classes. Sort them into {folder}/CLASS, "
             f"or move {folder.name}/ elsewhere: largemargin predict takes images of unknown class."
         )
-    if not paths:
-        raise LargeMarginError(f"there are no image files below {folder}.")
-    return in_files(paths, ids, class_indices(split, names, classes)), others
+    return LargeMarginError(f"there are no image files below {folder}.")
 
 
 def given_folder(config: DataConfig, layout: str) -> Path:

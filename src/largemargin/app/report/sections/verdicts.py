@@ -44,7 +44,9 @@ READING = (
 
 
 def verdict_section(models: ReportModels) -> Section:
-    judged = {model.name: judge(model, models.baseline) for model in models}
+    judged = {
+        model.name: {each.name: each for each in judge(model, models.baseline)} for model in models
+    }
     blocks: list[Block] = []
     if models.comparison is not None:
         blocks.append(_comparison(models.comparison))
@@ -56,8 +58,8 @@ def verdict_section(models: ReportModels) -> Section:
     return Section("verdict", "Verdict", READING, tuple(blocks))
 
 
-Judged = dict[str, tuple[Judgement, ...]]
-"""By the name of the model."""
+Judged = dict[str, dict[str, Judgement]]
+"""By the name of the model, and of what is judged."""
 
 
 def glance(models: ReportModels, judged: Judged) -> Table:
@@ -67,12 +69,12 @@ def glance(models: ReportModels, judged: Judged) -> Table:
     for name, path, show, better, rule in QUANTITIES:
         values = [number_at(model, path) for model in models]
         cells = _column(values, show, better if ranked else 0)
-        told = [{each.name: each for each in judged[model.name]}.get(rule) for model in models]
+        told = (judged[model.name].get(rule) for model in models)
         columns[name] = list(map(_judged, cells, told))
         if name == "accuracy":
             columns |= _against_baseline(models)
     seed = "" if models.comparison is None else ": the runs of the first seed"
-    rules = {each.name: each.rule for each in judged[models[0].name]}
+    first = judged[models[0].name]
     return Table(
         tuple(columns),
         tuple(zip(*columns.values(), strict=True)),
@@ -80,7 +82,7 @@ def glance(models: ReportModels, judged: Judged) -> Table:
         + (", the best of each column bold" if ranked else ""),
         key="glance",
         numeric=tuple(range(1, len(columns))),
-        rules={name: rules[rule] for name, *_, rule in QUANTITIES if rule},
+        rules={name: first[rule].rule for name, *_, rule in QUANTITIES if rule},
     )
 
 
@@ -195,7 +197,7 @@ def _missing(models: ReportModels, judged: Judged) -> list[Note]:
     """What could not be judged, with the command that measures it."""
     found: dict[str, list[str]] = {}
     for model in models:
-        for each in judged[model.name]:
+        for each in judged[model.name].values():
             if each.command:
                 found.setdefault(each.command, []).append(f"{each.name.lower()} of {model.title}")
     return [Note(f"Not measured: {', '.join(names)}.", run) for run, names in found.items()]
