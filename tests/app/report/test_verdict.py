@@ -24,6 +24,7 @@ from largemargin.app.report.judgements import (
     graded,
     judge,
 )
+from largemargin.app.report.page import report
 from largemargin.app.report.report_models import (
     ReportModel,
     ReportModels,
@@ -32,7 +33,6 @@ from largemargin.app.report.report_models import (
 )
 from largemargin.app.report.sections.robustness import robustness_section
 from largemargin.app.report.sections.verdicts import against, compared, glance, verdict_section
-from largemargin.app.report.write import report
 from largemargin.app.training import NoiseConfig, ObjectiveConfig, Run, RunConfig
 from largemargin.measuring import EvaluationConfig, evaluate
 

@@ -185,7 +185,7 @@ def _report(rows: list[Row], folder: Path, data: Any, closer: int) -> None:
         listed = ", ".join(missing)
         print(f"\nFor a report to look at: pip install 'largemargin[report]' (no {listed} here)")
         return
-    from largemargin.app.report.write import report
+    from largemargin.app.report.page import report
 
     for row in rows:
         _look_closer(Path(row.folder), data, closer)

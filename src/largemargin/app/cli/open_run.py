@@ -228,11 +228,8 @@ def ood_samples(given: str, opened: OpenRun) -> Samples:
 class CalibrationCache:
     """Fits on first use; what was fitted before is read from the run's folder.
 
-    A run that was taken to another machine without its data predicts there as it did here.
-
-    Args:
-        opened: the run and its model.
-        say: print what was fitted.
+    A run that was taken to another machine without its data predicts there as it did here. ``say``
+    prints what was fitted.
     """
 
     def __init__(self, opened: OpenRun, *, say: bool = True) -> None:

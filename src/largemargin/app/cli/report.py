@@ -54,7 +54,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
 def run(options: Any) -> int:
     from pathlib import Path
 
-    from largemargin.app.report.write import report
+    from largemargin.app.report.page import report
     from largemargin.app.training.processes import pick_device
 
     if not options.runs:

@@ -117,8 +117,7 @@ def show_progress() -> bool:
 def add_folder_options(group: Any, command: str, *, further: str) -> None:
     """Where it is written, and how it goes on; neither is part of a configuration.
 
-    Args:
-        further: the option that may be given with ``--resume``, to go further than was planned.
+    ``further`` is the option that may be given with ``--resume``.
     """
     text = f"folder of the {CONTENT[command]}; default a new one in --out"
     add_options(group, ("folder", str, argparse.SUPPRESS, text))
@@ -148,17 +147,14 @@ def study_folder(options: Any, config: RunConfig, command: str) -> str:
     The folder of a plan is gone on with; one of other things, as of images, is not written into.
     """
     from largemargin.app.training.comparison import PLAN
+    from largemargin.app.training.files import made_folder
     from largemargin.app.training.runs import new_folder
 
     folder = options.get("folder")
     if folder is None:
         name = command if config.name == RunConfig().name else f"{command}-{config.name}"
         return str(new_folder(replace(config, name=name)))
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LargeMarginError(f"cannot make the folder {folder}: {error.strerror}.") from error
-    if any(Path(folder).iterdir()) and not (Path(folder) / PLAN).is_file():
+    if any(made_folder(Path(folder)).iterdir()) and not (Path(folder) / PLAN).is_file():
         raise LargeMarginError(
             f"--folder {folder} exists already and holds other things. Choose another folder."
         )

@@ -116,13 +116,7 @@ def run(options: Any) -> int:
 
 
 def _with_preset(config: Any, name: str | None, tuned: bool = False) -> Any:
-    """The run with the objective, and noise, of a preset, which is shown with its evidence.
-
-    Args:
-        config: of the run.
-        name: of the preset.
-        tuned: take its optimizer, too.
-    """
+    """The run with objective, noise and, if ``tuned``, optimizer of a preset, which is shown."""
     from largemargin.app.config import RunConfig
     from largemargin.app.training.presets import preset
 

@@ -210,9 +210,7 @@ class Mix:
     def draw(self, size: tuple[int, int], place: tuple[int, ...]) -> tuple[float, ...]:
         """The other image's weight, and where: top, bottom, left and right of the rectangle.
 
-        Args:
-            size: (H, W) of the images.
-            place: seed, epoch and step, on which alone it depends.
+        It depends on the place alone, (seed, epoch, step); ``size`` is (H, W) of the images.
         """
         rng, (height, width) = random.Random(seed_for(*place, "mix")), size
         cuts = self.cutmix > 0 and (self.mixup == 0 or rng.random() < 0.5)

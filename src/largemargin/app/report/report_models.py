@@ -15,7 +15,7 @@ from largemargin.app.report.sample_views import Rivals, SampleViews, rivals_in
 from largemargin.app.training.checkpoints import DATA
 from largemargin.app.training.comparison_result import RESULT as COMPARISON
 from largemargin.app.training.comparison_result import RUNS, Comparison
-from largemargin.app.training.config_file import to_dict
+from largemargin.app.training.config_file import flat, to_dict
 from largemargin.app.training.files import read_json
 from largemargin.app.training.journal import METRICS, whole_rows
 from largemargin.app.training.objective import parse_objective
@@ -465,14 +465,3 @@ def _shown(value: Any) -> str:
     if value in ({}, ""):
         return NOTHING
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-
-
-def flat(value: Any, before: str = "") -> dict[str, Any]:
-    """Values of nested dicts by their path: ``optimizer.lr``, ``validation.accuracy``."""
-    if isinstance(value, dict) and value:
-        return {
-            path: found
-            for name, inner in value.items()
-            for path, found in flat(inner, f"{before}{name}.").items()
-        }
-    return {before.rstrip("."): value}

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from largemargin.app.training.config_file import STAMP, read_yaml, settings_from
+from largemargin.app.training.config_file import STAMP, flat, read_yaml, settings_from
 from largemargin.app.training.files import (
     CHECKPOINT,
     check_version,
@@ -39,7 +39,6 @@ from largemargin.app.training.files import (
     write_json,
 )
 from largemargin.app.training.journal import Totals
-from largemargin.app.training.processes import flat
 from largemargin.app.training.step import AveragedModel
 from largemargin.dropin.criterion import Criterion
 from largemargin.errors import LargeMarginError
@@ -118,9 +117,6 @@ class Checkpoints:
         Args:
             name: of its folder.
             state: counters and results, ready for JSON.
-            model, criterion, optimizer: with their states.
-            average: averaged weights, or None.
-            config, classes: of the run.
             mid_epoch: what else a run needs in the middle of an epoch: generators, buffers.
             best: name of the checkpoint :meth:`write_best` wrote that goes with it; default the
                 one that is pointed at already.
@@ -215,9 +211,7 @@ class Checkpoints:
     def checked(self, name: str, expected: str | None = None) -> None:
         """Refuse a checkpoint whose files are not what was written, or for another run.
 
-        Args:
-            name: of its folder.
-            expected: checksum of its state, where it is known.
+        ``expected`` is the checksum of its state, where it is known.
         """
         folder = self.folder / name
         state = read_json(folder / STATE)
@@ -242,8 +236,8 @@ class Checkpoints:
     def _difference(self, folder: Path) -> str:
         """What another run was trained with, as far as it is known."""
         with damage_named(f"the checkpoint {folder}"):
-            theirs = flat(read_config(folder / MODEL)["config"], ".")
-            ours = flat(read_yaml(self.run / "config.yaml"), ".")
+            theirs = flat(read_config(folder / MODEL)["config"])
+            ours = flat(read_yaml(self.run / "config.yaml"))
         said = (
             f"{name} is {theirs[name]} there and {ours[name]} here"
             for name in ours

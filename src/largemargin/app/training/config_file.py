@@ -49,6 +49,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def flat(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
+    """Values in groups by their whole names, as ``optimizer.lr``; an empty group stays one."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        inside = flat(value, separator) if isinstance(value, dict) else {}
+        whole = {f"{name}{separator}{each}": inside[each] for each in inside}
+        found |= whole or {name: value}
+    return found
+
+
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
     """The run that ``values`` describe; what they leave out has its default.
 

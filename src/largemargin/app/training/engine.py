@@ -29,7 +29,7 @@ from largemargin.app.data.load import Data, check_text, load_data
 from largemargin.app.training.checkpoints import DATA, Checkpoints, model_weights
 from largemargin.app.training.config_file import to_dict, write_config
 from largemargin.app.training.files import RESULT as RESULT_KIND
-from largemargin.app.training.files import remove_drafts, stamp, write_json
+from largemargin.app.training.files import made_folder, remove_drafts, stamp, write_json
 from largemargin.app.training.journal import Journal, Progress
 from largemargin.app.training.processes import (
     Processes,
@@ -284,7 +284,10 @@ def _resume(trainer: Trainer, home: Path, first: bool) -> None:
         check_same_data(home, Run(home).facts, trainer.data, instead="start a new run")
     trainer.resume()
     if first:
-        _set_aside(home / EVALUATION)
+        remove_drafts(home)
+        evaluation = home / EVALUATION
+        if evaluation.is_file():  # of a model from the middle of the run, no result of its end
+            evaluation.replace(evaluation.with_name(f"{evaluation.stem}-before-resume.json"))
 
 
 def _make_trainer(
@@ -323,20 +326,10 @@ def _prepared_folder(
         folder = new_folder(config)
     else:
         refuse_used(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LargeMarginError(f"cannot make the folder {folder}: {error.strerror}.") from error
+        made_folder(folder)
     stack.enter_context(locked(folder))
     refuse_used(folder)  # by a run that began in between
     return folder
-
-
-def _set_aside(evaluation: Path) -> None:
-    """One of a model from the middle of the run is no result of its end."""
-    remove_drafts(evaluation.parent)
-    if evaluation.is_file():
-        evaluation.replace(evaluation.with_name(f"{evaluation.stem}-before-resume.json"))
 
 
 def refuse_used(folder: Path) -> None:
@@ -411,12 +404,7 @@ def _stop_signals(session: Session) -> Iterator[None]:
 
 @contextmanager
 def failure_messages(place: "RunPlace", *, timeout: float) -> Iterator[None]:
-    """Turn errors of the system and of libraries into errors that name the folder of the run.
-
-    Args:
-        place: where the run is, as soon as it is known.
-        timeout: seconds for which processes wait for each other.
-    """
+    """Turn errors of the system and of libraries into errors that name the folder of the run."""
     try:
         yield
     except LargeMarginError:

@@ -106,12 +106,7 @@ def needs_of(config: ObjectiveConfig) -> set[str]:
 
 
 def refuse_soft_targets(objective: Objective, asked: str) -> None:
-    """Say at the beginning which term cannot do with mixed labels, not in the first step.
-
-    Args:
-        objective: that gets them.
-        asked: the setting that makes them.
-    """
+    """Say at the beginning which term cannot do with the mixed labels of the setting ``asked``."""
     for name, loss in objective.terms.items():
         refused = getattr(loss, "refuses", {}).get("soft_targets")
         if refused is not None and "labels" in getattr(loss, "needs", ()):

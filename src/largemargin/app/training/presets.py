@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from largemargin.app.config import NoiseConfig, ObjectiveConfig, RunConfig
-from largemargin.app.training.config_file import settings_from
+from largemargin.app.training.config_file import flat, settings_from
 from largemargin.app.training.files import read_json
 from largemargin.app.training.objective import needs_of, objective_of, parse_objective
-from largemargin.app.training.processes import flat
 from largemargin.errors import LargeMarginError, warn_user
 from largemargin.integrations.objective_text import needs_counts
 from largemargin.losses import LOSSES
@@ -338,7 +337,7 @@ def _unmeasured(name: str, class_counts: Sequence[int] | None) -> Preset:
 
 
 def _listed(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in flat(values, ".").items())
+    return ", ".join(f"{name} {value}" for name, value in flat(values).items())
 
 
 def _said(test: dict[str, Any] | None) -> str:

@@ -262,13 +262,8 @@ def check_same_data(folder: Path, facts: dict[str, Any], data: Data, *, instead:
     """Refuse other images: in silence they would give another result.
 
     A folder to which a file was added is split anew, so that images the model was trained on turn
-    up among those held out; one without a class numbers the others anew.
-
-    Args:
-        folder: of the run.
-        facts: what its data.json says.
-        data: as it is now.
-        instead: what else can be done than to put the old images back.
+    up among those held out; one without a class numbers the others anew. ``facts`` is what
+    data.json of the run says, ``instead`` what else can be done than to put the old images back.
     """
     changed = _classes(facts, data) or _splits(facts.get("record") or {}, data.record)
     if changed:

@@ -297,13 +297,9 @@ def make_optimizer(
     head: Iterable[nn.Parameter] = (),
     on_device: bool = False,
 ) -> torch.optim.Optimizer:
-    """The optimizer; ``on_device`` keeps its learning rate in a tensor, as CUDA graphs need.
+    """The optimizer of all that may be trained, with the rate ``head_lr`` for ``head``.
 
-    Args:
-        config: its settings.
-        parameters: all that may be trained.
-        head: those of them with the rate ``head_lr``.
-        on_device: for CUDA graphs.
+    ``on_device`` keeps its learning rate in a tensor, as CUDA graphs need.
     """
     check_number("optimizer.lr", config.lr, above=0)
     check_number("optimizer.weight_decay", config.weight_decay, at_least=0)

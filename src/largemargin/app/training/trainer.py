@@ -55,15 +55,7 @@ NAMED = 64
 
 @dataclass(eq=False, repr=False)
 class Trainer:
-    """Everything a run needs; :meth:`steps` trains, and pauses after every step.
-
-    Args:
-        config: of the run.
-        data: what it trains on.
-        journal: where it writes.
-        processes: this process among others.
-        on_epoch: called with every epoch's row; an exception from it ends the run.
-    """
+    """Everything a run needs; :meth:`steps` trains, and pauses after every step."""
 
     config: RunConfig
     data: Data
@@ -71,6 +63,7 @@ class Trainer:
     _: KW_ONLY
     processes: Processes
     on_epoch: Callable[[dict[str, Any]], None] | None = None
+    """Called with every epoch's row; an exception from it ends the run."""
 
     def __post_init__(self) -> None:
         self.progress = Progress(shown=False)

@@ -24,11 +24,11 @@ from largemargin.app.report.judgements import judge
 from largemargin.app.report.report_models import (
     ReportModel,
     ReportModels,
-    flat,
     settings_of,
     split,
 )
 from largemargin.app.report.sections.margins import COLUMNS, class_rows
+from largemargin.app.training.config_file import flat
 from largemargin.measuring.predictions import harmless
 from largemargin.measuring.records import plain
 
