@@ -250,7 +250,6 @@ def begin(
     if first:
         given = _prepared_folder(config, given, resume, stack)
     home = processes.agree_on(given)
-    assert home is not None
     if place is not None:
         place.folder = home
     make_deterministic(config, stack)

@@ -108,15 +108,14 @@ class Processes:
             torch.distributed.all_gather_object(found, tensors)
         return {f"{rank}.{name}": t for rank, each in enumerate(found) for name, t in each.items()}
 
-    def agree_on(self, folder: Path | None) -> Path | None:
+    def agree_on(self, folder: Path | None) -> Path:
         """The first process's folder, for all."""
-        if not self.several:
-            return folder
-        from accelerate.utils import broadcast_object_list
+        found = [str(folder)]
+        if self.several:
+            from accelerate.utils import broadcast_object_list
 
-        found = [None if folder is None else str(folder)]
-        broadcast_object_list(found)
-        return None if found[0] is None else Path(found[0])
+            broadcast_object_list(found)
+        return Path(found[0])
 
     def start_trackers(self, folder: Path, name: str, settings: dict[str, Any]) -> Any:
         """``track(values, step)``, or None without trackers."""
