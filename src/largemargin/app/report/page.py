@@ -33,7 +33,7 @@ from largemargin.app.report.report_models import ReportModels, ReportSources, re
 from largemargin.app.report.sample_views import ViewOptions, view_samples
 from largemargin.app.report.sections import all_sections
 from largemargin.app.training.files import damage_named, without_nan, write_text
-from largemargin.errors import LargeMarginError, MissingPackage
+from largemargin.errors import LargeMarginError, optional_module
 from largemargin.measuring.plots import COLORS, NEUTRAL
 from largemargin.version import __version__
 
@@ -109,7 +109,6 @@ def _with_views(models: ReportModels, options: ViewOptions) -> ReportModels:
 
 
 TEMPLATES = Path(__file__).with_name("templates")
-NEEDED = "a report needs {name}. Install it: pip install 'largemargin[report]'"
 
 
 def _palette(colors: Sequence[str]) -> str:
@@ -129,26 +128,24 @@ THEMES = {
 
 def render(models: ReportModels, sections: Sequence[Section], title: str) -> str:
     """The whole page as text."""
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-        from markupsafe import Markup
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise MissingPackage(NEEDED.format(name=error.name)) from error
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+    jinja2 = optional_module("jinja2", "a report needs jinja2", extra="report")
+    offline = optional_module("plotly.offline", "a report needs plotly", extra="report")
+    from markupsafe import Markup  # which jinja2 brings
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["slug"] = slug
     sections = [with_numbers(section) for section in sections]
-    plotly, script = _inline(get_plotlyjs()), _inline(_read("script.js"))
+    plotly, script = _inline(offline.get_plotlyjs()), _inline(_read("script.js"))
     style = _read("style.css")
     for theme, colors in THEMES.items():
         style = style.replace(f"/*{theme}*/", f"color-scheme: {theme}; {colors}")
-    return environment.get_template("page.html").render(
+    page: str = environment.get_template("page.html").render(
         title=title,
         version=__version__,
         sections=sections,
@@ -160,6 +157,7 @@ def render(models: ReportModels, sections: Sequence[Section], title: str) -> str
         payload=_payload(models, sections),
         symbols="●■◆▲✚✖★▼",
     )
+    return page
 
 
 def slug(text: str) -> str:

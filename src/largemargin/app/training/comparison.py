@@ -9,7 +9,6 @@ import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,8 +38,8 @@ from largemargin.app.training.objective import parse_objective
 from largemargin.app.training.processes import pick_device
 from largemargin.app.training.run_scores import TOLD
 from largemargin.app.training.runs import CONFIG, Run
-from largemargin.app.training.tuning import MISSING, checked_search, tune
-from largemargin.errors import LargeMarginError, MissingPackage, check_number
+from largemargin.app.training.tuning import checked_search, optuna_module, tune
+from largemargin.errors import LargeMarginError, check_number
 from largemargin.integrations.objective_text import SOFTMAX
 
 BASELINE = "cross_entropy"
@@ -291,8 +290,8 @@ def _refuse_unused(space: dict[str, Any], spaces: Sequence[dict[str, Any]]) -> N
 
 def _check(methods: Sequence[Method], seeds: Sequence[int], trials: int) -> None:
     check_number("trials", trials, at_least=0)
-    if trials and find_spec("optuna") is None:
-        raise MissingPackage(MISSING)
+    if trials:
+        optuna_module()
     if not seeds or len(set(seeds)) != len(seeds):
         raise LargeMarginError(f"seeds must be different numbers, but {list(seeds)} was given.")
     if len(methods) < 2 or not methods[0].is_baseline:

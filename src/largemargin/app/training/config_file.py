@@ -114,7 +114,7 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
         if value is None and NoneType in kinds:
             return None
         return _typed(value, next(kind for kind in kinds if kind is not NoneType), place)
-    if is_dataclass(hint):
+    if isinstance(hint, type) and is_dataclass(hint):
         return value if isinstance(value, hint) else settings_from(value, hint, place)
     if origin is Literal:
         return _choice(value, get_args(hint), place)

@@ -17,6 +17,7 @@ from torch import nn
 
 from largemargin.app.config import DataConfig, RunConfig
 from largemargin.app.data.load import Data, load_data
+from largemargin.app.data.sources.source import listed
 from largemargin.app.models.build import build_model
 from largemargin.app.training.checkpoints import DATA, Checkpoints, model_weights
 from largemargin.app.training.config_file import STAMP, from_dict, read_yaml, settings_from
@@ -281,17 +282,14 @@ def _classes(facts: dict[str, Any], data: Data) -> str:
     gone = [name for name in before if name not in now]
     new = [name for name in now if name not in before]
     said = [
-        *([f"it has no {_listed(gone)} any more"] if gone else []),
-        *([f"it has {_listed(new)}, which the run does not know"] if new else []),
+        *([f"it has no {_called(gone)} any more"] if gone else []),
+        *([f"it has {_called(new)}, which the run does not know"] if new else []),
     ]
     return " and ".join(said) or "its classes are in another order"
 
 
-def _listed(names: list[str]) -> str:
-    if len(names) == 1:
-        return f"class {names[0]}"
-    rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"classes {', '.join(names[:NAMED])}{rest}"
+def _called(names: list[str]) -> str:
+    return f"class{'es' * (len(names) > 1)} {listed(names, NAMED)}"
 
 
 def _splits(before: dict[str, Any], now: dict[str, Any]) -> str:

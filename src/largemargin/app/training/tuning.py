@@ -3,15 +3,12 @@
 Below it: what it may change, and within which limits; each loss says its own (``search_space``).
 """
 
-import csv
-import io
 import math
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -28,14 +25,14 @@ from largemargin.app.training.objective import objective_of, parse_objective
 from largemargin.app.training.processes import pick_device
 from largemargin.app.training.run_scores import Diverged
 from largemargin.app.training.runs import CONFIG
-from largemargin.errors import LargeMarginError, MissingPackage, check_choice, check_number
+from largemargin.errors import LargeMarginError, check_choice, check_number, optional_module
 from largemargin.integrations.objective_text import Term
 from largemargin.losses import LOSSES
 from largemargin.losses.base.objective import Objective
 from largemargin.losses.base.scale import auto_scale
 from largemargin.losses.base.setting_ranges import Choice, Dimension, Range
 from largemargin.losses.base.settings import WEIGHT, Setting, settings_of
-from largemargin.measuring.predictions import harmless
+from largemargin.measuring.predictions import as_csv
 
 COUNTED = ("complete", "pruned", "diverged")
 """States of trials that count towards a budget."""
@@ -46,7 +43,6 @@ UNTRIED = 5
 """Trials before the median says anything."""
 
 STUDY, BEST, TRIALS, FOLDERS = "study.log", "best.yaml", "trials.csv", "trials"
-MISSING = "tuning needs optuna. Install it: pip install 'largemargin[tune]'"
 
 
 @dataclass(frozen=True)
@@ -173,12 +169,15 @@ def checked_search(
     """
     check_number("trials", trials, at_least=1)
     check_choice("pruner", pruner, PRUNERS)
-    if find_spec("optuna") is None:
-        raise MissingPackage(MISSING)
+    optuna_module()
     pick_device(config.device)
     loaded = without_test(data or load_data(config.data))
     counts = torch.bincount(loaded.train.labels, minlength=len(loaded.classes)).tolist()
     return *search_space(config, class_counts=counts, changes=space), loaded
+
+
+def optuna_module() -> Any:
+    return optional_module("optuna", "tuning needs optuna", extra="tune")
 
 
 def without_test(data: Data) -> Data:
@@ -339,19 +338,14 @@ def _state(trial: Any) -> str:
 
 def write_csv(path: Path, tuning: Tuning) -> None:
     names = list(dict.fromkeys(name for trial in tuning.trials for name in trial.settings))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    heads = ["trial", "state", f"validation_{tuning.select}", "epochs", "seconds"]
-    writer.writerow([*heads, *map(harmless, names)])
+    heads = ["trial", "state", f"validation_{tuning.select}", "epochs", "seconds", *names]
+    rows = []
     for trial in tuning.trials:
-        settings = [trial.settings.get(name) for name in names]
-        plain = [
-            each if each is None or isinstance(each, int | float) else harmless(str(each))
-            for each in settings
-        ]
+        found = (trial.settings.get(name) for name in names)
+        plain = (each if isinstance(each, int | float | None) else str(each) for each in found)
         seconds = f"{trial.seconds:.2f}"
-        writer.writerow([trial.number, trial.state, trial.value, trial.epochs, seconds, *plain])
-    write_text(path, text.getvalue())
+        rows.append([trial.number, trial.state, trial.value, trial.epochs, seconds, *plain])
+    write_text(path, as_csv(heads, rows))
 
 
 def _score(select: str, value: float | None) -> str:
@@ -410,15 +404,9 @@ def search_space(
         (Range(low=0.001, high=1.0, log=True), 0.05)
     """
     optimizer = config.optimizer
-    space: dict[str, Dimension] = {
-        f"optimizer.{name}": each for name, each in OPTIMIZER[optimizer.name].items()
-    }
-    space["optimizer.clip_norm"] = CLIPPING
-    now: dict[str, Any] = {
-        "optimizer.lr": optimizer.lr,
-        "optimizer.weight_decay": optimizer.weight_decay,
-        "optimizer.clip_norm": optimizer.clip_norm,
-    }
+    searched: dict[str, Dimension] = {**OPTIMIZER[optimizer.name], "clip_norm": CLIPPING}
+    space = {f"optimizer.{name}": each for name, each in searched.items()}
+    now: dict[str, Any] = {f"optimizer.{name}": getattr(optimizer, name) for name in searched}
     for path, dimension, value in _of_losses(config.objective, class_counts):
         space[path], now[path] = dimension, value
     for path, change in (changes or {}).items():

@@ -1,11 +1,8 @@
 """Where everything comes from, and the data as files inside the page."""
 
 import base64
-import csv
-import io
 import json
 import shlex
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +26,7 @@ from largemargin.app.report.report_models import (
 )
 from largemargin.app.report.sections.margins import COLUMNS, class_rows
 from largemargin.app.training.config_file import flat
-from largemargin.measuring.predictions import harmless
+from largemargin.measuring.predictions import as_csv
 from largemargin.measuring.records import plain
 
 READING = (
@@ -140,15 +137,6 @@ def _epochs(rows: list[dict[str, Any]]) -> str:
     names = [name for row in rows for name, value in row.items() if value != {} and name != "kind"]
     heads = tuple(dict.fromkeys(names))
     return as_csv(heads, [[row.get(name) for name in heads] for row in rows])
-
-
-def as_csv(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """CSV in which no text is a formula of a spreadsheet."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    for row in (heads, *rows):
-        writer.writerow([harmless(cell) if isinstance(cell, str) else cell for cell in row])
-    return file.getvalue()
 
 
 def _file(name: str, what: str, text: str) -> Download:
