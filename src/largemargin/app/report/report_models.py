@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from largemargin.app.config import RunConfig
-from largemargin.app.report.charts import NOTHING, Dash, Note, Number, Series, finite
+from largemargin.app.report.charts import NOTHING, Cell, Dash, Note, Number, Series, finite
 from largemargin.app.report.sample_views import Rivals, SampleViews, rivals_in
 from largemargin.app.training.checkpoints import DATA
 from largemargin.app.training.comparison_result import RESULT as COMPARISON
@@ -273,6 +273,33 @@ def unknown(
     """What was not measured of some models, in one sentence, with the command for the first."""
     names = ", ".join(model.title for model in without)
     return [Note(f"{names}: {words}", command(without[0]))] if without else []
+
+
+CLASS_COLUMNS = (
+    *("model", "class", "samples", "trained on", "accuracy", "mean margin", "5 % margin"),
+    *("dispersion", "nearest rival", "angle to it"),
+)
+
+
+def class_rows(model: ReportModel, geometry: Geometry) -> list[tuple[Cell, ...]]:
+    """One row for each class."""
+    margins, compact = geometry.margins["cosine"].classes, geometry.compactness
+    accuracy, trained, rivals = model.class_accuracy, model.train_counts, model.rivals
+    return [
+        (
+            Cell.of(model.title),
+            Cell.of(model.class_name(label)),
+            Cell.count(margins.counts[label]),
+            Cell.count(trained[label] if trained else None),
+            Cell.percent(accuracy[label] if label < len(accuracy) else None),
+            Cell.number(margins.mean[label]),
+            Cell.number(margins.q05[label]),
+            Cell.number(None if compact is None else compact.dispersion[label]),
+            Cell.of(NOTHING if rivals is None else model.class_name(rivals.nearest[label])),
+            Cell.degrees(None if rivals is None else rivals.angle[label]),
+        )
+        for label in range(geometry.classes)
+    ]
 
 
 def read_models(source: ReportSources) -> ReportModels:

@@ -240,9 +240,12 @@ def rivals_in(angles: Sequence[Sequence[float]]) -> Rivals:
 def _rivals(nearest: Tensor, angle: Tensor, between: Callable[[Tensor], Tensor]) -> Rivals:
     """With the angles ``between`` the classes that have the closest rivals, in their order."""
     closest = angle.argsort(stable=True)[:MATRIX_CLASSES].sort().values
-    matrix = tuple(map(tuple, between(closest).tolist()))
-    columns = (tuple(each.tolist()) for each in (nearest, angle, closest))
-    return Rivals(*columns, matrix)
+    return Rivals(
+        tuple(nearest.tolist()),
+        tuple(angle.tolist()),
+        tuple(closest.tolist()),
+        tuple(map(tuple, between(closest).tolist())),
+    )
 
 
 def _degrees(cosines: Tensor) -> Tensor:

@@ -19,12 +19,13 @@ from largemargin.app.report.charts import (
 )
 from largemargin.app.report.judgements import judge
 from largemargin.app.report.report_models import (
+    CLASS_COLUMNS,
     ReportModel,
     ReportModels,
+    class_rows,
     settings_of,
     split,
 )
-from largemargin.app.report.sections.margins import COLUMNS, class_rows
 from largemargin.app.training.config_file import flat
 from largemargin.measuring.predictions import as_csv
 from largemargin.measuring.records import plain
@@ -125,7 +126,7 @@ def downloads(models: ReportModels) -> tuple[Download, ...]:
     made = []
     if models.measured:
         rows = [[c.value for c in row] for pair in models.measured for row in class_rows(*pair)]
-        made.append(_file("classes.csv", "every class of every model", as_csv(COLUMNS, rows)))
+        made.append(_file("classes.csv", "every class of every model", as_csv(CLASS_COLUMNS, rows)))
     epochs = [{"model": model.title, **flat(row)} for model in models for row in model.epochs()]
     if epochs:
         made.append(_file("training.csv", "every epoch of every model", _epochs(epochs)))

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -55,10 +55,10 @@ def _noise(evaluated: list[Evaluated]) -> Chart:
     series = []
     for model, evaluation in evaluated:
         if levels := gaussian_levels(evaluation):
-            curve = _with_spread(model, levels, evaluation)
-            clean = evaluation.clean.accuracy
-            columns = {name: (clean, *getattr(curve, name)) for name in ("y", "low", "high")}
-            series.append(replace(curve, x=(0.0, *curve.x), **columns))
+            curve, clean = _with_spread(model, levels, evaluation), evaluation.clean.accuracy
+            x, y = (0.0, *curve.x), (clean, *curve.y)
+            low, high = (clean, *curve.low), (clean, *curve.high)
+            series.append(replace(curve, x=x, y=y, low=low, high=high))
     return Chart(
         "noise",
         "Accuracy under Gaussian noise",
@@ -71,7 +71,7 @@ def _noise(evaluated: list[Evaluated]) -> Chart:
 
 
 def _with_spread(
-    model: ReportModel, places: list[tuple[float, str]], evaluation: Evaluation, **settings: Any
+    model: ReportModel, places: Sequence[tuple[float, str]], evaluation: Evaluation, **settings: Any
 ) -> Series:
     """Accuracies at places of the x axis, by the name of the perturbation, and their spread."""
     results = [evaluation.perturbed[name] for _, name in places]
