@@ -71,7 +71,7 @@ class EpochTotals:
 
     def add(self, total: Tensor, terms: dict[str, Tensor], norm: Tensor, finite: Tensor) -> None:
         """Count a step; ``finite`` says whether it was carried out."""
-        if not self.names:
+        if not len(self._sums):
             self._begin(list(terms))
         add = _add_on_host if self.on_host else self._add
         add(self._sums, self._bad, [total, norm, *terms.values()], finite)
@@ -87,7 +87,7 @@ class EpochTotals:
 
     def read(self) -> Totals:
         """The sums since :meth:`clear`; waits for the device."""
-        if not self.names:
+        if not len(self._sums):
             return Totals(images=self._images)
         sums, bad = map(_numbers, (self._sums, self._bad))
         return Totals(
@@ -116,7 +116,7 @@ class EpochTotals:
 
     def state(self) -> dict[str, Any]:
         """The sums as plain values, to go on with in the middle of an epoch."""
-        return {**asdict(self.read()), "row": int(self._sums[1]) if self.names else 0}
+        return {**asdict(self.read()), "row": int(self._sums[1]) if len(self._sums) else 0}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state` gave."""
