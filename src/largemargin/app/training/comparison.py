@@ -264,10 +264,7 @@ def checked_plan(
     """
     _check(methods, seeds, trials)
     pick_device(config.device)
-    loaded = data or load_data(config.data)
-    if trials and not loaded.test and data is None and config.data.test == 0:
-        config = replace(config, data=replace(config.data, test=HELD_OUT))
-        loaded = load_data(config.data)
+    config, loaded = _with_data(config, data, trials)
     configs = [method.config(config) for method in methods]
     spaces = [_own_space(space, each) for each in configs]
     _refuse_unused(space or {}, spaces)
@@ -276,6 +273,15 @@ def checked_plan(
         for each, own in zip(configs, spaces, strict=True):
             checked_search(each, trials=trials, space=own, data=loaded)
     return configs, split, loaded
+
+
+def _with_data(config: RunConfig, data: Data | None, trials: int) -> tuple[RunConfig, Data]:
+    """The data, with a part held out as the test of tuned methods where it has none."""
+    loaded = data or load_data(config.data)
+    if trials and not loaded.test and data is None and config.data.test == 0:
+        config = replace(config, data=replace(config.data, test=HELD_OUT))
+        loaded = load_data(config.data)
+    return config, loaded
 
 
 def _refuse_unused(space: dict[str, Any], spaces: Sequence[dict[str, Any]]) -> None:
