@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from largemargin import measuring as measuring
     from largemargin.app.config import RunConfig as RunConfig
     from largemargin.app.predict import predict as predict
-    from largemargin.app.report.write import report as report
+    from largemargin.app.report.page import report as report
     from largemargin.app.training.advice import Advice as Advice
     from largemargin.app.training.advice import advise as advise
     from largemargin.app.training.engine import train as train
@@ -140,7 +140,7 @@ _HOMES = {
     "predict": "app.predict",
     "Preset": "app.training.presets",
     "preset": "app.training.presets",
-    "report": "app.report.write",
+    "report": "app.report.page",
     "Run": "app.training.runs",
     "RunConfig": "app.config",
     "ShardedClassHead": "heads.sharded_class_head",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from app.report.made import evaluated, geometry, renamed, trained
 
-from largemargin.app.report.write import report
+from largemargin.app.report.page import report
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 

@@ -126,7 +126,7 @@ def test_objective_text(new_loss: type[lm.Loss]) -> None:
 def test_list_and_tuning(new_loss: type[lm.Loss], capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("jsonargparse", reason="the command is built with jsonargparse")
     from largemargin.app.cli import command
-    from largemargin.app.training.search_space import dimension_of
+    from largemargin.app.training.tuning import dimension_of
 
     assert command.main(["list", "squared_hinge"]) == 0
     out = capsys.readouterr().out

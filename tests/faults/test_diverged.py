@@ -12,7 +12,7 @@ from faults.small_runs import STEPS, assert_tidy, config, digits
 
 from largemargin.app.cli.command import main
 from largemargin.app.data import Data
-from largemargin.app.report.write import report
+from largemargin.app.report.page import report
 from largemargin.app.training import (
     NoiseConfig,
     ObjectiveConfig,

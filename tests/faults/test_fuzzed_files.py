@@ -28,7 +28,7 @@ import largemargin as lm
 from largemargin.app.cli import main
 from largemargin.app.data import DataConfig, load_data
 from largemargin.app.models import ModelConfig
-from largemargin.app.report.write import report
+from largemargin.app.report.page import report
 from largemargin.app.training import ObjectiveConfig, Run, RunConfig, read_config, train
 from largemargin.app.training.checkpoints import Checkpoints
 from largemargin.app.training.config_file import write_config

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from largemargin.app.data import DataConfig
 from largemargin.app.models import ModelConfig
 from largemargin.app.predict import predict
+from largemargin.app.report.page import report
 from largemargin.app.report.sections.margins import SHOWN
-from largemargin.app.report.write import report
 from largemargin.app.training import ObjectiveConfig, RunConfig, train
 from largemargin.integrations.scikit_learn import LargeMarginClassifier
 from largemargin.measuring import EvaluationConfig, evaluate, measure

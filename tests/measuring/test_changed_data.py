@@ -10,7 +10,7 @@ from app.report.reading import Page
 from measuring.small_runs import CLASSES, NONE
 
 from largemargin.app.cli import main
-from largemargin.app.report.write import report
+from largemargin.app.report.page import report
 from largemargin.app.training import Run, train
 from largemargin.errors import LargeMarginError
 

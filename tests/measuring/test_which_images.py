@@ -12,7 +12,7 @@ from measuring.small_runs import CLASSES, NONE, trained
 
 from largemargin.app.cli import main
 from largemargin.app.data import DataConfig, load_data
-from largemargin.app.report.write import report
+from largemargin.app.report.page import report
 from largemargin.app.training import Run
 from largemargin.errors import LargeMarginError
 from largemargin.measuring import Evaluation, Geometry, accuracy_of

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from largemargin.app.training.search_space import rounded
+from largemargin.app.training.tuning import rounded
 from largemargin.errors import LargeMarginError
 from largemargin.losses.base.setting_ranges import Choice, Dimension, Range
 from largemargin_papers.benchmark.protocol import MethodSpec, Protocol, Situation

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from largemargin.app.config import RunConfig
-from largemargin.app.training.search_space import with_values
+from largemargin.app.training.tuning import with_values
 from largemargin_papers.benchmark.draws import own_trials, trials_of
 from largemargin_papers.benchmark.protocol import Protocol, Situation
 

@@ -1,10 +1,11 @@
 """Rows of predictions, as CSV and JSON."""
 
 import csv
-from collections.abc import Iterator
+import io
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from largemargin.measuring.calibrate import Temperature, Threshold
 from largemargin.measuring.records import Record, whole_file
@@ -92,3 +93,12 @@ class Predictions(Record):
 def harmless(text: str) -> str:
     """A text as a spreadsheet shows it and does not run it."""
     return f"'{text}" if text.startswith(FORMULA) else text
+
+
+def as_csv(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """CSV in which no text is a formula of a spreadsheet."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    for row in (heads, *rows):
+        writer.writerow([harmless(cell) if isinstance(cell, str) else cell for cell in row])
+    return file.getvalue()

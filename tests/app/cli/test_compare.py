@@ -153,7 +153,7 @@ def test_a_comparison_that_cannot_begin_leaves_no_folder(
     assert "there are none. Set data.validation" in capsys.readouterr().err
     assert cli.main([*words, "--space", "{optimizer.lr: [1, 0.1]}"]) == 2
     assert "optimizer.lr" in capsys.readouterr().err
-    monkeypatch.setattr("largemargin.app.training.comparison.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "optuna", None)
     assert cli.main(words) == 2
     assert "tuning needs optuna" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
@@ -187,8 +187,8 @@ def test_seeds_are_a_number_or_a_list() -> None:
     assert read_seeds(3) == [0, 1, 2]
     assert read_seeds(None) == [0, 1, 2]
     assert read_seeds([5, 7]) == [5, 7]
-    assert read_seeds("5,7") == [5, 7]
-    for wrong in (0, "many", [], [1.5], True):
+    assert read_seeds("5, 7") == [5, 7]
+    for wrong in (0, "many", "5,x", "5,", [], [1.5], [True, 2], True):
         with pytest.raises(LargeMarginError, match="--seeds must be"):
             read_seeds(wrong)
 

@@ -2,6 +2,7 @@
 
 import csv
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,7 @@ def test_wrong_questions(
     ):
         assert cli.main(["tune", *words]) == 2, words
         assert message in capsys.readouterr().err
-    monkeypatch.setattr("largemargin.app.training.tuning.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "optuna", None)
     assert cli.main(["tune"]) == 2
     assert "tuning needs optuna" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())  # no folder was made for nothing

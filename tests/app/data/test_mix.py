@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from largemargin.app.data.augment import Augment
-from largemargin.app.data.mix import Mix
+from largemargin.app.data.augment import Augment, Mix
 from largemargin.app.data.samples import Batches, Samples
 from largemargin.errors import LargeMarginError
 

@@ -12,7 +12,7 @@ from app.data.pictures import class_folders, picture, pixels
 from PIL import Image
 
 from largemargin.app.data import DataConfig, load_data
-from largemargin.app.data.sources.csv_file import ordered
+from largemargin.app.data.sources.source import ordered
 from largemargin.errors import LargeMarginError
 
 

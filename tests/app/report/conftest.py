@@ -25,7 +25,7 @@ def hostile(softmax: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="session")
 def hostile_page(hostile: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from largemargin.app.report.write import report
+    from largemargin.app.report.page import report
 
     path = tmp_path_factory.mktemp("page") / "report.html"
     return report(

@@ -18,10 +18,10 @@ from largemargin.app.report.charts import (
     Series,
 )
 from largemargin.app.report.matplotlib_charts import draw, write_pictures
+from largemargin.app.report.page import report
 from largemargin.app.report.plotly_charts import figure, said
 from largemargin.app.report.report_models import ReportModel
 from largemargin.app.report.sections.margins import cumulative, target_curve
-from largemargin.app.report.write import report
 from largemargin.app.training import ObjectiveConfig, RunConfig
 from largemargin.measuring.plots import COLORS, MARKERS
 

@@ -8,9 +8,9 @@ from app.report.made import geometry
 from app.report.reading import Page
 
 import largemargin as lm
+from largemargin.app.report.page import report
 from largemargin.app.report.report_models import ReportModel
 from largemargin.app.report.sections.margins import geometry_blocks
-from largemargin.app.report.write import report
 
 
 def arrays(scale: float = 1.0) -> lm.Geometry:

@@ -14,7 +14,7 @@ from app.report.reading import Page
 import largemargin as lm
 from largemargin.app.cli.parser import CommandParser
 from largemargin.app.cli.report import arguments, run
-from largemargin.app.report.write import report
+from largemargin.app.report.page import report
 from largemargin.app.training import Run
 from largemargin.app.training.comparison import Comparison, MethodResult
 from largemargin.app.training.comparison_result import PairedTest

@@ -11,7 +11,7 @@ from app.report.reading import Page
 from largemargin.app.cli import measure
 from largemargin.app.cli.parser import CommandParser
 from largemargin.app.models import ModelConfig
-from largemargin.app.report.write import report
+from largemargin.app.report.page import report
 from largemargin.app.training import Run
 from largemargin.errors import LargeMarginError
 

@@ -14,9 +14,8 @@ from app.report.made import geometry
 from app.report.reading import Page
 
 import largemargin as lm
-from largemargin.app.report.page import slug
+from largemargin.app.report.page import report, slug
 from largemargin.app.report.sample_views import WORST, rivals_in, rivals_of
-from largemargin.app.report.write import report
 from largemargin.app.training import Run
 
 SECTIONS = (

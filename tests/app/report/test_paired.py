@@ -11,9 +11,9 @@ from app.report.reading import Page
 
 from largemargin.app.report.charts import Note
 from largemargin.app.report.judgements import difference, paired
+from largemargin.app.report.page import report
 from largemargin.app.report.report_models import ReportModel, ReportModels, read_models
 from largemargin.app.report.sections.verdicts import against, compared
-from largemargin.app.report.write import report
 from largemargin.app.training import Run
 from largemargin.measuring import Correct, paired_interval
 

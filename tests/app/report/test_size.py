@@ -10,7 +10,7 @@ from app.report.made import geometry
 from app.report.reading import Page
 
 from largemargin.app.data import Samples
-from largemargin.app.report.page import render
+from largemargin.app.report.page import render, report
 from largemargin.app.report.report_models import ReportModel, ReportModels
 from largemargin.app.report.sample_views import (
     HOVER_PICTURES,
@@ -21,8 +21,8 @@ from largemargin.app.report.sample_views import (
     SampleViews,
     pictures,
 )
+from largemargin.app.report.sections import all_sections
 from largemargin.app.report.sections.margins import DRAWN, SHOWN
-from largemargin.app.report.write import all_sections, report
 from largemargin.measuring import embed_arrays
 
 LIMIT = 15_000_000

@@ -11,7 +11,7 @@ from app.report.reading import Page
 
 from largemargin.app.report.page import slug
 from largemargin.app.report.plotly_charts import said
-from largemargin.app.report.sections.provenance import as_csv
+from largemargin.measuring.predictions import as_csv
 
 
 @pytest.fixture(scope="module")

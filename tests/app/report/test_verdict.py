@@ -24,6 +24,7 @@ from largemargin.app.report.judgements import (
     graded,
     judge,
 )
+from largemargin.app.report.page import report
 from largemargin.app.report.report_models import (
     ReportModel,
     ReportModels,
@@ -32,7 +33,6 @@ from largemargin.app.report.report_models import (
 )
 from largemargin.app.report.sections.robustness import robustness_section
 from largemargin.app.report.sections.verdicts import against, compared, glance, verdict_section
-from largemargin.app.report.write import report
 from largemargin.app.training import NoiseConfig, ObjectiveConfig, Run, RunConfig
 from largemargin.measuring import EvaluationConfig, evaluate
 
@@ -106,7 +106,8 @@ def test_a_model_of_other_images_is_not_held_against_the_baseline() -> None:
 def shown(*models: ReportModel) -> dict[str, list[str]]:
     """The first table of the page, by column."""
     base = next((model for model in models if model.baseline), None)
-    table = glance(ReportModels(models), {model.name: judge(model, base) for model in models})
+    judged = {model.name: {each.name: each for each in judge(model, base)} for model in models}
+    table = glance(ReportModels(models), judged)
     columns = zip(*table.rows, strict=True)
     return {
         name: [cell.text for cell in column]
@@ -418,7 +419,8 @@ def test_one_advice_for_what_was_seen_of_each_model() -> None:
 
 def test_marks_stand_at_what_is_judged() -> None:
     good = measured(accuracy=0.99, samples=1000)
-    table = glance(ReportModels((good,)), {"model": judge(good, None)})
+    judged = {"model": {each.name: each for each in judge(good, None)}}
+    table = glance(ReportModels((good,)), judged)
     (row,) = table.rows
     cells = dict(zip(table.columns, row, strict=True))
     assert (cells["accuracy"].level, cells["accuracy"].title) == ("green", "good")

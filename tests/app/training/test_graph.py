@@ -9,8 +9,7 @@ from torch import nn
 
 import largemargin as lm
 from largemargin.app.config import NoiseConfig
-from largemargin.app.data.augment import Augment
-from largemargin.app.data.mix import Mix
+from largemargin.app.data.augment import Augment, Mix
 from largemargin.app.data.samples import Batches, Samples
 from largemargin.app.training.journal import EpochTotals
 from largemargin.app.training.step import GraphStep, Step, _no_garbage_collection

@@ -8,7 +8,7 @@ import largemargin as lm
 from largemargin import LargeMarginError
 from largemargin.app.config import ObjectiveConfig, OptimizerConfig, RunConfig
 from largemargin.app.training.objective import objective_of, parse_objective
-from largemargin.app.training.search_space import (
+from largemargin.app.training.tuning import (
     dimension_of,
     rounded,
     search_space,

@@ -7,6 +7,7 @@ from typing import Any
 import jsonargparse
 
 from largemargin.app.cli.parser import expand
+from largemargin.app.cli.run_options import add_options, add_switches
 
 HELP = "propose a loss for a data set: imbalance, label noise, labels a class, with the evidence"
 
@@ -43,7 +44,8 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         metavar="DATA",
         help="image folder, CSV or array file, or the name of a data set (largemargin list --data)",
     )
-    for name, kind, default, text in (
+    add_options(
+        parser,
         ("path", str | None, None, "of a known data set"),
         ("label_column", str, "label", "of a CSV file or Hugging Face data set"),
         ("image_column", str, "image", "likewise"),
@@ -51,13 +53,8 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         ("imbalance_ratio", float, 1.0, "thin out the classes to a long tail"),
         ("label_noise", float, 0.0, "share of the labels that is replaced, to try this out"),
         ("seed", int, 0, "of what is drawn"),
-    ):
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    for name, text in (
-        ("pretrained", "the network to be trained is pretrained"),
-        ("json", "print JSON"),
-    ):
-        parser.add_argument(f"--{name}", type=bool, nargs="?", const=True, default=False, help=text)
+    )
+    add_switches(parser, pretrained="the network to be trained is pretrained", json="print JSON")
 
 
 def run(options: Any) -> int:

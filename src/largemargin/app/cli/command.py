@@ -54,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = [word for word in words if word != "--traceback"]
     if isinstance(sys.stdout, TextIOWrapper):  # names of files may be no text
         sys.stdout.reconfigure(errors="backslashreplace")
-    formatted, warnings.formatwarning = warnings.formatwarning, _without_source
+    formatted = warnings.formatwarning
+    # The place in our source tells nothing to who typed a command.
+    warnings.formatwarning = lambda message, *place, **line: f"warning: {message}\n"
     try:
         return _dispatch(words)
     except SystemExit as stop:  # argparse's own way out: help, print_config, wrong options
@@ -75,11 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     finally:
         warnings.formatwarning = formatted
-
-
-def _without_source(message: Warning | str, *place: object, **line: object) -> str:
-    """The place in our source tells nothing to who typed a command."""
-    return f"warning: {message}\n"
 
 
 def _explanation(error: ValueError | OSError) -> str | None:

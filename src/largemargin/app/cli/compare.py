@@ -1,6 +1,7 @@
 """``largemargin compare``: several objectives under equal conditions, against softmax."""
 
 import os
+import re
 import shlex
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ import jsonargparse
 
 from largemargin.app.cli.run_options import (
     add_folder_options,
+    add_options,
     add_run_options,
     refuse_several_processes,
     resumable,
@@ -48,29 +50,16 @@ DEFAULT_SEEDS = 3
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
     group = parser.add_argument_group("Comparison")
-    group.add_argument(
-        "--methods",
-        type=Any,
-        metavar="NAME,NAME",
-        help="losses or sums of losses between commas, or a YAML list",
-    )
-    group.add_argument(
-        "--seeds",
-        type=Any,
-        metavar="N",
-        help=f"how many seeds, or a list of them: [0,1,7] (default {DEFAULT_SEEDS})",
-    )
-    group.add_argument(
-        "--trials",
-        type=int,
-        default=0,
-        help="tuning trials for each method; 0 trains with the settings as given (default 0)",
-    )
-    group.add_argument(
-        "--space",
-        type=dict[str, Any],
-        default={},
-        help="changes of what tuning searches: {optimizer.lr: [0.01, 0.5], ...}",
+    methods = "losses or sums of losses between commas, or a YAML list"
+    seeds = f"how many seeds, or a list of them: [0,1,7] (default {DEFAULT_SEEDS})"
+    trials = "tuning trials for each method; 0 trains with the settings as given (default 0)"
+    space = "changes of what tuning searches: {optimizer.lr: [0.01, 0.5], ...}"
+    add_options(
+        group,
+        ("methods", Any, None, methods, "NAME,NAME"),
+        ("seeds", Any, None, seeds, "N"),
+        ("trials", int, 0, trials),
+        ("space", dict[str, Any], {}, space),
     )
     add_folder_options(group, "compare", further="seeds")
     add_run_options(parser, skip=("objective", "seed"), title="What all methods have in common")
@@ -122,12 +111,11 @@ def read_seeds(given: Any) -> list[int]:
     """``5`` is five seeds, from 0 on; a list is itself."""
     if given is None:
         given = DEFAULT_SEEDS
-    if isinstance(given, str):
-        parts = [part.strip() for part in given.split(",")]
-        given = [int(part) for part in parts if part.isdigit()] if all(parts) else given
-    if isinstance(given, int) and not isinstance(given, bool) and given >= 1:
+    if isinstance(given, str) and re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", given):
+        return [int(part) for part in given.split(",")]
+    if type(given) is int and given >= 1:
         return list(range(given))
-    if isinstance(given, list) and given and all(isinstance(seed, int) for seed in given):
+    if isinstance(given, list) and set(map(type, given)) == {int}:
         return list(given)
     raise LargeMarginError(
         f"--seeds must be how many, as 5, or a list of them, as [0,1,7], but {given!r} was given."

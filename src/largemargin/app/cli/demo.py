@@ -18,7 +18,7 @@ from typing import Any
 
 import jsonargparse
 
-from largemargin.app.cli.run_options import show_progress, study_folder
+from largemargin.app.cli.run_options import add_options, show_progress, study_folder
 from largemargin.exceptions import LargeMarginError
 
 HELP = "train a small CNN on digits with four losses and show one table (< 2 minutes)"
@@ -86,21 +86,20 @@ class Row:
 
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--epochs", type=int | None, default=None, help=f"epochs for each loss (default {EPOCHS})"
+    add_options(
+        parser,
+        ("epochs", int | None, None, f"epochs for each loss (default {EPOCHS})"),
+        ("batch_size", int, 64, "images per step"),
+        ("seed", int, 0, "of initial weights and batch order"),
     )
-    parser.add_argument("--batch_size", type=int, default=64, help="images per step")
-    parser.add_argument("--seed", type=int, default=0, help="of initial weights and batch order")
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_EPOCHS} epochs, unless --epochs is given"
     )
     parser.add_argument("--tune", action="store_true", help="search for the learning rates")
-    parser.add_argument("--out", type=str, default="runs", help="folder of all runs")
-    parser.add_argument(
-        "--folder",
-        type=str,
-        default=argparse.SUPPRESS,
-        help="folder of this demo; default a new one in --out",
+    add_options(
+        parser,
+        ("out", str, "runs", "folder of all runs"),
+        ("folder", str, argparse.SUPPRESS, "folder of this demo; default a new one in --out"),
     )
 
 
@@ -186,7 +185,7 @@ def _report(rows: list[Row], folder: Path, data: Any, closer: int) -> None:
         listed = ", ".join(missing)
         print(f"\nFor a report to look at: pip install 'largemargin[report]' (no {listed} here)")
         return
-    from largemargin.app.report.write import report
+    from largemargin.app.report.page import report
 
     for row in rows:
         _look_closer(Path(row.folder), data, closer)

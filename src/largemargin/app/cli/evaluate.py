@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
-from largemargin.app.cli.run_arguments import (
+from largemargin.app.cli.run_options import (
     add_data,
     add_flips,
     add_ood,
@@ -13,8 +13,8 @@ from largemargin.app.cli.run_arguments import (
     add_temperature,
     number_or,
     output_file,
+    show_progress,
 )
-from largemargin.app.cli.run_options import show_progress
 from largemargin.evaluation_config import EvaluationConfig
 from largemargin.exceptions import LargeMarginError
 

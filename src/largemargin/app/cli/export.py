@@ -1,11 +1,18 @@
 """``largemargin export``: a trained run as an ONNX file or a torch.export program."""
 
 import json
+from pathlib import Path
 from typing import Any, Literal
 
 import jsonargparse
 
-from largemargin.app.cli.run_arguments import add_run, add_temperature, output_file
+from largemargin.app.cli.run_options import (
+    add_options,
+    add_run,
+    add_switches,
+    add_temperature,
+    output_file,
+)
 from largemargin.exceptions import LargeMarginError
 
 HELP = "write a trained model as ONNX or torch.export program, which need no largemargin"
@@ -27,24 +34,17 @@ SUFFIX = {"onnx": ".onnx", "program": ".pt2"}
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.usage = "largemargin export RUN [options]"
     add_run(parser)
-    parser.add_argument(
-        "--format", type=Literal["onnx", "program"], default="onnx", help="onnx or program"
-    )
+    outputs = Literal["logits", "probabilities", "features"]
+    add_options(parser, ("format", Literal["onnx", "program"], "onnx", "onnx or program"))
     parser.add_argument("-o", "--out", type=str, help="file; default model.onnx or .pt2 in the run")
-    parser.add_argument(
-        "--outputs",
-        type=Literal["logits", "probabilities", "features"],
-        default="logits",
-        help="what it returns: logits, probabilities or features",
-    )
+    text = "what it returns: logits, probabilities or features"
+    add_options(parser, ("outputs", outputs, "logits", text))
     add_temperature(
         parser,
         "what logits are divided by for probabilities; a file of logits only says it",
         fitted=", as for largemargin predict",
     )
-    parser.add_argument(
-        "--overwrite", type=bool, nargs="?", const=True, default=False, help="replace what is there"
-    )
+    add_switches(parser, overwrite="replace what is there")
 
 
 def run(options: Any) -> int:
@@ -57,14 +57,7 @@ def run(options: Any) -> int:
 
     opened = open_run(options)
     path = output_file(options.out or opened.run.folder / f"model{SUFFIX[options.format]}")
-    for other, suffix in SUFFIX.items():
-        if path.suffix.lower() == suffix and other != options.format:
-            raise LargeMarginError(
-                f"{path.name} has the name of another format than {options.format}. Add --format "
-                f"{other}, or call it {path.with_suffix(SUFFIX[options.format]).name}."
-            )
-    if path.exists() and not options.overwrite:
-        raise LargeMarginError(f"{path} exists already. Replace it with --overwrite.")
+    _check_free(path, options)
     temperature = 1.0
     if options.outputs != "features":
         given = temperature_for(options.temperature, CalibrationCache(opened))
@@ -105,3 +98,15 @@ def run(options: Any) -> int:
         f"written to {path} ({size:.1f} MiB): images {shape} in [0, 1] to {options.outputs}{said}"
     )
     return 0
+
+
+def _check_free(path: Path, options: Any) -> None:
+    """Refuse the name of another format, and a file that is there."""
+    for other, suffix in SUFFIX.items():
+        if path.suffix.lower() == suffix and other != options.format:
+            raise LargeMarginError(
+                f"{path.name} has the name of another format than {options.format}. Add --format "
+                f"{other}, or call it {path.with_suffix(SUFFIX[options.format]).name}."
+            )
+    if path.exists() and not options.overwrite:
+        raise LargeMarginError(f"{path} exists already. Replace it with --overwrite.")

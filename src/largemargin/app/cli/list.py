@@ -150,6 +150,10 @@ def describe(name: str) -> LossEntry:
     from largemargin.losses import LOSSES
     from largemargin.losses.base.loss import Loss
 
+    if name not in LOSSES:
+        close = ", ".join(get_close_matches(name, LOSSES, n=3, cutoff=0.4))
+        meant = f"Closest: {close}." if close else "largemargin list shows them all."
+        raise LargeMarginError(f"there is no loss {name!r}. {meant}")
     kind = LOSSES[name]
     text = inspect.getdoc(kind) or ""
     first, settings = text.split("\n\n")[0], _settings(kind)
@@ -264,11 +268,6 @@ def _losses(names: list[str], *, in_full: bool, as_json: bool) -> str:
     """The losses of these names in full, or all of them."""
     from largemargin.losses import LOSSES
 
-    for name in names:
-        if name not in LOSSES:
-            close = get_close_matches(name, LOSSES, n=3, cutoff=0.4)
-            meant = f"Closest: {', '.join(close)}." if close else "largemargin list shows them all."
-            raise LargeMarginError(f"there is no loss {name!r}. {meant}")
     entries = [describe(name) for name in names or LOSSES]
     if as_json:
         return json.dumps([{"loss": entry.name, **asdict(entry)} for entry in entries], indent=1)

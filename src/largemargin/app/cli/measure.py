@@ -5,8 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import jsonargparse
 
-from largemargin.app.cli.run_arguments import add_data, add_ood, add_run, output_file
-from largemargin.app.cli.run_options import show_progress
+from largemargin.app.cli.run_options import (
+    add_data,
+    add_ood,
+    add_options,
+    add_run,
+    output_file,
+    show_progress,
+)
 from largemargin.exceptions import LargeMarginError
 
 if TYPE_CHECKING:
@@ -35,35 +41,40 @@ Examples:
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.usage = "largemargin measure RUN [options]"
     add_run(parser)
-    parser.add_argument(
-        "--against", type=str, metavar="RUN", help="a second run; the change is from it"
-    )
+    add_options(parser, ("against", str, None, "a second run; the change is from it", "RUN"))
     parser.add_argument("-o", "--out", type=str, help="JSON file to write the result to")
-    for name, default, text in (
-        ("pairwise", True, "dispersions, separation and NC4, whose time grows with N^2"),
-        ("input_margins", False, "linearised margins in input space: a backward pass a batch"),
-        ("curvature", False, "input-loss curvature and how it goes with robustness: 21 passes"),
-        ("bounds", False, "generalization quantities, with what each assumes"),
-        ("sphere", False, "features and class vectors on a sphere, where there are 3 features"),
-    ):
-        parser.add_argument(f"--{name}", type=bool, default=default, help=text)
-    parser.add_argument(
-        "--layers",
-        type=str,
-        default="none",
-        metavar="NAMES",
-        help="layers to measure in the same pass, by class means: names of modules with commas "
-        "between them, or blocks for those of the network",
+    layers = (
+        "layers to measure in the same pass, by class means: names of modules with commas between "
+        "them, or blocks for those of the network"
     )
-    parser.add_argument(
-        "--layer_margins",
-        type=str,
-        default="none",
-        metavar="NAMES",
-        help="layers at which to measure linearised margins, input for the image: a backward pass "
-        "for every class",
+    margins = (
+        "layers at which to measure linearised margins, input for the image: a backward pass for "
+        "every class"
     )
-    for name, kind, value, text in (
+    add_options(
+        parser,
+        ("pairwise", bool, True, "dispersions, separation and NC4, whose time grows with N^2"),
+        (
+            "input_margins",
+            bool,
+            False,
+            "linearised margins in input space: a backward pass a batch",
+        ),
+        (
+            "curvature",
+            bool,
+            False,
+            "input-loss curvature and how it goes with robustness: 21 passes",
+        ),
+        ("bounds", bool, False, "generalization quantities, with what each assumes"),
+        (
+            "sphere",
+            bool,
+            False,
+            "features and class vectors on a sphere, where there are 3 features",
+        ),
+        ("layers", str, "none", layers, "NAMES"),
+        ("layer_margins", str, "none", margins, "NAMES"),
         ("num_directions", int, 20, "random directions of a sample's curvature"),
         ("step", float, 0.01, "of the differences that give it, in units of [0, 1] pixels"),
         ("noise", float, 0.06, "strength of the noise it is held against"),
@@ -72,8 +83,7 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         ("radius", float, 0.5, "delta_v: share of samples within it, Prop. 4.1, Theorem 6.1"),
         ("max_samples", int | None, None, "of input_margins, curvature and bounds; default all"),
         ("batch_size", int, 256, "images at a time"),
-    ):
-        parser.add_argument(f"--{name}", type=kind, default=value, help=text)
+    )
     add_ood(parser)
     add_data(parser)
 

@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from largemargin.app.cli.run_arguments import SPLITS, number_or
-from largemargin.app.cli.run_options import show_progress
+from largemargin.app.cli.run_options import SPLITS, number_or, show_progress
 from largemargin.app.config import DataConfig
 from largemargin.app.data.load import Data, load_data
 from largemargin.app.data.samples import Samples
@@ -229,11 +228,8 @@ def ood_samples(given: str, opened: OpenRun) -> Samples:
 class CalibrationCache:
     """Fits on first use; what was fitted before is read from the run's folder.
 
-    A run that was taken to another machine without its data predicts there as it did here.
-
-    Args:
-        opened: the run and its model.
-        say: print what was fitted.
+    A run that was taken to another machine without its data predicts there as it did here. ``say``
+    prints what was fitted.
     """
 
     def __init__(self, opened: OpenRun, *, say: bool = True) -> None:

@@ -23,7 +23,7 @@ from largemargin.exceptions import LargeMarginError
 
 TRUST = "--trust_config"
 CONFIG_FILES = (".yaml", ".yml", ".json")
-ARRAY_FILES = (".npz", ".npy", ".safetensors")
+DATA_FILES = {".csv": "csv", **dict.fromkeys((".npz", ".npy", ".safetensors"), "arrays")}
 MOST_SAID = 5000
 """Characters of a message that are looked at: it may repeat a whole file."""
 LAYOUTS = ("folder", "csv", "arrays", "huggingface")
@@ -121,20 +121,20 @@ class CommandParser(jsonargparse.ArgumentParser):
         long: list[str] = []
         rest = list(words)
         while rest:
-            option, equals, value = rest.pop(0).partition("=")
-            given = [value] if equals else []
-            while option in lists and rest and not rest[0].startswith("--"):
-                if given and (equals or not alone):
-                    break
-                given.append(rest.pop(0))
+            word = rest.pop(0)
+            option, equals, value = word.partition("=")
+            if option not in lists:
+                long.append(word)
+                continue
+            given = [value]
+            if not equals:
+                given = list(itertools.takewhile(lambda each: not each.startswith("--"), rest))
+                given = given if alone else given[:1]
+                del rest[: len(given)]
             value = ",".join(given)
-            plain = value and value[0] not in "[{&*'\"" and value != "null"
-            if option in lists and plain:
-                long.append(f"{option}=[{value}]")
-            elif given:
-                long.append(f"{option}={value}")
-            else:
-                long.append(option + equals)
+            if value and value[0] not in "[{&*'\"" and value != "null":
+                value = f"[{value}]"
+            long.append(f"{option}={value}" if given else option)
         return long
 
     def format_help(self, formatter: argparse.HelpFormatter | None = None) -> str:
@@ -159,19 +159,23 @@ class CommandParser(jsonargparse.ArgumentParser):
         message = _readable(message[:MOST_SAID]).replace(
             "as LIST,", f"as {self._list_of(message)},"
         )
-        names = [text for action in self._actions for text in action.option_strings]
-        wrong = _unknown_option(message)
-        close = _closest(wrong, names) if wrong else []
-        if (alone := re.fullmatch(r"unrecognized arguments: ([^-\s]\S*)", message)) is not None:
-            close = [f"--data {alone[1]}"] if "--data" in names else []
         in_file = not message.startswith("unrecognized")
-        if in_file and (wrong or "parsing config" in message):
+        close = self._meant(message)
+        if in_file and (_unknown_option(message) or "parsing config" in message):
             files = ", ".join(config_files(getattr(self, "args", [])))
             message = f"{files}: {message}" if files else message
         if not close:
             return message
         meant = [name.removeprefix("--") for name in close] if in_file else close
         return f"{message}. Did you mean {' or '.join(meant)}?"
+
+    def _meant(self, message: str) -> list[str]:
+        """Options that may have been meant by one that a message calls unknown."""
+        names = [text for action in self._actions for text in action.option_strings]
+        if (alone := re.fullmatch(r"unrecognized arguments: ([^-\s]\S*)", message)) is not None:
+            return [f"--data {alone[1]}"] if "--data" in names else []
+        wrong = _unknown_option(message)
+        return _closest(wrong, names) if wrong else []
 
     def _list_of(self, message: str) -> str:
         """How a list is written for the option that a message is about: of names, or numbers."""
@@ -249,17 +253,20 @@ def expand(words: Sequence[str], groups: Sequence[str]) -> list[str]:
 def _written_out(group: str, value: str) -> list[str]:
     if value.lower().endswith(CONFIG_FILES) or value.startswith("{"):
         return [f"--{group}={value}"]
-    if group != "data":
-        return [f"--{group}.name={value}"]
+    if group == "data" and (kind := _stored_as(value)) is not None:
+        return [f"--data.name={kind}", f"--data.path={value}"]
+    return [f"--{group}.name={value}"]
+
+
+def _stored_as(value: str) -> str | None:
+    """What ``--data`` names: a folder, csv or arrays; None for the name of a data set."""
     path = Path(value).expanduser()
     written_as_path = any(mark in value for mark in "/\\~")
-    if path.is_dir() and not written_as_path and _is_data_set(value, path):
-        return [f"--data.name={value}"]
-    suffix = path.suffix.lower()
-    kind = {".csv": "csv", **dict.fromkeys(ARRAY_FILES, "arrays")}.get(suffix)
-    if path.is_dir() or (not suffix and written_as_path):
-        kind = "folder"
-    return [f"--data.name={kind}", f"--data.path={value}"] if kind else [f"--data.name={value}"]
+    if path.is_dir():
+        return None if not written_as_path and _is_data_set(value, path) else "folder"
+    if not path.suffix and written_as_path:
+        return "folder"
+    return DATA_FILES.get(path.suffix.lower())
 
 
 def _is_data_set(name: str, folder: Path) -> bool:

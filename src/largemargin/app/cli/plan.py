@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import jsonargparse
 
+from largemargin.app.cli.run_options import add_options, add_switches
 from largemargin.exceptions import LargeMarginError
 
 HELP = "memory of a head with many classes, and on how many GPUs it fits"
@@ -30,7 +31,8 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.usage = "largemargin plan --classes C --dim D [options]"
     parser.add_argument("--classes", type=int, required=True, help="number of classes")
     parser.add_argument("--batch_size", "--batch", type=int, default=256, help="samples per GPU")
-    for name, kind, default, text in (
+    add_options(
+        parser,
         ("dim", int, 512, "dimensions of the features"),
         ("gpus", int | None, None, "GPUs; default 1, 2, 4, ... until it fits"),
         ("memory", float, 80.0, "GiB of a GPU that the head may take"),
@@ -39,11 +41,8 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         ("dtype", Literal["float32", "bfloat16", "float16"], "float32", "of the class vectors"),
         ("impl", Literal["auto", "dense", "chunked", "triton"], "auto", "of the class statistics"),
         ("sample_rate", float, 1.0, "part of the classes seen in a step"),
-    ):
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
-    parser.add_argument(
-        "--json", type=bool, nargs="?", const=True, default=False, help="print JSON"
     )
+    add_switches(parser, json="print JSON")
 
 
 def run(options: Any) -> int:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jsonargparse
 
-from largemargin.app.cli.run_arguments import (
+from largemargin.app.cli.run_options import (
     add_flips,
+    add_options,
     add_run,
     add_temperature,
     number_or,
     output_file,
+    show_progress,
 )
-from largemargin.app.cli.run_options import show_progress
 from largemargin.exceptions import LargeMarginError, check_number
 
 if TYPE_CHECKING:
@@ -52,25 +53,20 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--out", type=str, help="file to write, .csv or .json; default CSV to stdout"
     )
-    parser.add_argument(
-        "--threshold",
-        type=str,
-        default="auto",
-        help="margin below which to flag: a number, none, or auto (from the validation images)",
+    flag = "margin below which to flag: a number, none, or auto (from the validation images)"
+    rule = (
+        "auto keeps a share of the right predictions (keep, the default), or flags until the rest "
+        "reaches an accuracy (accuracy)"
     )
-    parser.add_argument(
-        "--rule",
-        type=Literal["keep", "accuracy"] | None,
-        help="auto keeps a share of the right predictions (keep, the default), or flags until the "
-        "rest reaches an accuracy (accuracy)",
-    )
-    parser.add_argument(
-        "--target",
-        type=float | None,
-        help="that share or accuracy; default 0.95 for keep, 0.99 for accuracy",
+    target = "that share or accuracy; default 0.95 for keep, 0.99 for accuracy"
+    add_options(
+        parser,
+        ("threshold", str, "auto", flag),
+        ("rule", Literal["keep", "accuracy"] | None, None, rule),
+        ("target", float | None, None, target),
     )
     add_temperature(parser, "what logits are divided by for the probabilities", fitted="")
-    parser.add_argument("--batch_size", type=int, default=64, help="images at a time")
+    add_options(parser, ("batch_size", int, 64, "images at a time"))
 
 
 def run(options: Any) -> int:

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import jsonargparse
 
-from largemargin.app.cli.run_options import show_progress
+from largemargin.app.cli.run_options import add_options, show_progress
 from largemargin.exceptions import LargeMarginError
 
 HELP = "write one HTML file about runs: verdict, margins, features, robustness, provenance"
@@ -38,23 +38,23 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         help="folder of a run or a comparison, or a geometry.json",
     )
     parser.add_argument("-o", "--out", type=str, default="report.html", help="file to write")
-    parser.add_argument("--png", type=str, metavar="DIR", help="folder for static pictures")
     places, layers = Literal["tsne", "pca", "none"], ("penultimate",)
-    for name, kind, default, text in (
+    add_options(
+        parser,
+        ("png", str, None, "folder for static pictures", "DIR"),
         ("features", places, "tsne", "how samples are placed in the plane: tsne, pca or none"),
         ("layers", tuple[str, ...], layers, "names of modules to show there"),
         ("max_samples", int, 500, "samples to place there"),
         ("noise", float, 0.06, "of the noisy picture; 0 leaves it out"),
         ("title", str, None, "of the page"),
         ("device", str, "auto", "auto, cpu, cuda or cuda:1"),
-    ):
-        parser.add_argument(f"--{name}", type=kind, default=default, help=text)
+    )
 
 
 def run(options: Any) -> int:
     from pathlib import Path
 
-    from largemargin.app.report.write import report
+    from largemargin.app.report.page import report
     from largemargin.app.training.processes import pick_device
 
     if not options.runs:

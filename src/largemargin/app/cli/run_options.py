@@ -1,6 +1,8 @@
-"""The options of every sub-command that trains, and what ``compare`` and ``tune`` share.
+"""Options that several sub-commands have, and what ``compare`` and ``tune`` share.
 
-The former make a ``RunConfig``. The latter are many runs in one folder, with a plan that goes on.
+Options of what trains, which make a ``RunConfig``; options of what takes a trained run. ``compare``
+and ``tune`` are many runs in one folder, with a plan that goes on. What needs torch is imported
+where it is used: ``--help`` answers at once.
 """
 
 import argparse
@@ -16,7 +18,7 @@ from typing import Any
 import jsonargparse
 
 from largemargin.app.cli.parser import CommandParser
-from largemargin.app.config import RunConfig
+from largemargin.app.config import DataConfig, RunConfig
 from largemargin.exceptions import LargeMarginError
 
 TITLES = {
@@ -30,6 +32,21 @@ NAMED = ("data", "model", "objective", "optimizer")
 CONTENT = {"compare": "comparison", "tune": "search"}
 """What the folder of a command holds."""
 
+SPLITS = ("auto", "test", "validation", "train")
+
+
+def add_options(parser: Any, *rows: tuple[Any, ...]) -> None:
+    """Options by name, type, default and help; a metavar where the name says too little."""
+    for name, kind, default, text, *metavar in rows:
+        words = {"metavar": metavar[0]} if metavar else {}
+        parser.add_argument(f"--{name}", type=kind, default=default, help=text, **words)
+
+
+def add_switches(parser: Any, **texts: str) -> None:
+    """Options that are false, true by their name alone, or what stands after it."""
+    for name, text in texts.items():
+        parser.add_argument(f"--{name}", type=bool, nargs="?", const=True, default=False, help=text)
+
 
 def add_run_options(
     parser: jsonargparse.ArgumentParser, *, skip: Collection[str] = (), title: str = "Training"
@@ -41,9 +58,7 @@ def add_run_options(
         help="YAML file with any of the settings below; options after it override it",
     )
     # What files of settings begin with; it is checked before they are parsed.
-    parser.add_argument(
-        "--format_version", type=int, default=argparse.SUPPRESS, help=argparse.SUPPRESS
-    )
+    add_options(parser, ("format_version", int, argparse.SUPPRESS, argparse.SUPPRESS))
     parser.add_class_arguments(RunConfig, skip=set(skip))
     for group in parser._action_groups:
         names = {action.dest.partition(".")[0] for action in group._group_actions}
@@ -102,15 +117,10 @@ def show_progress() -> bool:
 def add_folder_options(group: Any, command: str, *, further: str) -> None:
     """Where it is written, and how it goes on; neither is part of a configuration.
 
-    Args:
-        further: the option that may be given with ``--resume``, to go further than was planned.
+    ``further`` is the option that may be given with ``--resume``.
     """
-    group.add_argument(
-        "--folder",
-        type=str,
-        default=argparse.SUPPRESS,
-        help=f"folder of the {CONTENT[command]}; default a new one in --out",
-    )
+    text = f"folder of the {CONTENT[command]}; default a new one in --out"
+    add_options(group, ("folder", str, argparse.SUPPRESS, text))
     group.add_argument(
         "--resume",
         action=Resume,
@@ -137,17 +147,14 @@ def study_folder(options: Any, config: RunConfig, command: str) -> str:
     The folder of a plan is gone on with; one of other things, as of images, is not written into.
     """
     from largemargin.app.training.comparison import PLAN
+    from largemargin.app.training.files import made_folder
     from largemargin.app.training.runs import new_folder
 
     folder = options.get("folder")
     if folder is None:
         name = command if config.name == RunConfig().name else f"{command}-{config.name}"
         return str(new_folder(replace(config, name=name)))
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LargeMarginError(f"cannot make the folder {folder}: {error.strerror}.") from error
-    if any(Path(folder).iterdir()) and not (Path(folder) / PLAN).is_file():
+    if any(made_folder(Path(folder)).iterdir()) and not (Path(folder) / PLAN).is_file():
         raise LargeMarginError(
             f"--folder {folder} exists already and holds other things. Choose another folder."
         )
@@ -186,3 +193,77 @@ def resumable(command: str, folder: str) -> Iterator[None]:
 def say(line: str) -> None:
     """At once, also where the output goes to a file."""
     print(line, flush=True)
+
+
+def add_run(parser: jsonargparse.ArgumentParser) -> None:
+    """The run, which of its models, and where to compute."""
+    parser.add_argument("run", type=str, metavar="RUN", help="folder that largemargin train made")
+    add_options(
+        parser,
+        ("which", str, "best", "model to take: best or last"),
+        ("device", str, "auto", "auto, cpu, cuda or cuda:1"),
+    )
+
+
+def add_flips(parser: jsonargparse.ArgumentParser) -> None:
+    """Test-time augmentation."""
+    parser.add_argument(
+        "--flips",
+        action="store_true",
+        help="average the features of every image and its mirror image, which takes twice as long",
+    )
+
+
+def add_data(parser: jsonargparse.ArgumentParser) -> None:
+    """Other data than that of the run."""
+    text = "images to take: test, validation, train or auto (test where there is one)"
+    add_options(parser, ("split", str, "auto", text))
+    parser.add_class_arguments(DataConfig, "data")
+    parser.set_defaults({"data.name": ""})  # whoever names digits means digits
+    for action in parser._actions:
+        if action.dest == "data.name":
+            action.help = "other data: folder, csv, arrays, cifar10, ...; default that of the run"
+    for group in parser._action_groups:
+        if any(action.dest.startswith("data.") for action in group._group_actions):
+            group.title = "Other data with the same classes: --data FOLDER, FILE or NAME"
+    if isinstance(parser, CommandParser):
+        parser.shorthand = ("data",)
+
+
+def add_ood(parser: jsonargparse.ArgumentParser) -> None:
+    """Images of other things, which :func:`ood_samples` reads."""
+    text = "images of other things, or NAME:PATH of a data set: can the model tell?"
+    add_options(parser, ("ood", str, None, text, "FOLDER"))
+
+
+def add_temperature(parser: jsonargparse.ArgumentParser, purpose: str, *, fitted: str) -> None:
+    """``--temperature``: ``purpose`` is what for, ``fitted`` is what "auto" fits it to."""
+    text = f"{purpose}: a number, none, or auto (fitted to the validation images{fitted})"
+    add_options(parser, ("temperature", str, "auto", text))
+
+
+def output_file(given: str | Path) -> Path:
+    """A file that can be written, found out before the work and not after it."""
+    path = Path(given).expanduser()
+    if path.is_dir():
+        raise LargeMarginError(f"--out must be a file, but {path} is a folder.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writable = os.access(path.parent, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise LargeMarginError(f"{path} cannot be written: no writable folder {path.parent}.")
+    return path
+
+
+def number_or(option: str, given: str) -> float | str:
+    """An option that is a number, or "none" or "auto"."""
+    if given in ("none", "auto"):
+        return given
+    try:
+        return float(given)
+    except ValueError:
+        raise LargeMarginError(
+            f"--{option} must be a number, none or auto, but {given!r} was given."
+        ) from None

@@ -10,7 +10,13 @@ from typing import Any
 
 import jsonargparse
 
-from largemargin.app.cli.run_options import Resume, add_run_options, run_config, show_progress
+from largemargin.app.cli.run_options import (
+    Resume,
+    add_options,
+    add_run_options,
+    run_config,
+    show_progress,
+)
 from largemargin.exceptions import LargeMarginError
 
 HELP = "train a classifier on a data set or an image folder"
@@ -50,14 +56,11 @@ def arguments(parser: jsonargparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         help="continue the run in this folder exactly where it stopped",
     )
-    parser.add_argument(
-        "--preset",
-        type=str,
-        metavar="SITUATION",
-        default=argparse.SUPPRESS,
-        help="objective that was measured to be best: few_labels, long_tail, label_noise, "
-        "corruption or embedding; softmax where none was",
+    text = (
+        "objective that was measured to be best: few_labels, long_tail, label_noise, corruption or "
+        "embedding; softmax where none was"
     )
+    add_options(parser, ("preset", str, argparse.SUPPRESS, text, "SITUATION"))
     parser.add_argument(
         "--preset_optimizer",
         action="store_true",
@@ -113,13 +116,7 @@ def run(options: Any) -> int:
 
 
 def _with_preset(config: Any, name: str | None, tuned: bool = False) -> Any:
-    """The run with the objective, and noise, of a preset, which is shown with its evidence.
-
-    Args:
-        config: of the run.
-        name: of the preset.
-        tuned: take its optimizer, too.
-    """
+    """The run with objective, noise and, if ``tuned``, optimizer of a preset, which is shown."""
     from largemargin.app.config import RunConfig
     from largemargin.app.training.presets import preset
 
@@ -133,13 +130,13 @@ def _with_preset(config: Any, name: str | None, tuned: bool = False) -> Any:
             raise LargeMarginError(
                 f"--preset {name} sets the {part}, but {part} was given too. Leave one of them out."
             )
-    ours = {key: getattr(config.optimizer, key) for key in chosen.optimizer}
+    used = {key: getattr(config.optimizer, key) for key in chosen.optimizer}
+    hint = " (--preset_optimizer takes those of the preset)"
     if tuned:
-        _check_optimizer(name, ours, plain.optimizer)
+        _check_optimizer(name, used, plain.optimizer)
+        used, hint = chosen.optimizer, ""
     if _is_first():
-        used = chosen.optimizer if tuned else ours
         listed = ", ".join(f"{key} {value}" for key, value in used.items())
-        hint = "" if tuned else " (--preset_optimizer takes those of the preset)"
         print(chosen, *([f"this run    {listed}{hint}"] if used else []), "", sep="\n")
     return chosen.config(config, optimizer=tuned)
 

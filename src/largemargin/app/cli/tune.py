@@ -9,6 +9,7 @@ import jsonargparse
 
 from largemargin.app.cli.run_options import (
     add_folder_options,
+    add_options,
     add_run_options,
     refuse_several_processes,
     resumable,
@@ -45,31 +46,17 @@ DEFAULT_TRIALS = 20
 
 def arguments(parser: jsonargparse.ArgumentParser) -> None:
     group = parser.add_argument_group("Search")
-    group.add_argument(
-        "--trials",
-        type=int | None,
-        help=f"finished trials to reach, earlier ones included (default {DEFAULT_TRIALS})",
-    )
-    group.add_argument(
-        "--space",
-        type=dict[str, Any],
-        default={},
-        help="changes of what is searched: [low, high], a list of more values, or null",
-    )
-    group.add_argument(
-        "--pruner",
-        type=Literal["median", "asha", "none"],
-        default="median",
-        help="which trials are stopped early: worse than the median, asha (halving) or none",
-    )
-    group.add_argument(
-        "--storage",
-        type=str | None,
-        metavar="URL",
-        help="database that several machines share; default a file in the folder",
-    )
-    group.add_argument(
-        "--study", type=str, default="largemargin", help="name of the study in its storage"
+    trials = f"finished trials to reach, earlier ones included (default {DEFAULT_TRIALS})"
+    space = "changes of what is searched: [low, high], a list of more values, or null"
+    pruner = "which trials are stopped early: worse than the median, asha (halving) or none"
+    storage = "database that several machines share; default a file in the folder"
+    add_options(
+        group,
+        ("trials", int | None, None, trials),
+        ("space", dict[str, Any], {}, space),
+        ("pruner", Literal["median", "asha", "none"], "median", pruner),
+        ("storage", str | None, None, storage, "URL"),
+        ("study", str, "largemargin", "name of the study in its storage"),
     )
     add_folder_options(group, "tune", further="trials")
     add_run_options(parser, title="What is tuned")

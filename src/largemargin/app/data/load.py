@@ -319,11 +319,7 @@ def in_memory(
 ) -> Source:
     """The source with its images decoded, beside their files, where asked for and they fit.
 
-    Args:
-        source: after :func:`wholly_readable`.
-        config: says whether.
-        keep: splits that stay in files unless ``resident`` is yes.
-        skipped: takes the images left out.
+    Splits to ``keep`` stay in files unless ``resident`` is yes; ``skipped`` takes what is left out.
     """
     splits = to_decode(source, config, keep)
     if not fits(splits, config):

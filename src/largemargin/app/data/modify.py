@@ -51,6 +51,14 @@ def modified(source: Source, config: DataConfig) -> tuple[Source, Record]:
             "a classifier tells classes apart."
         )
     check_present(source)
+    source = with_parts(source, config, record)
+    return source.with_splits({"train": changed_training(source, config, record)}), record
+
+
+def with_parts(source: Source, config: DataConfig, record: Record) -> Source:
+    """The source with parts of its training images held out, where it has none and they are asked
+    for.
+    """
     if "test" not in source.splits and config.test > 0:
         source = hold_out(source, "test", config.test, config.seed)
         record.append(_entry("test", source.splits["test"], config, share=config.test))
@@ -65,6 +73,11 @@ def modified(source: Source, config: DataConfig) -> tuple[Source, Record]:
         source = hold_out(source, "validation", config.validation, config.seed)
         validation = source.splits["validation"]
         record.append(_entry("validation", validation, config, share=config.validation))
+    return source
+
+
+def changed_training(source: Source, config: DataConfig, record: Record) -> Samples:
+    """The training images after fraction, imbalance and label noise."""
     train = source.train
     if config.fraction < 1:
         train = take_fraction(train, len(source.classes), config)
@@ -78,7 +91,7 @@ def modified(source: Source, config: DataConfig) -> tuple[Source, Record]:
         changed = int((train.labels != train.extra["clean_label"]).sum())
         noise = {"share": config.label_noise, "changed": changed}
         record.append(_entry("label_noise", train, config, **noise))
-    return source.with_splits({"train": train}), record
+    return train
 
 
 def check_present(source: Source) -> None:

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from largemargin.app.data.augment import Augment, Draws, transforms
+from largemargin.app.data.augment import Augment, Draws, Mix, transforms
 from largemargin.app.data.image_files import ImageFiles
-from largemargin.app.data.mix import Mix
 from largemargin.errors import LargeMarginError, check_number
 from largemargin.measuring.batches import ImageBatch
 from largemargin.measuring.sample_draws import generator_for

@@ -177,12 +177,7 @@ def build_model(
         )
     normalize = Normalize(mean, std)
     notes: list[str] = []
-    if "/" in config.name:
-        backbone, dim = build_outside(config, channels, size, notes)
-    elif "." in config.name:
-        backbone, dim = build_by_path(config, channels, size)
-    else:
-        backbone, dim = _build_own(config, channels, size)
+    backbone, dim = _build_backbone(config, channels, size, notes)
     feature_layer = None
     if config.feature_dim is not None:
         check_number("feature_dim", config.feature_dim, at_least=1)
@@ -194,10 +189,24 @@ def build_model(
     model = Classifier(normalize, backbone, head, feature_layer=feature_layer, notes=notes)
     if config.freeze or config.freeze_batch_norm:
         model.freeze(config.freeze, batch_norm=config.freeze_batch_norm)
-        by_path = "." in config.name and "/" not in config.name
-        if config.weights is None and not by_path:
+        if config.weights is None and not _is_path(config.name):
             model.notes += ("what is frozen has random weights: model.weights names no others.",)
     return model
+
+
+def _is_path(name: str) -> bool:
+    """Of a network in Python, ``package.module.Network``; its weights are its own matter."""
+    return "." in name and "/" not in name
+
+
+def _build_backbone(
+    config: ModelConfig, channels: int, size: Size, notes: list[str]
+) -> tuple[nn.Module, int]:
+    if "/" in config.name:
+        return build_outside(config, channels, size, notes)
+    if _is_path(config.name):
+        return build_by_path(config, channels, size)
+    return _build_own(config, channels, size)
 
 
 def _build_own(config: ModelConfig, channels: int, size: Size) -> tuple[nn.Module, int]:

@@ -17,7 +17,8 @@ from largemargin.app.report.charts import (
     x_axis,
     y_axis,
 )
-from largemargin.errors import LargeMarginError, optional_module
+from largemargin.app.training.files import made_folder
+from largemargin.errors import optional_module
 from largemargin.measuring.plots import plain_text, scatter_classes, shortened
 
 DPI = 200
@@ -40,11 +41,7 @@ LINES: dict[str, Any] = {
 def write_pictures(charts: Iterable[Chart], folder: str | Path) -> list[Path]:
     """One PNG for each chart, named by its key."""
     figures = optional_module("matplotlib.figure", "static figures need matplotlib", extra="report")
-    place = Path(folder)
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LargeMarginError(f"cannot make the folder {place}: {error.strerror}.") from error
+    place = made_folder(Path(folder))
     written = []
     for chart in charts:
         picture = figures.Figure(figsize=(6.0, 4.0), dpi=DPI, layout="constrained")

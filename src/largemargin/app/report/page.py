@@ -1,14 +1,13 @@
-"""The page: one HTML file with everything in it.
+"""``report``: read the models, look at their samples, build the sections, write the page.
 
-Jinja2 escapes every text. Scripts are allowed by their hash alone and nothing may be fetched (a
-Content-Security-Policy says so to the browser), so that a class name that looks like HTML can do no
-harm even if it got through. Figures are written as tables too, for readers without JavaScript or
-without eyes for curves.
+The page is one HTML file with everything in it. Jinja2 escapes every text. Scripts are allowed by
+their hash alone and nothing may be fetched (a Content-Security-Policy says so to the browser), so
+that a class name that looks like HTML can do no harm even if it got through. Figures are written as
+tables too, for readers without JavaScript or without eyes for curves.
 """
 
 import base64
 import hashlib
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,14 +27,88 @@ from largemargin.app.report.charts import (
     Series,
     Table,
 )
+from largemargin.app.report.matplotlib_charts import write_pictures
 from largemargin.app.report.plotly_charts import figure
-from largemargin.app.report.report_models import ReportModels
-from largemargin.errors import MissingPackage
+from largemargin.app.report.report_models import ReportModels, ReportSources, read_models
+from largemargin.app.report.sample_views import ViewOptions, view_samples
+from largemargin.app.report.sections import all_sections
+from largemargin.app.training.files import damage_named, without_nan, write_text
+from largemargin.errors import LargeMarginError, optional_module
 from largemargin.measuring.plots import COLORS, NEUTRAL
 from largemargin.version import __version__
 
+
+def report(
+    source: ReportSources,
+    path: str | Path = "report.html",
+    *,
+    features: str = "tsne",
+    layers: tuple[str, ...] = ("penultimate",),
+    max_samples: int = 500,
+    noise: float = 0.06,
+    device: str = "cpu",
+    title: str | None = None,
+    png: str | Path | None = None,
+) -> Path:
+    """Write a self-contained HTML report and return its path.
+
+    Args:
+        source: a :class:`~largemargin.Geometry`, a run or its folder, the folder of a comparison, a
+            ``geometry.json``, several of them in a list, or in a dict by the name to show.
+        path: the file to write.
+        features: how samples of runs are placed in the plane: "tsne" (default), "pca" (faster), or
+            "none", which leaves models and images alone.
+        layers: names of modules to show there; default "penultimate", what enters the head.
+        max_samples: how many samples to place, default 500, the same number of each class.
+        noise: standard deviation of the noise of the noisy picture, in units of [0, 1] pixels; 0
+            leaves it out.
+        device: where the passes through models run.
+        title: of the page; default the names of the models.
+        png: folder for static pictures of all figures (needs matplotlib).
+
+    Example:
+        >>> import largemargin as lm
+        >>> features, weight = torch.randn(60, 4), torch.randn(3, 4)
+        >>> geometry = lm.measure_arrays(features, torch.arange(60) % 3, weight)
+        >>> report(geometry, tmp_path / "report.html").name
+        'report.html'
+    """
+    options = ViewOptions(features, tuple(layers), max_samples, noise, device)
+    options.check()
+    target = Path(path)
+    if target.is_dir():
+        raise LargeMarginError(f"{target} is a folder. Name a file: {target / 'report.html'}.")
+    with damage_named("a file of what is reported"):
+        models = read_models(source)
+    models = _with_views(models, options)
+    with damage_named("a file of what is reported"):
+        sections = all_sections(models)
+        text = render(models, sections, title or models.title).encode(errors="replace").decode()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_text(target, text)
+    except OSError as error:
+        raise LargeMarginError(f"cannot write {target}: {error.strerror}.") from error
+    if png is not None:
+        charts = [chart for section in sections for chart in section.charts]
+        write_pictures([replace(chart, key=slug(chart.key)) for chart in charts], png)
+    return target
+
+
+def _with_views(models: ReportModels, options: ViewOptions) -> ReportModels:
+    """The models with views of their samples: the one place where a report runs models."""
+    if options.features == "none":
+        return models
+    viewed = (
+        replace(model, views=view_samples(model.run, model.geometry, options))
+        if model.run is not None
+        else model
+        for model in models
+    )
+    return replace(models, models=tuple(viewed))
+
+
 TEMPLATES = Path(__file__).with_name("templates")
-NEEDED = "a report needs {name}. Install it: pip install 'largemargin[report]'"
 
 
 def _palette(colors: Sequence[str]) -> str:
@@ -55,26 +128,24 @@ THEMES = {
 
 def render(models: ReportModels, sections: Sequence[Section], title: str) -> str:
     """The whole page as text."""
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-        from markupsafe import Markup
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise MissingPackage(NEEDED.format(name=error.name)) from error
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+    jinja2 = optional_module("jinja2", "a report needs jinja2", extra="report")
+    offline = optional_module("plotly.offline", "a report needs plotly", extra="report")
+    from markupsafe import Markup  # which jinja2 brings
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["slug"] = slug
     sections = [with_numbers(section) for section in sections]
-    plotly, script = _inline(get_plotlyjs()), _inline(_read("script.js"))
+    plotly, script = _inline(offline.get_plotlyjs()), _inline(_read("script.js"))
     style = _read("style.css")
     for theme, colors in THEMES.items():
         style = style.replace(f"/*{theme}*/", f"color-scheme: {theme}; {colors}")
-    return environment.get_template("page.html").render(
+    page: str = environment.get_template("page.html").render(
         title=title,
         version=__version__,
         sections=sections,
@@ -86,6 +157,7 @@ def render(models: ReportModels, sections: Sequence[Section], title: str) -> str
         payload=_payload(models, sections),
         symbols="●■◆▲✚✖★▼",
     )
+    return page
 
 
 def slug(text: str) -> str:
@@ -115,15 +187,6 @@ def _policy(*scripts: str) -> str:
     )
 
 
-def strict(value: Any) -> Any:
-    """NaN and infinity are no JSON: one of them and a browser reads nothing of the whole page."""
-    if isinstance(value, dict):
-        return {key: strict(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def _payload(models: ReportModels, sections: Sequence[Section]) -> dict[str, Any]:
     """What the script draws from. Written by ``tojson``, which escapes < > & and quotes."""
     pictures: dict[str, dict[str, str]] = {}
@@ -136,7 +199,7 @@ def _payload(models: ReportModels, sections: Sequence[Section]) -> dict[str, Any
             for kept, own in ((pictures, model.views.pictures), (names, model.views.ids)):
                 kept[key] = {str(at): text for at, text in own.items()} | kept.get(key, {})
     return {
-        "charts": {slug(c.key): strict(figure(c)) for part in sections for c in part.charts},
+        "charts": {slug(c.key): without_nan(figure(c)) for part in sections for c in part.charts},
         "pictures": pictures,
         "names": names,
         "classes": classes,

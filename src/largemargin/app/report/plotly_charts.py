@@ -5,6 +5,7 @@ Colours are places in the palette (``c3``, ``neutral``), which the page turns in
 light or the dark theme.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from largemargin.app.report.charts import (
@@ -120,7 +121,7 @@ def _heat(heat: Heat) -> dict[str, Any]:
         "type": "heatmap",
         "x": places,
         "y": places,
-        "z": [[rounded(value, 4) for value in row] for row in heat.values],
+        "z": [_numbers(row, 4) for row in heat.values],
         "colorscale": COUNTS if heat.counts else SCALE,
         "showscale": False,
         "zmin": rounded(heat.low),
@@ -132,10 +133,14 @@ def _heat(heat: Heat) -> dict[str, Any]:
     if len(places) <= 32:
         made["customdata"] = [[f"{said(a)} · {said(b)}" for b in heat.names] for a in heat.names]
         made["hovertemplate"] = "%{customdata}: %{z:.4g}<extra></extra>"
-    if heat.counts and len(places) <= WRITTEN:
-        made["text"] = [[str(value or "") for value in row] for row in heat.values]
-        made |= {"texttemplate": "%{text}", "textfont": {"color": "ink"}, "xgap": 1, "ygap": 1}
-    return made
+    return made | (_written(heat) if heat.counts and len(places) <= WRITTEN else {})
+
+
+def _written(heat: Heat) -> dict[str, Any]:
+    """Numbers in the cells of a matrix, where they are not 0."""
+    text = [[str(value or "") for value in row] for row in heat.values]
+    look = {"textfont": {"color": "ink"}, "xgap": 1, "ygap": 1}
+    return {"text": text, "texttemplate": "%{text}", **look}
 
 
 def _layout(chart: Chart) -> dict[str, Any]:
@@ -171,8 +176,8 @@ def _places(names: tuple[str, ...], most: int = LABELS) -> dict[str, Any]:
     return {"tickvals": at, "ticktext": [said(names[i], 18) for i in at], "automargin": True}
 
 
-def _numbers(values: Any) -> list[Number]:
-    return [rounded(value) for value in values]
+def _numbers(values: Sequence[Number], digits: int = 5) -> list[Number]:
+    return [rounded(value, digits) for value in values]
 
 
 def _color(place: int | None) -> str:

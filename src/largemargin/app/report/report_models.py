@@ -10,23 +10,21 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from largemargin.app.config import RunConfig
-from largemargin.app.report.charts import NOTHING, Dash, Note, Number, Series, finite
+from largemargin.app.report.charts import NOTHING, Cell, Dash, Note, Number, Series, finite
 from largemargin.app.report.sample_views import Rivals, SampleViews, rivals_in
 from largemargin.app.training.checkpoints import DATA
 from largemargin.app.training.comparison_result import RESULT as COMPARISON
 from largemargin.app.training.comparison_result import RUNS, Comparison
-from largemargin.app.training.config_file import to_dict
+from largemargin.app.training.config_file import flat, to_dict
 from largemargin.app.training.files import read_json
 from largemargin.app.training.journal import METRICS, whole_rows
 from largemargin.app.training.objective import parse_objective
-from largemargin.app.training.runs import ENVIRONMENT, Run, load_record
+from largemargin.app.training.runs import ENVIRONMENT, EVALUATION, GEOMETRY, Run, load_record
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.accuracy import Correct
 from largemargin.measuring.calibration import Calibration
 from largemargin.measuring.evaluate import Evaluation
 from largemargin.measuring.geometry_result import Geometry
-
-EVALUATION = "evaluation.json"
 
 ReportSource: TypeAlias = Geometry | Run | str | Path
 ReportSources: TypeAlias = ReportSource | Sequence[ReportSource] | Mapping[str, ReportSource]
@@ -277,6 +275,33 @@ def unknown(
     return [Note(f"{names}: {words}", command(without[0]))] if without else []
 
 
+CLASS_COLUMNS = (
+    *("model", "class", "samples", "trained on", "accuracy", "mean margin", "5 % margin"),
+    *("dispersion", "nearest rival", "angle to it"),
+)
+
+
+def class_rows(model: ReportModel, geometry: Geometry) -> list[tuple[Cell, ...]]:
+    """One row for each class."""
+    margins, compact = geometry.margins["cosine"].classes, geometry.compactness
+    accuracy, trained, rivals = model.class_accuracy, model.train_counts, model.rivals
+    return [
+        (
+            Cell.of(model.title),
+            Cell.of(model.class_name(label)),
+            Cell.count(margins.counts[label]),
+            Cell.count(trained[label] if trained else None),
+            Cell.percent(accuracy[label] if label < len(accuracy) else None),
+            Cell.number(margins.mean[label]),
+            Cell.number(margins.q05[label]),
+            Cell.number(None if compact is None else compact.dispersion[label]),
+            Cell.of(NOTHING if rivals is None else model.class_name(rivals.nearest[label])),
+            Cell.degrees(None if rivals is None else rivals.angle[label]),
+        )
+        for label in range(geometry.classes)
+    ]
+
+
 def read_models(source: ReportSources) -> ReportModels:
     """Everything the report is about, in the order given, with names that differ."""
     if isinstance(source, Mapping):
@@ -342,8 +367,8 @@ def _read(source: ReportSource, name: str) -> ReportModel:
 def _from_run(run: Run, name: str) -> ReportModel:
     notes: list[str] = []
     config = run.config
-    facts = (_attempt(lambda: run.facts, notes) if (run.folder / DATA).is_file() else None) or {}
-    geometry = _attempt(run.geometry, notes)
+    facts = _attempt(lambda: run.facts, run.folder / DATA, notes) or {}
+    geometry = _attempt(run.geometry, run.folder / GEOMETRY, notes)
     evaluation = _evaluation(run, facts, notes)
     classes = tuple(str(label) for label in facts.get("classes", ()))
     if not classes and geometry is not None:
@@ -352,6 +377,7 @@ def _from_run(run: Run, name: str) -> ReportModel:
         notes.append("training is not finished: the report shows it as far as it came")
     if run.failure is not None:
         notes.append(f"the run diverged: {run.failure}")
+    file = run.folder / ENVIRONMENT
     return ReportModel(
         name=name or config.name,
         geometry=geometry,
@@ -363,7 +389,7 @@ def _from_run(run: Run, name: str) -> ReportModel:
         result=run.result if run.finished else {},
         evaluation=evaluation,
         data=facts,
-        environment=_attempt(lambda: _json(run.folder / ENVIRONMENT), notes) or {},
+        environment=_attempt(lambda: read_json(file), file, notes) or {},
         baseline=is_softmax(config),
         notes=tuple(notes),
     )
@@ -377,23 +403,19 @@ def _classes_of(geometry: Geometry) -> tuple[str, ...]:
 Part = TypeVar("Part")
 
 
-def _attempt(read: Callable[[], Part], notes: list[str]) -> Part | None:
-    """A part of a run; None and a note where it cannot be read."""
+def _attempt(read: Callable[[], Part], file: Path, notes: list[str]) -> Part | None:
+    """What a file of a run holds; None where there is none, and a note where it is damaged."""
     try:
-        return read()
+        return read() if file.is_file() else None
     except LargeMarginError as error:
         notes.append(str(error))
         return None
 
 
-def _json(path: Path) -> Any:
-    return read_json(path) if path.is_file() else None
-
-
 def _evaluation(run: Run, facts: dict[str, Any], notes: list[str]) -> Evaluation | None:
     """The evaluation, unless it is of other images than the result of the run."""
     path = run.folder / EVALUATION
-    evaluation = _attempt(lambda: load_record(Evaluation, path), notes) if path.is_file() else None
+    evaluation = _attempt(lambda: load_record(Evaluation, path), path, notes)
     if evaluation is None:
         return None
     again = "it is left out. Run largemargin evaluate on the run for its own"
@@ -470,14 +492,3 @@ def _shown(value: Any) -> str:
     if value in ({}, ""):
         return NOTHING
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
-
-
-def flat(value: Any, before: str = "") -> dict[str, Any]:
-    """Values of nested dicts by their path: ``optimizer.lr``, ``validation.accuracy``."""
-    if isinstance(value, dict) and value:
-        return {
-            path: found
-            for name, inner in value.items()
-            for path, found in flat(inner, f"{before}{name}.").items()
-        }
-    return {before.rstrip("."): value}

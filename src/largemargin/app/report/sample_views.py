@@ -5,7 +5,7 @@ Samples in the plane, which classes are taken for which, neighbours of hard samp
 
 import base64
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -227,32 +227,25 @@ def rivals_of(weight: Tensor) -> Rivals:
         cosines.append(best.values)
         nearest.append(best.indices)
     angle = _degrees(torch.cat(cosines))
-    chosen = _closest(angle)
-    matrix = _degrees(unit[chosen] @ unit[chosen].T)
-    return Rivals(
-        tuple(torch.cat(nearest).tolist()),
-        tuple(angle.tolist()),
-        tuple(chosen.tolist()),
-        tuple(map(tuple, matrix.tolist())),
-    )
+    return _rivals(torch.cat(nearest), angle, lambda some: _degrees(unit[some] @ unit[some].T))
 
 
 def rivals_in(angles: Sequence[Sequence[float]]) -> Rivals:
     """From a whole matrix of angles."""
     matrix = torch.tensor(angles, dtype=torch.float64)
     angle, nearest = matrix.clone().fill_diagonal_(torch.inf).min(1)
-    chosen = _closest(angle)
+    return _rivals(nearest, angle, lambda some: matrix[some][:, some])
+
+
+def _rivals(nearest: Tensor, angle: Tensor, between: Callable[[Tensor], Tensor]) -> Rivals:
+    """With the angles ``between`` the classes that have the closest rivals, in their order."""
+    closest = angle.argsort(stable=True)[:MATRIX_CLASSES].sort().values
     return Rivals(
         tuple(nearest.tolist()),
         tuple(angle.tolist()),
-        tuple(chosen.tolist()),
-        tuple(map(tuple, matrix[chosen][:, chosen].tolist())),
+        tuple(closest.tolist()),
+        tuple(map(tuple, between(closest).tolist())),
     )
-
-
-def _closest(angle: Tensor) -> Tensor:
-    """Classes with the closest rivals, in their order."""
-    return angle.argsort(stable=True)[:MATRIX_CLASSES].sort().values
 
 
 def _degrees(cosines: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from largemargin.app.training.config_file import STAMP, read_yaml, settings_from
+from largemargin.app.training.config_file import STAMP, flat, read_yaml, settings_from
 from largemargin.app.training.files import (
     CHECKPOINT,
     check_version,
@@ -39,7 +39,6 @@ from largemargin.app.training.files import (
     write_json,
 )
 from largemargin.app.training.journal import Totals
-from largemargin.app.training.processes import flat
 from largemargin.app.training.step import AveragedModel
 from largemargin.dropin.criterion import Criterion
 from largemargin.errors import LargeMarginError
@@ -118,9 +117,6 @@ class Checkpoints:
         Args:
             name: of its folder.
             state: counters and results, ready for JSON.
-            model, criterion, optimizer: with their states.
-            average: averaged weights, or None.
-            config, classes: of the run.
             mid_epoch: what else a run needs in the middle of an epoch: generators, buffers.
             best: name of the checkpoint :meth:`write_best` wrote that goes with it; default the
                 one that is pointed at already.
@@ -215,9 +211,7 @@ class Checkpoints:
     def checked(self, name: str, expected: str | None = None) -> None:
         """Refuse a checkpoint whose files are not what was written, or for another run.
 
-        Args:
-            name: of its folder.
-            expected: checksum of its state, where it is known.
+        ``expected`` is the checksum of its state, where it is known.
         """
         folder = self.folder / name
         state = read_json(folder / STATE)
@@ -242,8 +236,8 @@ class Checkpoints:
     def _difference(self, folder: Path) -> str:
         """What another run was trained with, as far as it is known."""
         with damage_named(f"the checkpoint {folder}"):
-            theirs = flat(read_config(folder / MODEL)["config"], ".")
-            ours = flat(read_yaml(self.run / "config.yaml"), ".")
+            theirs = flat(read_config(folder / MODEL)["config"])
+            ours = flat(read_yaml(self.run / "config.yaml"))
         said = (
             f"{name} is {theirs[name]} there and {ours[name]} here"
             for name in ours
@@ -295,22 +289,27 @@ def _is_name(value: object, best: bool) -> bool:
 
 def _check_state(read: Mapping[str, Any], name: str) -> None:
     """Refuse a state that cannot be right, whoever wrote it."""
-    kind, _, number = name.partition("-")
     values = {key: each for key, each in read.items() if key not in STAMP}
-    state = settings_from(values, BestState if kind == "best" else State)
+    best = name.startswith("best-")
+    state = settings_from(values, BestState if best else State)
     inside = [PurePosixPath(file) for file in state.files]
     if any(file.is_absolute() or ".." in file.parts for file in inside):
         raise LargeMarginError("files must name files in the folder.")
-    needed = {f"{MODEL}/config.json", f"{MODEL}/model.safetensors"}
-    if (needed if kind == "best" else needed | {REST}) - state.files.keys():
+    needed = {f"{MODEL}/config.json", f"{MODEL}/model.safetensors", *([] if best else [REST])}
+    if needed - state.files.keys():
         raise LargeMarginError("files must name all files of a checkpoint.")
-    if not isinstance(state, State):
-        return
+    if isinstance(state, State):
+        _check_progress(state, name)
+
+
+def _check_progress(state: State, name: str) -> None:
+    """Refuse sums, counters and names that contradict themselves or the name of the checkpoint."""
     if state.paused is not None:
         sums = {key: each for key, each in state.paused.sums.items() if key != "row"}
         settings_from(sums, Totals, "paused.sums")
     if state.best is not None and not {"score", "epoch"} <= state.best.keys():
         raise LargeMarginError("best must have score and epoch.")
+    kind, _, number = name.partition("-")
     counts = {"epoch": state.epoch, "step": state.steps}
     if counts[kind] != int(number) or min(*counts.values(), state.waited) < 0:
         raise LargeMarginError(f"epoch and steps are not those of {name}.")

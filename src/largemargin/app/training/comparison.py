@@ -9,7 +9,6 @@ import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,8 +38,8 @@ from largemargin.app.training.objective import parse_objective
 from largemargin.app.training.processes import pick_device
 from largemargin.app.training.run_scores import TOLD
 from largemargin.app.training.runs import CONFIG, Run
-from largemargin.app.training.tuning import MISSING, checked_search, tune
-from largemargin.errors import LargeMarginError, MissingPackage, check_number
+from largemargin.app.training.tuning import checked_search, optuna_module, tune
+from largemargin.errors import LargeMarginError, check_number
 from largemargin.integrations.objective_text import SOFTMAX
 
 BASELINE = "cross_entropy"
@@ -189,14 +188,14 @@ def compare(
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
     _write_plan(place, config, methods, seeds, trials, space)
-    spent = {method.slug: (0, 0.0) for method in methods}
-    for at, method in enumerate(methods if trials else ()):
-        say(f"tuning {method.title}: {trials} trials")
+    tried = [_Tried(*each) for each in zip(methods, configs, strict=True)]
+    for each in tried if trials else ():
+        say(f"tuning {each.title}: {trials} trials")
         tuned = tune(
-            replace(configs[at], seed=seeds[0]),
-            folder=place / TUNING / method.slug,
+            replace(each.config, seed=seeds[0]),
+            folder=place / TUNING / each.method.slug,
             trials=trials,
-            space=_own_space(space, configs[at]),
+            space=_own_space(space, each.config),
             data=loaded,
             progress=progress,
             train=train,
@@ -204,31 +203,47 @@ def compare(
         )
         if tuned.best is None:
             raise LargeMarginError(
-                f"none of the {trials} trials of {method.title} came to its end. Widen the "
+                f"none of the {trials} trials of {each.title} came to its end. Widen the "
                 "search space, raise trials, or leave the method out."
             )
-        spent[method.slug] = len(tuned.finished), tuned.seconds
-        configs[at] = tuned.best
-    _refuse_unequal(methods, spent)
-    runs: dict[str, list[Any]] = {method.slug: [] for method in methods}
+        each.config = tuned.best
+        each.trials, each.tuning_seconds = len(tuned.finished), tuned.seconds
+    _refuse_unequal(tried)
     # Seed by seed, so that a comparison that is cut short has pairs.
     for seed in seeds:
-        for method, each in zip(methods, configs, strict=True):
-            name = f"{method.slug}-seed{seed}"
-            wanted = replace(each, seed=seed, name=name, out=str(place / RUNS))
+        for each in tried:
+            name = f"{each.method.slug}-seed{seed}"
+            wanted = replace(each.config, seed=seed, name=name, out=str(place / RUNS))
             try:
                 run = _train_once(wanted, place / RUNS / name, loaded, progress, train)
             except Interrupted:
                 raise
             except LargeMarginError as error:
-                raise LargeMarginError(f"{method.title}, seed {seed}: {error}") from error
-            say(f"{method.title}, seed {seed}: {split} {100 * _accuracy(run, split):.2f} %")
-            runs[method.slug].append(run)
+                raise LargeMarginError(f"{each.title}, seed {seed}: {error}") from error
+            each.runs.append(run)
+            each.accuracies.append(float(run.result[split]["accuracy"]))
+            say(f"{each.title}, seed {seed}: {split} {100 * each.accuracies[-1]:.2f} %")
     samples = loaded.test if split == "test" else loaded.validation
-    result = _conclude(methods, runs, spent, split, len(samples or ()), tuple(seeds))
+    result = Comparison(split, len(samples or ()), tuple(seeds), _tested(tried))
     result.save(place / RESULT)
     write_text(place / TABLE, f"{result}\n")
     return result
+
+
+@dataclass
+class _Tried:
+    """A method with the settings it is trained with, what tuning them took, and its runs."""
+
+    method: Method
+    config: RunConfig
+    trials: int = 0
+    tuning_seconds: float = 0.0
+    runs: list[Any] = field(default_factory=list)
+    accuracies: list[float] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        return self.method.title
 
 
 def checked_plan(
@@ -249,28 +264,40 @@ def checked_plan(
     """
     _check(methods, seeds, trials)
     pick_device(config.device)
+    config, loaded = _with_data(config, data, trials)
+    configs = [method.config(config) for method in methods]
+    spaces = [_own_space(space, each) for each in configs]
+    _refuse_unused(space or {}, spaces)
+    split = _split(loaded, trials)
+    if trials:
+        for each, own in zip(configs, spaces, strict=True):
+            checked_search(each, trials=trials, space=own, data=loaded)
+    return configs, split, loaded
+
+
+def _with_data(config: RunConfig, data: Data | None, trials: int) -> tuple[RunConfig, Data]:
+    """The data, with a part held out as the test of tuned methods where it has none."""
     loaded = data or load_data(config.data)
     if trials and not loaded.test and data is None and config.data.test == 0:
         config = replace(config, data=replace(config.data, test=HELD_OUT))
         loaded = load_data(config.data)
-    configs = [method.config(config) for method in methods]
-    used = {path for each in configs for path in _own_space(space, each)}
-    unused = [path for path in space or {} if path not in used]
+    return config, loaded
+
+
+def _refuse_unused(space: dict[str, Any], spaces: Sequence[dict[str, Any]]) -> None:
+    """What is to be searched must be in the space of a method."""
+    unused = [path for path in space if not any(path in own for own in spaces)]
     if unused:
         raise LargeMarginError(
             f"the search space names {unused[0]!r}, which no method has. Names are optimizer.lr, "
             "or objective.cosface.margin for a method with cosface in it."
         )
-    split = _split(loaded, trials)
-    for each in configs if trials else ():
-        checked_search(each, trials=trials, space=_own_space(space, each), data=loaded)
-    return configs, split, loaded
 
 
 def _check(methods: Sequence[Method], seeds: Sequence[int], trials: int) -> None:
     check_number("trials", trials, at_least=0)
-    if trials and find_spec("optuna") is None:
-        raise MissingPackage(MISSING)
+    if trials:
+        optuna_module()
     if not seeds or len(set(seeds)) != len(seeds):
         raise LargeMarginError(f"seeds must be different numbers, but {list(seeds)} was given.")
     if len(methods) < 2 or not methods[0].is_baseline:
@@ -295,10 +322,9 @@ def _own_space(space: dict[str, Any] | None, config: RunConfig) -> dict[str, Any
     }
 
 
-def _refuse_unequal(methods: Sequence[Method], spent: dict[str, tuple[int, float]]) -> None:
-    counts = {method.title: spent[method.slug][0] for method in methods}
-    if len(set(counts.values())) > 1:
-        listed = ", ".join(f"{title} {count}" for title, count in counts.items())
+def _refuse_unequal(tried: Sequence[_Tried]) -> None:
+    if len({each.trials for each in tried}) > 1:
+        listed = ", ".join(f"{each.title} {each.trials}" for each in tried)
         raise LargeMarginError(
             f"the methods were tuned with unequal budgets (trials: {listed}). Raise trials to the "
             "largest number, so that all reach it, or start in another folder."
@@ -376,50 +402,31 @@ def _train_once(
     return run
 
 
-def _accuracy(run: Any, split: str) -> float:
-    return float(run.result[split]["accuracy"])
-
-
-def _conclude(
-    methods: Sequence[Method],
-    runs: dict[str, list[Any]],
-    spent: dict[str, tuple[int, float]],
-    split: str,
-    images: int,
-    seeds: tuple[int, ...],
-) -> Comparison:
-    accuracies = {slug: [_accuracy(run, split) for run in each] for slug, each in runs.items()}
-    baseline = accuracies[methods[0].slug]
-    tests = [paired_test(accuracies[method.slug], baseline) for method in methods[1:]]
+def _tested(tried: Sequence[_Tried]) -> tuple[MethodResult, ...]:
+    """The result of every method; the first one is what the others are tested against."""
+    baseline, *others = tried
+    tests = [paired_test(each.accuracies, baseline.accuracies) for each in others]
     corrected = holm([test.t_test for test in tests])
-    tested = [(None, None), *zip(tests, corrected, strict=True)]
-    results = tuple(
-        _result(method, runs[method.slug], accuracies[method.slug], spent[method.slug], test, p)
-        for method, (test, p) in zip(methods, tested, strict=True)
-    )
-    return Comparison(split, images, seeds, results)
+    compared = (_result(*each) for each in zip(others, tests, corrected, strict=True))
+    return (_result(baseline), *compared)
 
 
 def _result(
-    method: Method,
-    runs: list[Any],
-    values: list[float],
-    spent: tuple[int, float],
-    test: PairedTest | None,
-    corrected: float | None,
+    tried: _Tried, test: PairedTest | None = None, corrected: float | None = None
 ) -> MethodResult:
-    found = [run.result for run in runs]
+    found = [run.result for run in tried.runs]
     geometries = [result.get("geometry") or {} for result in found]
     margins = [each.get("class_margin_degrees", math.nan) for each in geometries]
+    values = tried.accuracies
     return MethodResult(
-        method=method.title,
-        folders=tuple(str(run.folder) for run in runs),
+        method=tried.title,
+        folders=tuple(str(run.folder) for run in tried.runs),
         accuracies=tuple(values),
         mean=statistics.fmean(values),
         std=statistics.stdev(values) if len(values) > 1 else math.nan,
         seconds=statistics.fmean(result["seconds"] for result in found),
-        trials=spent[0],
-        tuning_seconds=spent[1],
+        trials=tried.trials,
+        tuning_seconds=tried.tuning_seconds,
         class_margin=statistics.fmean(margins),
         test=test,
         corrected=corrected,

@@ -1,5 +1,6 @@
 """Settings as YAML files and plain dictionaries, and back."""
 
+import itertools
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
@@ -48,6 +49,16 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def flat(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
+    """Values in groups by their whole names, as ``optimizer.lr``; an empty group stays one."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        inside = flat(value, separator) if isinstance(value, dict) else {}
+        whole = {f"{name}{separator}{each}": inside[each] for each in inside}
+        found |= whole or {name: value}
+    return found
+
+
 def from_dict(values: Mapping[str, Any]) -> RunConfig:
     """The run that ``values`` describe; what they leave out has its default.
 
@@ -71,13 +82,8 @@ def settings_from(values: Mapping[str, Any], kind: type[Settings], place: str = 
             "given."
         )
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
-    for name in values:
-        if name not in known:
-            close = get_close_matches(str(name), known, n=3, cutoff=0.5) or sorted(known)
-            raise LargeMarginError(
-                f"{_joined(place, name)} is no setting. Closest: {', '.join(close)}."
-            )
     hints = get_type_hints(kind)
+    _refuse_unknown(values, known, place)
     filled = {
         name: _typed(value, hints[name], _joined(place, name)) for name, value in values.items()
     }
@@ -85,6 +91,15 @@ def settings_from(values: Mapping[str, Any], kind: type[Settings], place: str = 
         if name not in filled and field.default is MISSING and field.default_factory is MISSING:
             raise LargeMarginError(f"{_joined(place, name)} is missing.")
     return kind(**filled)
+
+
+def _refuse_unknown(values: Mapping[str, Any], known: Mapping[str, Any], place: str) -> None:
+    for name in values:
+        if name not in known:
+            close = get_close_matches(str(name), known, n=3, cutoff=0.5) or sorted(known)
+            raise LargeMarginError(
+                f"{_joined(place, name)} is no setting. Closest: {', '.join(close)}."
+            )
 
 
 def _joined(place: str, name: object) -> str:
@@ -100,21 +115,21 @@ def _typed(value: Any, hint: Any, place: str) -> Any:
             return None
         return _typed(value, next(kind for kind in kinds if kind is not NoneType), place)
     if isinstance(hint, type) and is_dataclass(hint):
-        if isinstance(value, hint):
-            return value
-        return settings_from(value, hint, place)
+        return value if isinstance(value, hint) else settings_from(value, hint, place)
     if origin is Literal:
-        if not isinstance(value, str) or value not in get_args(hint):
-            names = ", ".join(str(each) for each in get_args(hint))
-            raise LargeMarginError(
-                f"{place} must be one of {names}, but {_shown(value)} was given."
-            )
-        return value
+        return _choice(value, get_args(hint), place)
     if origin is tuple:
         return _tuple(value, get_args(hint)[0], place)
     if origin is dict:
         return _group(value, get_args(hint)[1], place)
     return _scalar(value, hint, place)
+
+
+def _choice(value: Any, names: tuple[Any, ...], place: str) -> str:
+    if isinstance(value, str) and value in names:
+        return value
+    listed = ", ".join(map(str, names))
+    raise LargeMarginError(f"{place} must be one of {listed}, but {_shown(value)} was given.")
 
 
 def _group(value: Any, kind: Any, place: str) -> dict[str, Any]:
@@ -217,9 +232,36 @@ def load_yaml(text: str) -> Any:
         parser.dispose()
 
 
-def _first_too_deep(text: str, yaml: Any) -> Any:
+def bounded(loader: Any) -> Any:
+    """A loader of YAML that refuses what is small as a file and huge as a value."""
+
+    class Bounded(loader):  # type: ignore[misc]
+        def __init__(self, text: str) -> None:
+            deep = _first_too_deep(text)
+            if deep is not None:
+                raise _refusal(f"values are nested more than {DEEPEST} deep", deep)
+            super().__init__(text)
+
+        def construct_document(self, node: Any) -> Any:
+            _extent(node, 0, {})
+            try:
+                return super().construct_document(node)
+            except (ValueError, LookupError) as error:  # !!int x, !!bool x
+                raise _refusal(f"a value that is not of its tag: {error}", node) from error
+
+    return Bounded
+
+
+def _refusal(problem: str, node: Any) -> Exception:
+    refusal: Exception = yaml_reader().MarkedYAMLError(
+        problem=problem, problem_mark=node.start_mark
+    )
+    return refusal
+
+
+def _first_too_deep(text: str) -> Any:
     """What stands too deep, or None: composing recurses without a limit."""
-    depth = 0
+    yaml, depth = yaml_reader(), 0
     for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         start = isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent)
         end = isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent)
@@ -229,46 +271,24 @@ def _first_too_deep(text: str, yaml: Any) -> Any:
     return None
 
 
-def bounded(loader: Any) -> Any:
-    """A loader of YAML that refuses what is small as a file and huge as a value."""
-    yaml = yaml_reader()
-
-    def refuse(problem: str, node: Any) -> None:
-        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-
-    def extent(node: Any, depth: int, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
-        """How many values a node stands for, and how deep they are nested."""
-        if id(node) in known:
-            return known[id(node)]
-        if node.tag.rpartition(":")[2] not in TAGS:
-            refuse(f"{node.tag} is no kind of setting", node)
-        if isinstance(node, yaml.ScalarNode):
-            if node.tag.endswith(":int") and len(node.value) > DIGITS:
-                refuse(f"a number of {len(node.value):,} digits; quote it if it is text", node)
-            return 1, 0
-        parts = [each for pair in node.value for each in (pair if type(pair) is tuple else (pair,))]
-        inside = [extent(each, depth + 1, known) for each in parts if depth <= DEEPEST]
-        values, deep = 1 + sum(n for n, _ in inside), 1 + max((d for _, d in inside), default=0)
-        if values > MOST_VALUES or max(deep, depth) > DEEPEST:
-            refuse("aliases (*name) stand for too many values, or for themselves", node)
-        known[id(node)] = values, deep
-        return values, deep
-
-    class Bounded(loader):  # type: ignore[misc]
-        def __init__(self, text: str) -> None:
-            deep = _first_too_deep(text, yaml)
-            if deep is not None:
-                refuse(f"values are nested more than {DEEPEST} deep", deep)
-            super().__init__(text)
-
-        def construct_document(self, node: Any) -> Any:
-            extent(node, 0, {})
-            try:
-                return super().construct_document(node)
-            except (ValueError, LookupError) as error:  # !!int x, !!bool x
-                refuse(f"a value that is not of its tag: {error}", node)
-
-    return Bounded
+def _extent(node: Any, depth: int, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """How many values a node of YAML stands for, and how deep they are nested."""
+    if id(node) in known:
+        return known[id(node)]
+    if node.tag.rpartition(":")[2] not in TAGS:
+        raise _refusal(f"{node.tag} is no kind of setting", node)
+    if node.id == "scalar":
+        if node.tag.endswith(":int") and len(node.value) > DIGITS:
+            raise _refusal(f"a number of {len(node.value):,} digits; quote it if it is text", node)
+        return 1, 0
+    parts = itertools.chain.from_iterable(node.value) if node.id == "mapping" else node.value
+    inside = (_extent(each, depth + 1, known) for each in parts if depth <= DEEPEST)
+    sizes, depths = zip((1, 0), *inside, strict=True)
+    values, deep = sum(sizes), 1 + max(depths)
+    if values > MOST_VALUES or max(deep, depth) > DEEPEST:
+        raise _refusal("aliases (*name) stand for too many values, or for themselves", node)
+    known[id(node)] = values, deep
+    return values, deep
 
 
 def _shown(value: object) -> str:

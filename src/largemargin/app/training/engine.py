@@ -29,7 +29,7 @@ from largemargin.app.data.load import Data, check_text, load_data
 from largemargin.app.training.checkpoints import DATA, Checkpoints, model_weights
 from largemargin.app.training.config_file import to_dict, write_config
 from largemargin.app.training.files import RESULT as RESULT_KIND
-from largemargin.app.training.files import remove_drafts, stamp, write_json
+from largemargin.app.training.files import made_folder, remove_drafts, stamp, write_json
 from largemargin.app.training.journal import Journal, Progress
 from largemargin.app.training.processes import (
     Processes,
@@ -175,9 +175,19 @@ class Session:
         self.training = False
         trainer, folder = self.trainer, self.folder
         trainer.progress.close()
-        weights, best = Checkpoints(folder).find("best"), trainer.best
+        weights = Checkpoints(folder).find("best")
         assert weights is not None
         model_weights(weights, trainer.evaluated())
+        result = self._result()
+        if self.processes.rank == 0:
+            write_json(folder / RESULT, {**stamp(RESULT_KIND), **result})
+        self.processes.wait()
+        self.processes.end()
+        return Run(folder)
+
+    def _result(self) -> dict[str, Any]:
+        """What result.json says; ``test`` and ``correct`` are those of the test images."""
+        trainer, best = self.trainer, self.trainer.best
         failure = trainer.scores.failure(trainer.evaluated())
         test = trainer.scores.test(trainer.evaluated())
         result: dict[str, Any] = {
@@ -189,22 +199,17 @@ class Session:
             "test": None if test is None else in_short(test),
             "notes": [
                 *_notes(self.config, trainer),
-                *left_out(Run(folder).metrics("epoch"), self.config),
+                *left_out(Run(self.folder).metrics("epoch"), self.config),
             ],
         }
         if failure is not None:
             result["failure"] = failure
         elif self.config.measure:
             self._measure(result)
-        result["seconds"] = trainer.seconds
-        result["images_per_s"] = trainer.images_per_s()
+        result |= {"seconds": trainer.seconds, "images_per_s": trainer.images_per_s()}
         if test is not None and test.correct is not None:
             result["correct"] = test.correct.to_dict()
-        if self.processes.rank == 0:
-            write_json(folder / RESULT, {**stamp(RESULT_KIND), **result})
-        self.processes.wait()
-        self.processes.end()
-        return Run(folder)
+        return result
 
     def _measure(self, result: dict[str, Any]) -> None:
         """Write the geometry, and put it in short into the result; or why there is none."""
@@ -240,15 +245,11 @@ def begin(
     processes = Processes(config)
     first = processes.rank == 0
     given = None if folder is None else Path(folder)
-    if resume:
-        if given is None:
-            raise LargeMarginError("resume needs the folder of the run to continue.")
-        if Run(given).finished:
-            return Run(given)
+    if resume and (done := _finished(given)) is not None:
+        return done
     if first:
         given = _prepared_folder(config, given, resume, stack)
     home = processes.agree_on(given)
-    assert home is not None
     if place is not None:
         place.folder = home
     make_deterministic(config, stack)
@@ -257,13 +258,24 @@ def begin(
         _resume(trainer, home, first)
     if first and not (home / ENVIRONMENT).is_file():
         _write_facts(home, config, trainer.data, processes)
-    shown = progress and first
+    _show(config, trainer, stack, shown=progress and first)
+    return Session(config, trainer, processes)
+
+
+def _finished(folder: Path | None) -> Run | None:
+    """The run to resume, where nothing is left to do."""
+    if folder is None:
+        raise LargeMarginError("resume needs the folder of the run to continue.")
+    return Run(folder) if Run(folder).finished else None
+
+
+def _show(config: RunConfig, trainer: Trainer, stack: ExitStack, *, shown: bool) -> None:
+    """The progress bar of a run, and what is to be noted about it."""
     total = config.epochs * len(trainer.batches)
     trainer.progress = Progress(total, done=trainer.done, name=config.name, shown=shown)
     stack.callback(trainer.progress.close)
     for note in _notes(config, trainer) if shown else ():
         print(f"{config.name}: {note}", file=sys.stderr)
-    return Session(config, trainer, processes)
 
 
 def _resume(trainer: Trainer, home: Path, first: bool) -> None:
@@ -271,7 +283,10 @@ def _resume(trainer: Trainer, home: Path, first: bool) -> None:
         check_same_data(home, Run(home).facts, trainer.data, instead="start a new run")
     trainer.resume()
     if first:
-        _set_aside(home / EVALUATION)
+        remove_drafts(home)
+        evaluation = home / EVALUATION
+        if evaluation.is_file():  # of a model from the middle of the run, no result of its end
+            evaluation.replace(evaluation.with_name(f"{evaluation.stem}-before-resume.json"))
 
 
 def _make_trainer(
@@ -310,20 +325,10 @@ def _prepared_folder(
         folder = new_folder(config)
     else:
         refuse_used(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LargeMarginError(f"cannot make the folder {folder}: {error.strerror}.") from error
+        made_folder(folder)
     stack.enter_context(locked(folder))
     refuse_used(folder)  # by a run that began in between
     return folder
-
-
-def _set_aside(evaluation: Path) -> None:
-    """One of a model from the middle of the run is no result of its end."""
-    remove_drafts(evaluation.parent)
-    if evaluation.is_file():
-        evaluation.replace(evaluation.with_name(f"{evaluation.stem}-before-resume.json"))
 
 
 def refuse_used(folder: Path) -> None:
@@ -398,12 +403,7 @@ def _stop_signals(session: Session) -> Iterator[None]:
 
 @contextmanager
 def failure_messages(place: "RunPlace", *, timeout: float) -> Iterator[None]:
-    """Turn errors of the system and of libraries into errors that name the folder of the run.
-
-    Args:
-        place: where the run is, as soon as it is known.
-        timeout: seconds for which processes wait for each other.
-    """
+    """Turn errors of the system and of libraries into errors that name the folder of the run."""
     try:
         yield
     except LargeMarginError:

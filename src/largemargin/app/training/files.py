@@ -7,6 +7,7 @@ how to convert it.
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -53,6 +54,15 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def without_nan(value: Any) -> Any:
+    """JSON has no NaN and no infinity, and browsers read nothing with them: they become null."""
+    if isinstance(value, dict):
+        return {key: without_nan(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"), parse_int=_whole)
@@ -66,6 +76,14 @@ def _whole(digits: str) -> int:
     if len(digits) > DIGITS:
         raise ValueError(f"it holds a number of {len(digits):,} digits")
     return int(digits)
+
+
+def made_folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LargeMarginError(f"cannot make the folder {path}: {error.strerror}.") from error
+    return path
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from largemargin.app.training.files import write_text
-from largemargin.app.training.processes import flat
+from largemargin.app.training.config_file import flat
+from largemargin.app.training.files import without_nan, write_text
 from largemargin.dropin.criterion import Criterion
 from largemargin.errors import LargeMarginError
 
@@ -54,8 +54,8 @@ class Totals:
 class EpochTotals:
     """Running sums of loss, terms and gradient norm; non-finite steps are counted, not added.
 
-    On the CPU they are Python numbers. Elsewhere they are one float64 tensor, so that a step adds
-    to them in a few kernels, which a CUDA graph can hold.
+    On the CPU they are lists of Python numbers. Elsewhere they are float64 tensors, so that a step
+    adds to them in a few kernels, which a CUDA graph can hold. Both are only ever changed in place.
     """
 
     def __init__(self, device: torch.device, *, compiled: bool = False) -> None:
@@ -63,51 +63,34 @@ class EpochTotals:
         self._add = torch.compile(_add_to, dynamic=False) if compiled else _add_to
         self.on_host = device.type == "cpu"
         self.names: list[str] = []
-        self.totals = Totals()
-        self._in_a_row = 0
-        self._sums = torch.zeros(0, device=device)
-        self._bad = torch.zeros(0, device=device)
+        self._sums: Any = []
+        """Finite steps, bad ones in a row now, loss, norm, terms."""
+        self._bad: Any = []
+        """Most in a row, bad, the last bad one, bad by term."""
         self._images = 0
 
     def add(self, total: Tensor, terms: dict[str, Tensor], norm: Tensor, finite: Tensor) -> None:
         """Count a step; ``finite`` says whether it was carried out."""
-        if not self.names:
+        if not len(self._sums):
             self._begin(list(terms))
-        if not self.on_host:
-            self._add(self._sums, self._bad, [total, norm, *terms.values()], finite)
-            return
-        totals = self.totals
-        if not finite:
-            totals.last_bad = totals.steps + totals.bad
-            totals.bad += 1
-            self._in_a_row += 1
-            totals.bad_in_a_row = max(totals.bad_in_a_row, self._in_a_row)
-            for name, term in terms.items():
-                if not math.isfinite(term):
-                    totals.bad_terms[name] = totals.bad_terms.get(name, 0) + 1
-            return
-        self._in_a_row = 0
-        totals.steps += 1
-        totals.loss += total.item()
-        totals.gradient_norm += norm.item()
-        for name, term in terms.items():
-            totals.terms[name] += term.item()
+        add = _add_on_host if self.on_host else self._add
+        add(self._sums, self._bad, [total, norm, *terms.values()], finite)
 
     def _begin(self, names: list[str]) -> None:
         self.names = names
-        self.totals.terms = dict.fromkeys(names, 0.0)
-        # finite steps, bad ones in a row now, loss, norm, terms
-        self._sums = torch.zeros(4 + len(names), dtype=torch.float64, device=self.device)
-        # most in a row, bad, the last bad one, bad by term
-        self._bad = torch.zeros(3 + len(names), dtype=torch.float64, device=self.device)
+        self._sums, self._bad = [0.0] * (4 + len(names)), [0.0] * (3 + len(names))
+        if not self.on_host:
+            self._sums, self._bad = (
+                torch.tensor(each, dtype=torch.float64, device=self.device)
+                for each in (self._sums, self._bad)
+            )
 
     def read(self) -> Totals:
         """The sums since :meth:`clear`; waits for the device."""
-        self.totals.images = self._images
-        if self.on_host or not self.names:
-            return self.totals
-        sums, bad = self._sums.tolist(), self._bad.tolist()
-        self.totals = Totals(
+        if not len(self._sums):
+            return Totals(images=self._images)
+        sums, bad = map(_numbers, (self._sums, self._bad))
+        return Totals(
             steps=int(sums[0]),
             images=self._images,
             loss=sums[2],
@@ -118,7 +101,6 @@ class EpochTotals:
             bad_terms={name: int(n) for name, n in zip(self.names, bad[3:], strict=True) if n},
             last_bad=int(bad[2]) if bad[1] else -1,
         )
-        return self.totals
 
     def count(self, images: int) -> None:
         self._images += images
@@ -126,40 +108,56 @@ class EpochTotals:
     def clear(self) -> None:
         """Begin an epoch; bad steps in a row go on being counted."""
         self._images = 0
-        if self.on_host:
-            self.totals = Totals(terms=dict.fromkeys(self.names, 0.0))
-            return
-        if self.names:
-            row = self._sums[1].clone()
-            self._sums.zero_()
-            self._bad.zero_()
-            self._sums[1].copy_(row)
+        for at in range(len(self._sums)):
+            if at != 1:
+                self._sums[at] = 0
+        for at in range(len(self._bad)):
+            self._bad[at] = 0
 
     def state(self) -> dict[str, Any]:
         """The sums as plain values, to go on with in the middle of an epoch."""
-        totals = asdict(self.read())
-        row = self._in_a_row if self.on_host else int(self._sums[1]) if self.names else 0
-        return {**totals, "row": row}
+        return {**asdict(self.read()), "row": int(self._sums[1]) if len(self._sums) else 0}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state` gave."""
-        names = list(state["terms"])
-        self._images, self._in_a_row = state["images"], state["row"]
-        if names:
-            self._begin(names)
-        self.totals = Totals(**{key: value for key, value in state.items() if key != "row"})
-        if self.on_host or not names:
+        totals = Totals(**{key: value for key, value in state.items() if key != "row"})
+        self._images = totals.images
+        if not totals.terms:
             return
-        totals = self.totals
-        norm, counts = totals.gradient_norm, [totals.bad_terms.get(name, 0) for name in names]
-        sums = [totals.steps, self._in_a_row, totals.loss, norm, *totals.terms.values()]
+        self._begin(list(totals.terms))
+        norm = totals.gradient_norm
+        sums = [totals.steps, state["row"], totals.loss, norm, *totals.terms.values()]
+        counts = [totals.bad_terms.get(name, 0) for name in self.names]
         bad = [totals.bad_in_a_row, totals.bad, totals.last_bad, *counts]
-        self._sums.copy_(torch.tensor(sums, dtype=torch.float64))
-        self._bad.copy_(torch.tensor(bad, dtype=torch.float64))
+        for mine, kept in ((self._sums, sums), (self._bad, bad)):
+            for at, value in enumerate(kept):
+                mine[at] = value
+
+
+def _numbers(kept: Any) -> list[float]:
+    numbers: list[float] = kept.tolist() if isinstance(kept, Tensor) else kept
+    return numbers
+
+
+def _add_on_host(sums: Any, bad: Any, values: list[Tensor], finite: Tensor) -> None:
+    """One step in Python numbers; the layout is that of :class:`EpochTotals`."""
+    numbers = [each.item() for each in values]
+    if finite:
+        sums[0] += 1
+        sums[1] = 0
+        for at, number in enumerate(numbers, 2):
+            sums[at] += number
+        return
+    bad[2] = sums[0] + bad[1]
+    sums[1] += 1
+    bad[0] = max(bad[0], sums[1])
+    bad[1] += 1
+    for at, number in enumerate(numbers[2:], 3):
+        bad[at] += not math.isfinite(number)
 
 
 def _add_to(sums: Tensor, bad: Tensor, values: list[Tensor], finite: Tensor) -> None:
-    """One step on the device; the layout is that of :meth:`EpochTotals._begin`."""
+    """The same on the device."""
     stacked = torch.stack(values).double()
     wrong = ~finite
     in_a_row = (sums[1] + 1) * wrong
@@ -177,18 +175,13 @@ METRICS = "metrics.jsonl"
 
 @dataclass
 class Journal:
-    """Rows of ``metrics.jsonl``. Only the first process writes.
-
-    Args:
-        folder: of the run.
-        writes: whether this process does.
-        track: ``track(values, step)`` sends numbers to trackers.
-    """
+    """Rows of ``metrics.jsonl`` in the folder of a run. Only the first process writes."""
 
     folder: Path
     _: KW_ONLY
     writes: bool = True
     track: Any = None
+    """``track(values, step)`` sends numbers to trackers."""
     bad_steps: int = field(default=0, init=False)
 
     @property
@@ -200,7 +193,7 @@ class Journal:
             self.bad_steps = 0
         if not self.writes:
             return
-        line = json.dumps(_finite(row), ensure_ascii=False)
+        line = json.dumps(without_nan(row), ensure_ascii=False)
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(line + "\n")
             file.flush()
@@ -274,15 +267,6 @@ def whole_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
             break
         rows.append(row)
     return rows, lines[: len(rows)]
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 class Progress:

@@ -72,16 +72,21 @@ def class_weights(
             "objective.class_weights must be balanced, effective or a YAML file of class names and "
             f"weights, but {given!r} was given, and there is no such file."
         )
-    weights = read_yaml(given, f"a line for every class, as {class_names[0]}: 1.5")
+    return _weights_in(given, class_names)
+
+
+def _weights_in(file: str, class_names: Sequence[str]) -> list[float]:
+    """The weights of the classes in a YAML file of them."""
+    weights = read_yaml(file, f"a line for every class, as {class_names[0]}: 1.5")
     names = {str(name): value for name, value in weights.items()}
     if names.keys() != set(class_names):
         wrong = sorted(names.keys() ^ set(class_names))[0]
         raise LargeMarginError(
-            f"{given} must give one weight for each of the {len(class_names)} classes, as "
+            f"{file} must give one weight for each of the {len(class_names)} classes, as "
             f"{class_names[0]}: 1.5, but {wrong} is {'no class' if wrong in names else 'missing'}."
         )
     for name, value in names.items():
-        check_number(f"the weight of {name} in {given}", value, at_least=0)
+        check_number(f"the weight of {name} in {file}", value, at_least=0)
     return [float(names[name]) for name in class_names]
 
 
@@ -101,12 +106,7 @@ def needs_of(config: ObjectiveConfig) -> set[str]:
 
 
 def refuse_soft_targets(objective: Objective, asked: str) -> None:
-    """Say at the beginning which term cannot do with mixed labels, not in the first step.
-
-    Args:
-        objective: that gets them.
-        asked: the setting that makes them.
-    """
+    """Say at the beginning which term cannot do with the mixed labels of the setting ``asked``."""
     for name, loss in objective.terms.items():
         refused = getattr(loss, "refuses", {}).get("soft_targets")
         if refused is not None and "labels" in getattr(loss, "needs", ()):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from largemargin.app.config import RunConfig
+from largemargin.app.config import DataConfig, RunConfig
 from largemargin.app.data.load import Data, load_data
 from largemargin.app.training.engine import Session, begin, check_config
 from largemargin.app.training.processes import pick_device
@@ -91,17 +91,10 @@ def train_many(
         )
     for config in configs:
         check_config(config)
-    loaded: dict[str, Data] = {}
-
-    def load(config: RunConfig) -> Data:
-        key = repr(config.data)
-        if data is None and key not in loaded:
-            loaded[key] = load_data(config.data)
-        return data or loaded[key]
-
+    loaded = {} if data is None else {repr(config.data): data for config in configs}
     places: Sequence[str | Path | None] = folders or [None] * len(configs)
     jobs = [
-        TrainingJob(config, folder, resume, partial(load, config))
+        TrainingJob(config, folder, resume, partial(_load_once, config.data, loaded))
         for config, folder in zip(configs, places, strict=True)
     ]
     finished: dict[int, Run] = {}
@@ -111,6 +104,14 @@ def train_many(
             raise outcome.error
         finished[id(outcome.job)] = outcome.run
     return [finished[id(job)] for job in jobs]
+
+
+def _load_once(config: DataConfig, loaded: dict[str, Data]) -> Data:
+    """Data that was loaded before, or is now."""
+    key = repr(config)
+    if key not in loaded:
+        loaded[key] = load_data(config)
+    return loaded[key]
 
 
 def iter_finished(

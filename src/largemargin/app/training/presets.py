@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from largemargin.app.config import NoiseConfig, ObjectiveConfig, RunConfig
-from largemargin.app.training.config_file import settings_from
+from largemargin.app.training.config_file import flat, settings_from
 from largemargin.app.training.files import read_json
 from largemargin.app.training.objective import needs_of, objective_of, parse_objective
-from largemargin.app.training.processes import flat
 from largemargin.errors import LargeMarginError, warn_user
 from largemargin.integrations.objective_text import needs_counts
 from largemargin.losses import LOSSES
@@ -231,27 +230,25 @@ class Preset:
         return f"preset({self.name!r}{shown})"
 
     def __str__(self) -> str:
-        lines = [
-            f"preset {self.name}: {self.objective.name}",
-            f"situation   {self.situation}",
-            f"objective   {self.method}: {self.objective.name}",
+        noise = f"{self.noise.use}, {self.noise.kind} {self.noise.level:g}"
+        schedule = "attach(..., total_steps=epochs * steps_per_epoch)"
+        rows: list[tuple[str, object]] = [
+            ("situation", self.situation),
+            ("objective", f"{self.method}: {self.objective.name}"),
+            ("parameters", _listed(self.objective.settings)),
+            ("schedule", schedule if self.scheduled else None),
+            ("noise", None if self.noise.use == "none" else noise),
+            ("tuned with", _listed(self.optimizer)),
+            ("measured", self.evidence()),
+            ("shown on", self.shown),
+            *(("but", each) for each in self.doubts),
         ]
-        if self.objective.settings:
-            lines.append(f"parameters  {_listed(self.objective.settings)}")
-        if self.scheduled:
-            lines.append("schedule    attach(..., total_steps=epochs * steps_per_epoch)")
-        if self.noise.use != "none":
-            lines.append(f"noise       {self.noise.use}, {self.noise.kind} {self.noise.level:g}")
-        if self.optimizer:
-            lines.append(f"tuned with  {_listed(self.optimizer)}")
-        lines.append(f"measured    {self.evidence()}")
-        if self.shown is not None:
-            lines.append(f"shown on    {self.shown}")
-        lines += [f"but         {each}" for each in self.doubts]
         for title, test in self.others.items():
-            lines.append(f"also        {title}: {_said(test)}")
-            lines += [f"but         {each}" for each in (test or {}).get("doubts", ())]
-        lines.append(f"source      {self.source}")
+            rows.append(("also", f"{title}: {_said(test)}"))
+            rows += [("but", each) for each in (test or {}).get("doubts", ())]
+        rows.append(("source", self.source))
+        lines = [f"{name:<12}{text}" for name, text in rows if text]
+        lines.insert(0, f"preset {self.name}: {self.objective.name}")
         return "\n".join(textwrap.fill(line, 100, subsequent_indent=" " * 12) for line in lines)
 
     def evidence(self) -> str:
@@ -340,7 +337,7 @@ def _unmeasured(name: str, class_counts: Sequence[int] | None) -> Preset:
 
 
 def _listed(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in flat(values, ".").items())
+    return ", ".join(f"{name} {value}" for name, value in flat(values).items())
 
 
 def _said(test: dict[str, Any] | None) -> str:

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.app.config import RunConfig
-from largemargin.errors import LargeMarginError, MissingPackage
+from largemargin.app.training.config_file import flat
+from largemargin.errors import LargeMarginError, MissingPackage, optional_module
 from largemargin.version import __version__
 
 Loaded = TypeVar("Loaded")
@@ -33,11 +34,7 @@ AGREE_SECONDS = 2.0
 
 
 class Processes:
-    """One or several processes that train one model.
-
-    Args:
-        config: names device, precision and trackers.
-    """
+    """One or several processes that train one model."""
 
     def __init__(self, config: RunConfig) -> None:
         self.several = several_processes()
@@ -111,15 +108,14 @@ class Processes:
             torch.distributed.all_gather_object(found, tensors)
         return {f"{rank}.{name}": t for rank, each in enumerate(found) for name, t in each.items()}
 
-    def agree_on(self, folder: Path | None) -> Path | None:
+    def agree_on(self, folder: Path | None) -> Path:
         """The first process's folder, for all."""
-        if not self.several:
-            return folder
-        from accelerate.utils import broadcast_object_list
+        found = [str(folder)]
+        if self.several:
+            from accelerate.utils import broadcast_object_list
 
-        found = [None if folder is None else str(folder)]
-        broadcast_object_list(found)
-        return None if found[0] is None else Path(found[0])
+            broadcast_object_list(found)
+        return Path(found[0])
 
     def start_trackers(self, folder: Path, name: str, settings: dict[str, Any]) -> Any:
         """``track(values, step)``, or None without trackers."""
@@ -128,7 +124,8 @@ class Processes:
         self.accelerator.project_configuration.logging_dir = str(folder)
         plain = {
             path: value if isinstance(value, int | float | str | bool) else str(value)
-            for path, value in flat(settings, ".").items()
+            for path, value in flat(settings).items()
+            if value != {}
         }
         self.accelerator.init_trackers(name, config=plain)
         return lambda values, step: self.accelerator.log(values, step=step)
@@ -145,9 +142,6 @@ class StopAgreement:
 
     Asking the others takes time, so a question is left out for as many steps as fit into
     :data:`AGREE_SECONDS`, and for :data:`AGREE_EVERY` at most.
-
-    Args:
-        processes: that have to agree.
     """
 
     def __init__(self, processes: Processes) -> None:
@@ -181,20 +175,14 @@ def several_processes() -> bool:
 
 
 def _accelerator(config: RunConfig) -> Any:
-    try:
-        from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
-    except ImportError:
-        raise MissingPackage(
-            "several processes and trackers need accelerate. Install it: "
-            "pip install 'largemargin[train]'"
-        ) from None
+    accelerate = optional_module("accelerate", "several processes and trackers need accelerate")
     # A clean and a noisy pass before one backward pass: buffers may not change in between.
-    several = DistributedDataParallelKwargs(broadcast_buffers=False)
-    waiting = InitProcessGroupKwargs(timeout=timedelta(seconds=config.timeout))
+    several = accelerate.DistributedDataParallelKwargs(broadcast_buffers=False)
+    waiting = accelerate.InitProcessGroupKwargs(timeout=timedelta(seconds=config.timeout))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*no supported trackers", UserWarning)  # said below
-            accelerator = Accelerator(
+            accelerator = accelerate.Accelerator(
                 cpu=config.device == "cpu" or not torch.cuda.is_available(),
                 device_placement=False,
                 log_with=list(config.trackers) or None,
@@ -214,18 +202,6 @@ def _accelerator(config: RunConfig) -> Any:
             "numbers."
         )
     return accelerator
-
-
-def flat(values: dict[str, Any], separator: str) -> dict[str, Any]:
-    """Values in groups by their whole names."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            inside = flat(value, separator)
-            found |= {f"{name}{separator}{each}": inside[each] for each in inside}
-        else:
-            found[name] = value
-    return found
 
 
 PACKAGES = ("torchvision", "numpy", "accelerate", "safetensors", "scikit-learn", "timm")

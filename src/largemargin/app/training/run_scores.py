@@ -179,12 +179,7 @@ def advice(config: RunConfig) -> str:
 
 
 def left_out(rows: Sequence[Mapping[str, Any]], config: RunConfig) -> list[str]:
-    """A note where the run ended with epochs in which no step was finite.
-
-    Args:
-        rows: of the epochs, as ``Run.metrics("epoch")`` gives them.
-        config: of the run.
-    """
+    """A note where the rows of the epochs end with such in which no step was finite."""
     skipped = takewhile(lambda row: row.get("bad_steps") and row["loss"] is None, reversed(rows))
     count = len(list(skipped))
     if count == 0:

@@ -17,6 +17,7 @@ from torch import nn
 
 from largemargin.app.config import DataConfig, RunConfig
 from largemargin.app.data.load import Data, load_data
+from largemargin.app.data.sources.source import listed
 from largemargin.app.models.build import build_model
 from largemargin.app.training.checkpoints import DATA, Checkpoints, model_weights
 from largemargin.app.training.config_file import STAMP, from_dict, read_yaml, settings_from
@@ -262,13 +263,8 @@ def check_same_data(folder: Path, facts: dict[str, Any], data: Data, *, instead:
     """Refuse other images: in silence they would give another result.
 
     A folder to which a file was added is split anew, so that images the model was trained on turn
-    up among those held out; one without a class numbers the others anew.
-
-    Args:
-        folder: of the run.
-        facts: what its data.json says.
-        data: as it is now.
-        instead: what else can be done than to put the old images back.
+    up among those held out; one without a class numbers the others anew. ``facts`` is what
+    data.json of the run says, ``instead`` what else can be done than to put the old images back.
     """
     changed = _classes(facts, data) or _splits(facts.get("record") or {}, data.record)
     if changed:
@@ -286,17 +282,14 @@ def _classes(facts: dict[str, Any], data: Data) -> str:
     gone = [name for name in before if name not in now]
     new = [name for name in now if name not in before]
     said = [
-        *([f"it has no {_listed(gone)} any more"] if gone else []),
-        *([f"it has {_listed(new)}, which the run does not know"] if new else []),
+        *([f"it has no {_called(gone)} any more"] if gone else []),
+        *([f"it has {_called(new)}, which the run does not know"] if new else []),
     ]
     return " and ".join(said) or "its classes are in another order"
 
 
-def _listed(names: list[str]) -> str:
-    if len(names) == 1:
-        return f"class {names[0]}"
-    rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"classes {', '.join(names[:NAMED])}{rest}"
+def _called(names: list[str]) -> str:
+    return f"class{'es' * (len(names) > 1)} {listed(names, NAMED)}"
 
 
 def _splits(before: dict[str, Any], now: dict[str, Any]) -> str:

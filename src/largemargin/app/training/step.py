@@ -297,13 +297,9 @@ def make_optimizer(
     head: Iterable[nn.Parameter] = (),
     on_device: bool = False,
 ) -> torch.optim.Optimizer:
-    """The optimizer; ``on_device`` keeps its learning rate in a tensor, as CUDA graphs need.
+    """The optimizer of all that may be trained, with the rate ``head_lr`` for ``head``.
 
-    Args:
-        config: its settings.
-        parameters: all that may be trained.
-        head: those of them with the rate ``head_lr``.
-        on_device: for CUDA graphs.
+    ``on_device`` keeps its learning rate in a tensor, as CUDA graphs need.
     """
     check_number("optimizer.lr", config.lr, above=0)
     check_number("optimizer.weight_decay", config.weight_decay, at_least=0)
@@ -315,19 +311,10 @@ def make_optimizer(
         raise LargeMarginError(
             "there is nothing to train: model.freeze leaves no parameter. Freeze less."
         )
-    fused = chosen[0].device.type == "cuda"
-    groups: list[dict[str, Any]] = [{"params": chosen, "lr": config.lr}]
-    if config.head_lr is not None:
-        check_number("optimizer.head_lr", config.head_lr, above=0)
-        above = {id(parameter) for parameter in head}
-        below = [each for each in chosen if id(each) not in above]
-        chosen = [each for each in chosen if id(each) in above]
-        groups = [{"params": below, "lr": config.lr}, {"params": chosen, "lr": config.head_lr}]
-        groups = [group for group in groups if group["params"]]
-    for group in groups:
-        group["factor"] = group["lr"] / config.lr
-        if on_device:  # a tensor for each group, or they would share one
-            group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=chosen[0].device)
+    device = chosen[0].device
+    groups, fused = _with_rates(config, chosen, head), device.type == "cuda"
+    for group in groups if on_device else ():  # a tensor for each, or they would share one
+        group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
     if config.name == "sgd":
         return torch.optim.SGD(
             groups,
@@ -338,6 +325,21 @@ def make_optimizer(
         )
     kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
     return kind(groups, weight_decay=config.weight_decay, fused=fused, capturable=on_device)
+
+
+def _with_rates(
+    config: OptimizerConfig, parameters: list[nn.Parameter], head: Iterable[nn.Parameter]
+) -> list[dict[str, Any]]:
+    """Groups of parameters with their rate, and its factor to the rate of the backbone."""
+    if config.head_lr is None:
+        return [{"params": parameters, "lr": config.lr, "factor": 1.0}]
+    check_number("optimizer.head_lr", config.head_lr, above=0)
+    above = {id(parameter) for parameter in head}
+    parts = (
+        ([each for each in parameters if id(each) not in above], config.lr),
+        ([each for each in parameters if id(each) in above], config.head_lr),
+    )
+    return [{"params": own, "lr": lr, "factor": lr / config.lr} for own, lr in parts if own]
 
 
 class LearningRate:

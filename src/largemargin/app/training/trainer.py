@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from largemargin.app.config import RunConfig
+from largemargin.app.data.augment import Mix
 from largemargin.app.data.load import Data
-from largemargin.app.data.mix import Mix
 from largemargin.app.data.samples import Batches
 from largemargin.app.models.build import build_model
 from largemargin.app.training.checkpoints import Checkpoints, marked
@@ -55,15 +55,7 @@ NAMED = 64
 
 @dataclass(eq=False, repr=False)
 class Trainer:
-    """Everything a run needs; :meth:`steps` trains, and pauses after every step.
-
-    Args:
-        config: of the run.
-        data: what it trains on.
-        journal: where it writes.
-        processes: this process among others.
-        on_epoch: called with every epoch's row; an exception from it ends the run.
-    """
+    """Everything a run needs; :meth:`steps` trains, and pauses after every step."""
 
     config: RunConfig
     data: Data
@@ -71,6 +63,7 @@ class Trainer:
     _: KW_ONLY
     processes: Processes
     on_epoch: Callable[[dict[str, Any]], None] | None = None
+    """Called with every epoch's row; an exception from it ends the run."""
 
     def __post_init__(self) -> None:
         self.progress = Progress(shown=False)
@@ -94,26 +87,7 @@ class Trainer:
         if self.device.type == "cuda":
             self.bare = self.bare.to(memory_format=torch.channels_last)
         self.batches = training_batches(config, data, self.processes)
-        total = config.epochs * len(self.batches)
-        counts = torch.bincount(data.train.labels, minlength=len(data.classes)).tolist()
-        chosen = preset_of(config.objective, config.noise)
-        if chosen is not None:
-            head: Any = self.bare.head
-            pretrained = config.model.weights is not None
-            chosen.warn(len(counts), head.in_features, counts, pretrained=pretrained)
-        self.criterion = attach(
-            self.bare,
-            objective_of(config.objective, counts, data.classes),
-            layers=config.objective.layers,
-            schedule="preset" if config.objective.schedule == "preset" else None,
-            total_steps=total if config.objective.schedule == "preset" else None,
-            stepping="manual",
-            accumulate=config.noise.losses_per_step,
-        )
-        self._check_noise()
-        for name in ("mixup", "cutmix"):
-            if getattr(config.data, name):
-                refuse_soft_targets(self.criterion.objective, f"data.{name}")
+        self.criterion = self._attached()
         self.graphs = self._uses_graph()
         parameters = [*self.bare.parameters(), *self.criterion.parameters()]
         below = {id(parameter) for parameter in self.bare.backbone.parameters()}
@@ -154,6 +128,31 @@ class Trainer:
         self.best_is_new = False
         self.waited = 0
         self.seconds = 0.0
+
+    def _attached(self) -> Criterion:
+        """The criterion, after what is wrong with its objective here was said."""
+        config, data = self.config, self.data
+        counts = torch.bincount(data.train.labels, minlength=len(data.classes)).tolist()
+        chosen = preset_of(config.objective, config.noise)
+        if chosen is not None:
+            head: Any = self.bare.head
+            pretrained = config.model.weights is not None
+            chosen.warn(len(counts), head.in_features, counts, pretrained=pretrained)
+        scheduled = config.objective.schedule == "preset"
+        criterion = attach(
+            self.bare,
+            objective_of(config.objective, counts, data.classes),
+            layers=config.objective.layers,
+            schedule="preset" if scheduled else None,
+            total_steps=config.epochs * len(self.batches) if scheduled else None,
+            stepping="manual",
+            accumulate=config.noise.losses_per_step,
+        )
+        self._check_noise()
+        for name in ("mixup", "cutmix"):
+            if getattr(config.data, name):
+                refuse_soft_targets(criterion.objective, f"data.{name}")
+        return criterion
 
     @property
     def _world(self) -> int:

@@ -83,13 +83,15 @@ def from_arrays(arrays: dict[str, Any], names: list[str] | None) -> Source:
     """A source made of arrays by the keys above; ``names`` are those of the classes."""
     prefixes = split_prefixes(arrays)
     labels = {split: label_list(f"{each}labels", arrays) for split, each in prefixes.items()}
-    if names is not None and not isinstance(labels["train"][0], str):
+    if names is None:
+        # All labels once, numbers by value and names by alphabet.
+        classes = tuple(map(str, sorted(set(labels["train"]))))
+    else:
+        classes = tuple(names)
+        if len(set(classes)) < len(classes):
+            given = listed(classes)
+            raise LargeMarginError(f"classes must be different names, but they are {given}.")
         labels = {split: named(each, names, split) for split, each in labels.items()}
-    # All labels once, numbers by value and names by alphabet.
-    found = sorted(set(labels["train"])) if names is None else names
-    classes = tuple(map(str, found))
-    if len(set(classes)) < len(classes):
-        raise LargeMarginError(f"classes must be different names, but they are {listed(classes)}.")
     splits: dict[str, Samples] = {}
     for split, prefix in prefixes.items():
         pixels = image_tensor(f"{prefix}images", arrays[f"{prefix}images"])
@@ -122,7 +124,9 @@ def split_prefixes(arrays: dict[str, Any]) -> dict[str, str]:
 
 
 def named(labels: list[Any], names: list[str], split: str) -> list[Any]:
-    """Labels that are positions in ``names``, as names."""
+    """Labels that are positions in ``names``, as names; those that are names already stay."""
+    if isinstance(labels[0], str):
+        return labels
     strange = sorted({label for label in labels if not 0 <= label < len(names)})
     if strange:
         raise LargeMarginError(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from largemargin.app.config import DataConfig
 from largemargin.app.data.sources.image_folders import given_file, printable
-from largemargin.app.data.sources.source import Source, class_indices, in_files, listed
+from largemargin.app.data.sources.source import Source, class_indices, in_files, listed, ordered
 from largemargin.errors import LargeMarginError
 
 SPLIT = "split"
@@ -35,16 +35,6 @@ def read(config: DataConfig) -> Source:
         for split, each in rows.items()
     }
     return Source(classes, splits, from_files=True)
-
-
-def ordered(labels: set[str]) -> tuple[str, ...]:
-    """Whole numbers by value, so that 10 comes after 9; everything else by alphabet.
-
-    Numbers of one value (1 and 01) by alphabet: a set has another order in every process.
-    """
-    numbers = all(label.removeprefix("-").isdecimal() for label in labels)
-    names = sorted(labels)
-    return tuple(sorted(names, key=int) if numbers else names)
 
 
 def read_rows(path: Path, config: DataConfig) -> dict[str, list[Row]]:

@@ -13,8 +13,7 @@ import torch
 from largemargin.app.config import DataConfig
 from largemargin.app.data.image_files import ImageFiles
 from largemargin.app.data.samples import Samples
-from largemargin.app.data.sources.csv_file import ordered
-from largemargin.app.data.sources.source import Source, class_indices, listed
+from largemargin.app.data.sources.source import Source, class_indices, listed, ordered
 from largemargin.errors import LargeMarginError, optional_module
 
 SPLITS = {

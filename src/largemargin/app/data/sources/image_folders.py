@@ -80,15 +80,15 @@ def _by_split(root: Path, inside: list[Path]) -> dict[str, Path]:
 
 def _warn_of_parts(root: Path, classes: list[Path]) -> None:
     """Folders that all hold the same folders, and no images, are rather parts than classes."""
-    if len(classes) < 2:
+    inside = {frozenset(map(name_of, folders(each))) for each in classes}
+    if len(classes) < 2 or len(inside) > 1 or frozenset() in inside:
         return
-    first = {name_of(each) for each in folders(classes[0])}
-    alike = first and all({name_of(part) for part in folders(each)} == first for each in classes)
-    if alike and not any(looks_like_image(each) for folder in classes for each in folder.iterdir()):
-        names = listed([name_of(each) for each in classes])
+    (parts,) = inside
+    if not any(looks_like_image(each) for folder in classes for each in folder.iterdir()):
+        names = listed(list(map(name_of, classes)))
         warnings.warn(
             f"{names} in {root} are taken for classes, but all of them hold the same folders: "
-            f"{listed(sorted(first))}. If these are the classes, name the folders around them "
+            f"{listed(sorted(parts))}. If these are the classes, name the folders around them "
             "train/, val/ and test/.",
             stacklevel=2,
         )
@@ -165,14 +165,19 @@ def read_split(
         paths += [str(path) for path in found]
         ids += [id_of(path, root) for path in found]
         names += [name_of(each)] * len(found)
-    if not paths and any(looks_like_image(each) for each in files(folder)):
-        raise LargeMarginError(
+    if not paths:
+        raise _nothing_in(folder)
+    return in_files(paths, ids, class_indices(split, names, classes)), others
+
+
+def _nothing_in(folder: Path) -> LargeMarginError:
+    """Of a folder without images of classes."""
+    if any(looks_like_image(each) for each in files(folder)):
+        return LargeMarginError(
             f"the images in {folder} lie in no folders of classes. Sort them into {folder}/CLASS, "
             f"or move {folder.name}/ elsewhere: largemargin predict takes images of unknown class."
         )
-    if not paths:
-        raise LargeMarginError(f"there are no image files below {folder}.")
-    return in_files(paths, ids, class_indices(split, names, classes)), others
+    return LargeMarginError(f"there are no image files below {folder}.")
 
 
 def given_folder(config: DataConfig, layout: str) -> Path:

@@ -84,10 +84,9 @@ def read_flat(
     found, others = images(folder)
     if not found:
         raise LargeMarginError(f"there are no image files in {folder}.")
-    names = [class_of(path) for path in found]
     ids = [id_of(path, root) for path in found]
-    labels = class_indices(split, names, classes)
-    return in_files([str(path) for path in found], ids, labels), others
+    labels = class_indices(split, list(map(class_of, found)), classes)
+    return in_files(list(map(str, found)), ids, labels), others
 
 
 def class_of(path: Path) -> str:
@@ -136,5 +135,5 @@ def people_of(folder: Path, root: Path, config: DataConfig) -> Samples:
         )
     numbers = torch.tensor([[int(each) for each in match.groups()] for match in matches if match])
     ids = [id_of(path, root) for path in found]
-    samples = in_files([str(path) for path in found], ids, numbers[:, 0].tolist(), stretch=True)
+    samples = in_files(list(map(str, found)), ids, numbers[:, 0].tolist(), stretch=True)
     return replace(samples, extra={"camera": numbers[:, 1].contiguous()})

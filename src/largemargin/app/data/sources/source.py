@@ -69,6 +69,16 @@ def class_indices(split: str, names: list[str], classes: tuple[str, ...]) -> lis
     return [index[name] for name in names]
 
 
+def ordered(labels: set[str]) -> tuple[str, ...]:
+    """Whole numbers by value, so that 10 comes after 9; everything else by alphabet.
+
+    Numbers of one value (1 and 01) by alphabet: a set has another order in every process.
+    """
+    numbers = all(label.removeprefix("-").isdecimal() for label in labels)
+    names = sorted(labels)
+    return tuple(sorted(names, key=int) if numbers else names)
+
+
 def listed(names: tuple[str, ...] | list[str], at_most: int = 8) -> str:
     """The first names, and how many more there are."""
     shown = ", ".join(names[:at_most])

@@ -12,7 +12,6 @@ import torch
 
 from largemargin.app.config import RunConfig
 from largemargin.app.report.charts import (
-    NOTHING,
     Block,
     Cell,
     Chart,
@@ -29,9 +28,11 @@ from largemargin.app.report.charts import (
 )
 from largemargin.app.report.judgements import class_margin_share
 from largemargin.app.report.report_models import (
+    CLASS_COLUMNS,
     Measured,
     ReportModel,
     ReportModels,
+    class_rows,
     number_at,
     unknown,
 )
@@ -41,7 +42,7 @@ from largemargin.integrations.objective_text import build_loss, needs_counts
 from largemargin.losses import LOSSES
 from largemargin.measuring.distributions import Distribution
 from largemargin.measuring.feature_geometry import Sphere
-from largemargin.measuring.geometry_result import Geometry, relative_margin
+from largemargin.measuring.geometry_result import relative_margin
 
 READING = (
     "A margin is how far a sample is from being mistaken, negative where it is. Good is a curve "
@@ -359,32 +360,6 @@ def _sphere_angles(model: ReportModel, sphere: Sphere) -> Table:
 SHOWN = 1000
 """Rows of all models together; of more classes those of the smallest margins are shown."""
 
-COLUMNS = (
-    *("model", "class", "samples", "trained on", "accuracy", "mean margin", "5 % margin"),
-    *("dispersion", "nearest rival", "angle to it"),
-)
-
-
-def class_rows(model: ReportModel, geometry: Geometry) -> list[tuple[Cell, ...]]:
-    """One row for each class."""
-    margins, compact = geometry.margins["cosine"].classes, geometry.compactness
-    accuracy, trained, rivals = model.class_accuracy, model.train_counts, model.rivals
-    return [
-        (
-            Cell.of(model.title),
-            Cell.of(model.class_name(label)),
-            Cell.count(margins.counts[label]),
-            Cell.count(trained[label] if trained else None),
-            Cell.percent(accuracy[label] if label < len(accuracy) else None),
-            Cell.number(margins.mean[label]),
-            Cell.number(margins.q05[label]),
-            Cell.number(None if compact is None else compact.dispersion[label]),
-            Cell.of(NOTHING if rivals is None else model.class_name(rivals.nearest[label])),
-            Cell.degrees(None if rivals is None else rivals.angle[label]),
-        )
-        for label in range(geometry.classes)
-    ]
-
 
 def class_table(measured: list[Measured]) -> Table:
     numbered: list[tuple[int, tuple[Cell, ...]]] = []
@@ -400,7 +375,7 @@ def class_table(measured: list[Measured]) -> Table:
             rows = sorted(rows, key=lambda row: margins[row[0]])[:most]
         numbered += rows
     return Table(
-        COLUMNS,
+        CLASS_COLUMNS,
         tuple(row for _, row in numbered),
         caption=caption,
         key="classes",

@@ -1,11 +1,8 @@
 """Where everything comes from, and the data as files inside the page."""
 
 import base64
-import csv
-import io
 import json
 import shlex
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,14 +19,15 @@ from largemargin.app.report.charts import (
 )
 from largemargin.app.report.judgements import judge
 from largemargin.app.report.report_models import (
+    CLASS_COLUMNS,
     ReportModel,
     ReportModels,
-    flat,
+    class_rows,
     settings_of,
     split,
 )
-from largemargin.app.report.sections.margins import COLUMNS, class_rows
-from largemargin.measuring.predictions import harmless
+from largemargin.app.training.config_file import flat
+from largemargin.measuring.predictions import as_csv
 from largemargin.measuring.records import plain
 
 READING = (
@@ -128,7 +126,7 @@ def downloads(models: ReportModels) -> tuple[Download, ...]:
     made = []
     if models.measured:
         rows = [[c.value for c in row] for pair in models.measured for row in class_rows(*pair)]
-        made.append(_file("classes.csv", "every class of every model", as_csv(COLUMNS, rows)))
+        made.append(_file("classes.csv", "every class of every model", as_csv(CLASS_COLUMNS, rows)))
     epochs = [{"model": model.title, **flat(row)} for model in models for row in model.epochs()]
     if epochs:
         made.append(_file("training.csv", "every epoch of every model", _epochs(epochs)))
@@ -140,15 +138,6 @@ def _epochs(rows: list[dict[str, Any]]) -> str:
     names = [name for row in rows for name, value in row.items() if value != {} and name != "kind"]
     heads = tuple(dict.fromkeys(names))
     return as_csv(heads, [[row.get(name) for name in heads] for row in rows])
-
-
-def as_csv(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """CSV in which no text is a formula of a spreadsheet."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    for row in (heads, *rows):
-        writer.writerow([harmless(cell) if isinstance(cell, str) else cell for cell in row])
-    return file.getvalue()
 
 
 def _file(name: str, what: str, text: str) -> Download:

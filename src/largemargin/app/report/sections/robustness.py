@@ -2,9 +2,9 @@
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from largemargin.app.report.charts import (
     DASHES,
@@ -54,15 +54,11 @@ def robustness_section(models: ReportModels) -> Section:
 def _noise(evaluated: list[Evaluated]) -> Chart:
     series = []
     for model, evaluation in evaluated:
-        levels = gaussian_levels(evaluation)
-        if levels:
-            noisy = [evaluation.perturbed[name] for _, name in levels]
-            ys = [evaluation.clean.accuracy, *(result.accuracy for result in noisy)]
-            spread = [0.0, *map(_spread, noisy)]
-            low = [y - s for y, s in zip(ys, spread, strict=True)]
-            high = [y + s for y, s in zip(ys, spread, strict=True)]
-            xs = [0.0, *(sigma for sigma, _ in levels)]
-            series.append(model.line(xs, ys, low=low, high=high))
+        if levels := gaussian_levels(evaluation):
+            curve, clean = _with_spread(model, levels, evaluation), evaluation.clean.accuracy
+            x, y = (0.0, *curve.x), (clean, *curve.y)
+            low, high = (clean, *curve.low), (clean, *curve.high)
+            series.append(replace(curve, x=x, y=y, low=low, high=high))
     return Chart(
         "noise",
         "Accuracy under Gaussian noise",
@@ -72,6 +68,18 @@ def _noise(evaluated: list[Evaluated]) -> Chart:
         percent_y=True,
         alt="Accuracy against the strength of Gaussian noise.",
     )
+
+
+def _with_spread(
+    model: ReportModel, places: Sequence[tuple[float, str]], evaluation: Evaluation, **settings: Any
+) -> Series:
+    """Accuracies at places of the x axis, by the name of the perturbation, and their spread."""
+    results = [evaluation.perturbed[name] for _, name in places]
+    spread = [each.std if known(each.std) else 0.0 for each in results]
+    ys = [each.accuracy for each in results]
+    low = [y - s for y, s in zip(ys, spread, strict=True)]
+    high = [y + s for y, s in zip(ys, spread, strict=True)]
+    return model.line([x for x, _ in places], ys, low=low, high=high, **settings)
 
 
 def gaussian_levels(evaluation: Evaluation) -> list[tuple[float, str]]:
@@ -84,29 +92,15 @@ def gaussian_levels(evaluation: Evaluation) -> list[tuple[float, str]]:
     return sorted(levels)
 
 
-def _spread(result: PerturbedAccuracy) -> float:
-    return result.std if known(result.std) else 0.0
-
-
 def _perturbations(evaluated: list[Evaluated]) -> Block:
     """Bars of every perturbation, and the same as a table."""
-    names = list(
-        dict.fromkeys(name for _, evaluation in evaluated for name in evaluation.perturbed)
-    )
-    if not names:
+    every = list(dict.fromkeys(itertools.chain.from_iterable(e.perturbed for _, e in evaluated)))
+    if not every:
         command = f"{evaluated[0][0].evaluate_command} --perturbations auto"
         return Note("No perturbations were evaluated.", command)
-    rows = tuple(
-        (
-            Cell.of(name.replace("_", " ")),
-            *(_accuracy_cell(each.perturbed.get(name)) for _, each in evaluated),
-        )
-        for name in names
-    )
     # Levels of Gaussian noise have a curve of their own.
     curve = {name for _, evaluation in evaluated for _, name in gaussian_levels(evaluation)}
-    names = [name for name in names if name not in curve] or names
-    heads = ("perturbation", *(model.title for model, _ in evaluated))
+    names = [name for name in every if name not in curve] or every
     return Chart(
         "perturbations",
         "Accuracy under each perturbation",
@@ -115,18 +109,26 @@ def _perturbations(evaluated: list[Evaluated]) -> Block:
         percent_y=True,
         names=tuple(name.replace("_", " ") for name in names),
         alt="A group of bars for each perturbation.",
-        table=Table(heads, rows, key="perturbed", numeric=tuple(range(1, len(heads)))),
+        table=_perturbation_table(evaluated, every),
         wide=True,
     )
 
 
+def _perturbation_table(evaluated: list[Evaluated], names: list[str]) -> Table:
+    rows = tuple(
+        (
+            Cell.of(name.replace("_", " ")),
+            *(_accuracy_cell(each.perturbed.get(name)) for _, each in evaluated),
+        )
+        for name in names
+    )
+    heads = ("perturbation", *(model.title for model, _ in evaluated))
+    return Table(heads, rows, key="perturbed", numeric=tuple(range(1, len(heads))))
+
+
 def _bars(model: ReportModel, evaluation: Evaluation, names: list[str]) -> Series:
-    own = [name for name in names if name in evaluation.perturbed]
-    xs, results = [names.index(name) for name in own], [evaluation.perturbed[name] for name in own]
-    ys, spread = [result.accuracy for result in results], list(map(_spread, results))
-    low = [y - s for y, s in zip(ys, spread, strict=True)]
-    high = [y + s for y, s in zip(ys, spread, strict=True)]
-    return model.line(xs, ys, form="bars", low=low, high=high)
+    places = [(x, name) for x, name in enumerate(names) if name in evaluation.perturbed]
+    return _with_spread(model, places, evaluation, form="bars")
 
 
 def _accuracy_cell(result: PerturbedAccuracy | None) -> Cell:
@@ -216,18 +218,13 @@ def _reliability(models: ReportModels) -> Chart:
     series = [Series("calibrated", [0.0, 1.0], [0.0, 1.0], color=None, dash="dash", faint=True)]
     rows: list[tuple[Cell, ...]] = []
     for model, fit, words in found:
-        every = zip(fit.confidence, fit.accuracy, fit.counts, strict=True)
-        bins = [each for each in every if each[2]]
-        drawn = [each for each in bins if each[2] >= BIN_SAMPLES]
-        ends = [wilson(round(share * count), count) for _, share, count in drawn]
-        xs, ys = [x for x, _, _ in drawn], [y for _, y, _ in drawn]
-        low, high = [low for low, _ in ends], [high for _, high in ends]
-        dash: Dash = "dot" if words else "solid"
-        curve = model.line(xs, ys, dash=dash, low=low, high=high)
-        series.append(replace(curve, name=", ".join(filter(None, (model.title, words)))))
+        name = ", ".join(filter(None, (model.title, words)))
+        bins = zip(fit.confidence, fit.accuracy, fit.counts, strict=True)
+        filled = [each for each in bins if each[2]]
+        series.append(_bin_curve(model, name, filled, "dot" if words else "solid"))
         rows += [
-            (Cell.of(series[-1].name), Cell.percent(x), Cell.percent(y), Cell.count(count))
-            for x, y, count in bins
+            (Cell.of(name), Cell.percent(x), Cell.percent(y), Cell.count(count))
+            for x, y, count in filled
         ]
     heads = ("model", "confidence", "accuracy", "samples")
     return Chart(
@@ -242,6 +239,17 @@ def _reliability(models: ReportModels) -> Chart:
         note=f"bins of fewer than {BIN_SAMPLES} samples are in the numbers only"
         + ("; dotted: with a temperature" if any(words for *_, words in found) else ""),
     )
+
+
+def _bin_curve(
+    model: ReportModel, name: str, bins: list[tuple[float, float, int]], dash: Dash
+) -> Series:
+    """Accuracy by confidence with 95 % intervals, from (confidence, accuracy, samples) of bins."""
+    drawn = [each for each in bins if each[2] >= BIN_SAMPLES]
+    ends = [wilson(round(share * count), count) for _, share, count in drawn]
+    low, high = [low for low, _ in ends], [high for _, high in ends]
+    xs, ys = [x for x, _, _ in drawn], [y for _, y, _ in drawn]
+    return model.line(xs, ys, dash=dash, name=name, low=low, high=high)
 
 
 def _ood(evaluated: list[Evaluated]) -> Block:

@@ -1,6 +1,5 @@
 """How training went."""
 
-from collections.abc import Callable
 from typing import Any
 
 from largemargin.app.report.charts import (
@@ -16,7 +15,7 @@ from largemargin.app.report.charts import (
     arranged,
     seconds,
 )
-from largemargin.app.report.report_models import ReportModel, ReportModels
+from largemargin.app.report.report_models import ReportModel, ReportModels, number_at
 
 READING = (
     "Losses of different objectives have different scales: compare their shape. Good curves fall "
@@ -25,7 +24,6 @@ READING = (
 GRADIENT_POINTS = 400
 """Of a curve over steps; more are thinned."""
 
-Read = Callable[[dict[str, Any]], float | None]
 Values = dict[str, tuple[list[float], list[float | None]]]
 """Places and numbers of each term of an objective."""
 
@@ -41,51 +39,43 @@ def training_section(models: ReportModels) -> Section:
     return Section("training", "Training", READING, arranged(blocks), arranged(more), folded)
 
 
-def _curve(model: ReportModel, read: Read, style: str = "", dash: Dash = "solid") -> list[Series]:
-    """A number over the epochs; nothing where it was not recorded."""
-    rows = model.epochs()
-    ys = [read(row) for row in rows]
-    if all(y is None for y in ys):
-        return []
-    return [model.line([row["epoch"] + 1 for row in rows], ys, style, dash)]
+def _curves(
+    trained: list[ReportModel], path: str, style: str = "", dash: Dash = "solid"
+) -> list[Series]:
+    """A number over the epochs, by its path in a row, of every model that recorded it."""
+    curves = []
+    for model in trained:
+        rows = model.epochs()
+        ys = [number_at(row, path) for row in rows]
+        if any(y is not None for y in ys):
+            curves.append(model.line([row["epoch"] + 1 for row in rows], ys, style, dash))
+    return curves
 
 
-def _in(part: str, key: str) -> Read:
-    """A number of a part of a row, which may be missing."""
-    return lambda row: (row.get(part) or {}).get(key)
+def _over_epochs(
+    key: str, title: str, y: str, series: list[Series], alt: str, **settings: Any
+) -> Chart:
+    return Chart(key, title, tuple(series), x="epoch", y=y, alt=alt, **settings)
 
 
 def _losses(trained: list[ReportModel]) -> Chart:
     series: list[Series] = []
     for model in trained:
-        series += _curve(model, lambda row: row.get("loss"), "training")
-        series += _curve(model, _in("validation", "loss"), "validation cross entropy", "dot")
-    return Chart(
-        "loss",
-        "Loss",
-        tuple(series),
-        x="epoch",
-        y="loss",
-        log_y=all(y is None or y > 0 for curve in series for y in curve.y),
-        alt="Training loss, and where images were held out, validation cross entropy.",
-    )
+        series += _curves([model], "loss", "training")
+        series += _curves([model], "validation.loss", "validation cross entropy", "dot")
+    alt = "Training loss, and where images were held out, validation cross entropy."
+    positive = all(y is None or y > 0 for curve in series for y in curve.y)
+    return _over_epochs("loss", "Loss", "loss", series, alt, log_y=positive)
 
 
 def _accuracies(trained: list[ReportModel]) -> Block:
-    read = _in("validation", "accuracy")
-    series = [curve for model in trained for curve in _curve(model, read)]
+    series = _curves(trained, "validation.accuracy")
     if not series:
         words = "No images were held out for validation, so there is no accuracy over epochs."
         return Note(words, "largemargin train --data.validation 0.1")
-    return Chart(
-        "validation",
-        "Validation accuracy",
-        tuple(series),
-        x="epoch",
-        y="accuracy",
-        percent_y=True,
-        alt="Accuracy on the validation images.",
-    )
+    alt = "Accuracy on the validation images."
+    title = "Validation accuracy"
+    return _over_epochs("validation", title, "accuracy", series, alt, percent_y=True)
 
 
 def _terms(trained: list[ReportModel]) -> Chart:
@@ -155,37 +145,21 @@ def _term_chart(
 
 
 def _class_margin(trained: list[ReportModel]) -> Block:
-    read = _in("geometry", "class_margin_degrees")
-    series = [curve for model in trained for curve in _curve(model, read)]
+    series = _curves(trained, "geometry.class_margin_degrees")
     if not series:
         words = "Geometry over epochs was not recorded; see Margins for that of the trained model."
         return Note(words, "largemargin train --geometry_samples 500")
-    return Chart(
-        "epochs-class-margin",
-        "Class margin",
-        tuple(series),
-        x="epoch",
-        y="degrees",
-        alt="Smallest angle between class vectors after every epoch. Good rises to the ceiling.",
-        note=_measured_on(trained),
-    )
+    alt = "Smallest angle between class vectors after every epoch. Good rises to the ceiling."
+    key, note = "epochs-class-margin", _measured_on(trained)
+    return _over_epochs(key, "Class margin", "degrees", series, alt, note=note)
 
 
 def _sample_margin(trained: list[ReportModel]) -> Chart:
-    series: list[Series] = []
-    for model in trained:
-        series += _curve(model, _in("geometry", "mean_cosine_margin"), "mean")
-    for model in trained:
-        series += _curve(model, _in("geometry", "min_cosine_margin"), "smallest", "dot")
-    return Chart(
-        "epochs-sample-margin",
-        "Sample margin",
-        tuple(series),
-        x="epoch",
-        y="cosine margin",
-        alt="Mean of the samples, and the smallest one. Good rises above 0.",
-        note=_measured_on(trained),
-    )
+    series = _curves(trained, "geometry.mean_cosine_margin", "mean")
+    series += _curves(trained, "geometry.min_cosine_margin", "smallest", "dot")
+    alt = "Mean of the samples, and the smallest one. Good rises above 0."
+    key, note = "epochs-sample-margin", _measured_on(trained)
+    return _over_epochs(key, "Sample margin", "cosine margin", series, alt, note=note)
 
 
 def _measured_on(trained: list[ReportModel]) -> str:

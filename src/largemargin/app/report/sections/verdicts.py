@@ -1,7 +1,7 @@
 """What the models are worth, at a glance, and what to try next."""
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from largemargin.app.report.charts import (
@@ -44,7 +44,9 @@ READING = (
 
 
 def verdict_section(models: ReportModels) -> Section:
-    judged = {model.name: judge(model, models.baseline) for model in models}
+    judged = {
+        model.name: {each.name: each for each in judge(model, models.baseline)} for model in models
+    }
     blocks: list[Block] = []
     if models.comparison is not None:
         blocks.append(_comparison(models.comparison))
@@ -56,48 +58,49 @@ def verdict_section(models: ReportModels) -> Section:
     return Section("verdict", "Verdict", READING, tuple(blocks))
 
 
-Judged = dict[str, tuple[Judgement, ...]]
-"""By the name of the model."""
+Judged = dict[str, dict[str, Judgement]]
+"""By the name of the model, and of what is judged."""
 
 
 def glance(models: ReportModels, judged: Judged) -> Table:
     """The few numbers of every model, how good they are, and the accuracy against the baseline."""
     ranked = len(models) > 1 and len(_groups(models)) < 2
-    columns = [
-        _column([number_at(model, path) for model in models], show, better if ranked else 0)
-        for _, path, show, better, _ in QUANTITIES
-    ]
-    heads = ["model", *(name for name, *_ in QUANTITIES)]
-    others = {model.name for model in _others(models)}
-    if others:
-        heads.insert(2, "against baseline")
-    rows = []
-    for model, cells in zip(models, zip(*columns, strict=True), strict=True):
-        row = _glance_row(model, cells, judged[model.name])
-        if models.baseline is not None and others:
-            known_change = model.name in others
-            row.insert(2, against(model, models.baseline) if known_change else Cell(NOTHING))
-        rows.append(tuple(row))
+    columns = {"model": list(map(_name, models))}
+    for name, path, show, better, rule in QUANTITIES:
+        values = [number_at(model, path) for model in models]
+        cells = _column(values, show, better if ranked else 0)
+        told = (judged[model.name].get(rule) for model in models)
+        columns[name] = list(map(_judged, cells, told))
+        if name == "accuracy":
+            columns |= _against_baseline(models)
     seed = "" if models.comparison is None else ": the runs of the first seed"
-    rules = {each.name: each.rule for each in judged[models[0].name]}
+    first = judged[models[0].name]
     return Table(
-        tuple(heads),
-        tuple(rows),
+        tuple(columns),
+        tuple(zip(*columns.values(), strict=True)),
         caption=f"At a glance{seed}; below the accuracy its 95 % interval"
         + (", the best of each column bold" if ranked else ""),
         key="glance",
-        numeric=tuple(range(1, len(heads))),
-        rules={name: rules[rule] for name, *_, rule in QUANTITIES if rule},
+        numeric=tuple(range(1, len(columns))),
+        rules={name: first[rule].rule for name, *_, rule in QUANTITIES if rule},
     )
 
 
-def _glance_row(
-    model: ReportModel, cells: Sequence[Cell], judged: Iterable[Judgement]
-) -> list[Cell]:
-    told = {each.name: each for each in judged}
+def _name(model: ReportModel) -> Cell:
     about = "" if model.config is None else model.config.objective.name
-    name = replace(Cell.of(model.title), detail=about, swatch=swatch(model.color))
-    return [name, *map(_judged, cells, (told.get(rule) for *_, rule in QUANTITIES))]
+    return replace(Cell.of(model.title), detail=about, swatch=swatch(model.color))
+
+
+def _against_baseline(models: ReportModels) -> dict[str, list[Cell]]:
+    """The column of differences; none where nothing is compared."""
+    base, others = models.baseline, _others(models)
+    if base is None or not others:
+        return {}
+    return {
+        "against baseline": [
+            against(model, base) if model in others else Cell(NOTHING) for model in models
+        ]
+    }
 
 
 def _judged(cell: Cell, judgement: Judgement | None) -> Cell:
@@ -194,7 +197,7 @@ def _missing(models: ReportModels, judged: Judged) -> list[Note]:
     """What could not be judged, with the command that measures it."""
     found: dict[str, list[str]] = {}
     for model in models:
-        for each in judged[model.name]:
+        for each in judged[model.name].values():
             if each.command:
                 found.setdefault(each.command, []).append(f"{each.name.lower()} of {model.title}")
     return [Note(f"Not measured: {', '.join(names)}.", run) for run, names in found.items()]
