@@ -191,7 +191,7 @@ def _row_loss(
         return _penalised(target, scale, x, w, labels, margin, mode, resolved)
 
     angle = Angle(scale, float(margin), mode, NEAR, least, definition)
-    return RowLoss(bounded=True, angle=angle)
+    return RowLoss(angle=angle, reach=4 * scale)
 
 
 def _penalised(

@@ -51,7 +51,7 @@ class LMSoftmax(Loss):
 
     def row_loss(self, made: HeadLogits, features: Tensor, prototypes: Tensor) -> RowLoss | None:
         scale = self.scale_of(made)
-        return None if scale is None else RowLoss("rest", factor=1 / scale, bounded=True)
+        return None if scale is None else RowLoss("rest", factor=1 / scale, reach=2 * scale)
 
     def per_sample(self, *inputs: Tensor, **made: Any) -> Tensor:
         return lm_softmax(*inputs, scale=current(self, "scale"), **made, **self.how)
