@@ -25,28 +25,24 @@ def row_values(
     known: bool,
     loss: RowLoss,
     vectors: tuple[Tensor, Tensor] | None = None,
+    *,
+    mean: bool = False,
+    ignore: int | None = None,
 ) -> Tensor:
     """The loss (N,) of logits and hard labels; ``known`` labels are classes, others get NaN.
 
+    Or its ``mean`` over labels that are known but one to ``ignore``, which kernels look for.
     ``vectors`` are features and prototypes, for a loss with an angle.
     """
     if launches(logits):
-        return kernel_values(logits, labels, loss, vectors)
-    return _values(promote(logits), labels, known, loss, vectors)
-
-
-def _values(
-    logits: Tensor,
-    labels: Tensor,
-    known: bool,
-    loss: RowLoss,
-    vectors: tuple[Tensor, Tensor] | None,
-    mean: bool = False,
-) -> Tensor:
-    """By torch's operators; or the ``mean`` of known ones."""
+        found = kernel_values(logits, labels, loss, vectors, mean=mean, ignore=ignore)
+        return found.sum() if mean else found
+    logits = promote(logits)
+    if mean and loss == PLAIN:
+        return F.cross_entropy(logits, labels)
     if loss.reach <= EXPONENT and loss.angle is None:
-        found: Tensor = _RivalsOverTarget.apply(logits, labels, loss, known, mean)
-        return found
+        near: Tensor = _RivalsOverTarget.apply(logits, labels, loss, known, mean)
+        return near
     if loss.reach < math.inf or loss.kind == "rival":
         values = _over_target(logits, labels, loss, known, vectors)
     elif loss.strength or loss.required:
@@ -74,21 +70,6 @@ def _over_target(
     if loss.kind == "softplus":
         return F.softplus(gap + loss.required if loss.required else gap)
     return gap if loss.factor == 1 else gap * loss.factor
-
-
-def row_mean(
-    logits: Tensor,
-    labels: Tensor,
-    loss: RowLoss,
-    vectors: tuple[Tensor, Tensor],
-    ignore: int | None,
-) -> Tensor:
-    """The mean loss of rows that are not ignored, 0 of none; on a CPU all have to be classes."""
-    if launches(logits):
-        return kernel_values(logits, labels, loss, vectors, mean=True, ignore=ignore).sum()
-    if loss == PLAIN:
-        return F.cross_entropy(promote(logits), labels)
-    return _values(promote(logits), labels, True, loss, vectors, mean=True)
 
 
 PLAIN = RowLoss()
