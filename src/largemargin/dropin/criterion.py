@@ -120,17 +120,17 @@ class Criterion(nn.Module):
         usual = None if noisy is not None else self._usual_record(outputs, labels, sample_weight)
         if usual is None:
             return self._of_any(outputs, labels, noisy, sample_weight, again)
-        layer, features = self._hooks.layer, usual.features
-        if self.training != layer.training or self.objective.training != layer.training:
+        layer, features, objective = self._hooks.layer, usual.features, self.objective
+        if self.training != layer.training or objective.training != layer.training:
             self.train(layer.training)
         head = self._head(usual.head, outputs)
         terms = self._row_terms(head, features, labels)
-        if len(terms) == len(self.objective.weights):
-            total = self.objective.total(terms)
+        if len(terms) == len(objective.weights):
+            total = objective.total(terms)
         else:
             self._follow(features)
             how: Any = {"logits": outputs, "layers": list(usual.layers) or None, "ready": terms}
-            total, terms = self.objective(features, head, labels, **how)
+            total, terms = objective(features, head, labels, **how)
         self._show(terms)
         self._count_call(features, labels, head, again)
         return total

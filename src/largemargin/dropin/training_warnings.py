@@ -69,10 +69,11 @@ class Watch:
         if (self.calls - 1) % stuck_after <= 2:
             self._look_at_parameters(criterion, head, stuck_after)
         patience = self.patience * criterion.accumulate
-        if _soon_due(self.calls, patience):
+        if -self.calls % patience < WINDOW and _soon_due(self.calls, patience):
             self._look_at_training(criterion, features, labels, head, patience)
         patience = self.labels_after * criterion.accumulate
-        if self._looks_at_labels and labels.dim() == 1 and _soon_due(self.calls, patience):
+        soon = self._looks_at_labels and -self.calls % patience < WINDOW
+        if soon and labels.dim() == 1 and _soon_due(self.calls, patience):
             self._look_at_labels(labels, head, patience)
 
     def _look_at_training(

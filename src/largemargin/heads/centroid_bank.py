@@ -267,18 +267,7 @@ class CentroidBank(nn.Module):
         """
         if not checked:
             self._check(features)
-        labels = labels.long()
-        if not (complete and valid is not None):
-            in_range = (labels >= 0) & (labels < self.num_classes)
-            valid = in_range if valid is None else valid & in_range
-        slots = class_means(
-            features,
-            labels,
-            self.num_classes,
-            valid,
-            sync=self.sync and self.training,
-            complete=complete,
-        )
+        slots = self._slots(features, labels.long(), valid, complete)
         again, eager = self.training and recomputing(), plain_eager()
         previous, known = self._read(slots, again, eager)
         looks = eager and known.device.type == "cpu"
@@ -291,6 +280,15 @@ class CentroidBank(nn.Module):
         if self.first_seen == "full":
             momentum = torch.where(known[:, None], momentum, slots.means)
         return self._by_role(slots, momentum, all_present)
+
+    def _slots(
+        self, features: Tensor, labels: Tensor, valid: Tensor | None, complete: bool
+    ) -> Slots:
+        if valid is None or not complete:
+            in_range = (labels >= 0) & (labels < self.num_classes)
+            valid = in_range if valid is None else valid & in_range
+        sync = self.sync and self.training
+        return class_means(features, labels, self.num_classes, valid, sync=sync, complete=complete)
 
     def _by_role(self, slots: Slots, momentum: Tensor, all_present: bool = False) -> BatchCentroids:
         compact = slots.means if self.strategy == "none" else momentum

@@ -69,10 +69,9 @@ def may_look(tensor: Tensor) -> bool:
 
 def launches(*tensors: Tensor) -> bool:
     """Whether the kernels of ``ops.triton.rows`` serve; on a CPU only their interpreter."""
-    for tensor in tensors:
-        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            return False
-    return _serve(tensors[0].device)
+    if not _serve(tensors[0].device):
+        return False
+    return all(x.dtype in (torch.float32, torch.bfloat16, torch.float16) for x in tensors)
 
 
 @cache
@@ -112,10 +111,14 @@ class _CosineLogits(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, prototypes: Tensor, scale: float, precision: str | None
+        ctx: Any,
+        features: Tensor,
+        prototypes: Tensor,
+        scale: float,
+        precision: str | None,
+        launched: bool,
     ) -> Tensor:
-        ctx.launches = launches(features, prototypes)
-        if ctx.launches:
+        if launched:
             low = torch.bfloat16 if precision == "bf16" else torch.float32
             rows = Units(*kernels().unit_rows(features, low, scale))
             columns = Units(*kernels().unit_rows(prototypes, low))
@@ -125,7 +128,7 @@ class _CosineLogits(torch.autograd.Function):
         if columns.factor is not None:
             logits.mul_(columns.factor.T)
         ctx.save_for_backward(features, prototypes, *rows, *columns)
-        ctx.scale, ctx.precision = scale, precision
+        ctx.scale, ctx.precision, ctx.launched = scale, precision, launched
         return logits
 
     @staticmethod
@@ -134,7 +137,7 @@ class _CosineLogits(torch.autograd.Function):
         # The caller's autocast would reach the products here: the engine runs in its thread.
         with without_autocast(grad):
             if torch.is_grad_enabled() or batched_gradient(grad):
-                return *_cosines_again(ctx, features, prototypes, grad), None, None
+                return *_cosines_again(ctx, features, prototypes, grad), None, None, None
             rows, columns = Units(*saved[:4]), Units(*saved[4:])
             grad = grad.to(rows.rows.dtype)
             if columns.factor is not None:
@@ -142,11 +145,11 @@ class _CosineLogits(torch.autograd.Function):
             found: list[Tensor | None] = [None, None]
             if ctx.needs_input_grad[0]:
                 wanted = multiply(grad, columns.rows, ctx.precision)
-                found[0] = units_gradient(wanted, features, rows, ctx.scale, ctx.launches)
+                found[0] = units_gradient(wanted, features, rows, ctx.scale, ctx.launched)
             if ctx.needs_input_grad[1]:
                 wanted = multiply(grad.T, rows.rows, ctx.precision)
-                found[1] = units_gradient(wanted, prototypes, columns, 1.0, ctx.launches)
-            return *found, None, None
+                found[1] = units_gradient(wanted, prototypes, columns, 1.0, ctx.launched)
+            return *found, None, None, None
 
 
 def cosine_logits(
@@ -156,10 +159,12 @@ def cosine_logits(
     if prototypes.dim() == 3:
         every = cosine_logits(features, prototypes.flatten(0, 1), scale, precision)
         return pooled(every, prototypes.shape[1])
-    if not launches(features, prototypes):
+    launched = launches(features, prototypes)
+    if not launched:
         features, prototypes = in_one_dtype(features, prototypes)
     with without_autocast(features):
-        logits: Tensor = _CosineLogits.apply(features, prototypes, scale, precision)
+        how = scale, precision, launched
+        logits: Tensor = _CosineLogits.apply(features, prototypes, *how)
     return logits
 
 

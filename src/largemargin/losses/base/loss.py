@@ -328,13 +328,12 @@ class Loss(Summand, nn.Module):
             return self._of_logits(features, prototypes, bias, sample_weight)
         matrix, options = self._unpack_prototypes(prototypes, bias)
         bias, made = options.get("bias"), getattr(prototypes, "made", None)
-        if self._looks_for_zeros:
-            self._look_for_zeros(matrix)
+        self._look_for_zeros(matrix)
         if made is None:
             check_classifier(features, matrix, bias, sub_centers=has_sub_centers(matrix))
         if sample_weight is None and self._has_rows(features, matrix, labels, made):
             rows = self._row_logits(features, matrix, options)
-            value = None if rows is None else self.of_rows(rows, features, matrix, labels)
+            value = self.of_rows(rows, features, matrix, labels)
             if value is not None:
                 return value
         made = self._readable(made, labels)
@@ -402,23 +401,26 @@ class Loss(Summand, nn.Module):
 
     def _look_for_zeros(self, matrix: Tensor) -> None:
         """Once: prototypes that are zero have no angle, and so no gradient of one."""
-        if not (torch.is_grad_enabled() and plain_eager()):
+        if not (self._looks_for_zeros and torch.is_grad_enabled() and plain_eager()):
             return
         self._looks_for_zeros = False
         if not matrix.requires_grad or matrix.dim() != 2 or not values_are_checked(matrix, None):
             return
-        form = None
-        with suppress(LargeMarginError):  # what a head cannot be is no matter here
-            form = self.head_form(matrix.shape[0])
         zeros = int((~matrix.detach().bool().any(1)).sum())
-        angles = form is not None and form.similarity.startswith("cosine")
-        if zeros and (angles or getattr(self, "normalize", False)):
+        if zeros and self._sees_angles(len(matrix)):
             warn_user(
                 f"{zeros} of the {matrix.shape[0]} prototypes are zero, where "
                 f"{type(self).__name__} has no gradient: they will never move. Draw them, "
                 "torch.nn.init.normal_(prototypes), or take those of lm.ClassHead; lm.attach does "
                 "so for a head of zeros."
             )
+
+    def _sees_angles(self, num_classes: int) -> bool:
+        form = None
+        with suppress(LargeMarginError):  # what a head cannot be is no matter here
+            form = self.head_form(num_classes)
+        angles = form is not None and form.similarity.startswith("cosine")
+        return angles or bool(getattr(self, "normalize", False))
 
     def row_loss(self, made: HeadLogits, features: Tensor, prototypes: Tensor) -> RowLoss | None:
         """The loss of a row of the head's logits, where one kernel serves it; None otherwise."""
@@ -448,16 +450,12 @@ class Loss(Summand, nn.Module):
         if form is None or (bias is not None and features.is_cpu and not _is_wide(bias, matrix)):
             return None
         precision = resolve_precision(None, features, matrix)
-        if len(features) * len(matrix) > dense_limit(features.device.type, precision):
-            return None
-        similarity, scale = form
-        if similarity == "cosine" and bias is None:
-            logits = cosine_logits(features, matrix, scale, precision)
-        elif similarity == "dot" and scale == 1:
-            logits = dot_logits(features, matrix, bias, precision)
-        else:
-            return None
-        return HeadLogits(logits, similarity, scale, bias)
+        few = len(features) * len(matrix) <= dense_limit(features.device.type, precision)
+        if few and form[0] == "cosine" and bias is None:
+            return HeadLogits(cosine_logits(features, matrix, form[1], precision), *form, bias)
+        if few and form == ("dot", 1.0):
+            return HeadLogits(dot_logits(features, matrix, bias, precision), *form, bias)
+        return None
 
     def _row_form(self, num_classes: int, options: dict[str, Any]) -> tuple[str, float] | None:
         """Similarity and scale of those logits; None where they are no plain names and numbers.
@@ -475,15 +473,15 @@ class Loss(Summand, nn.Module):
 
     def of_rows(
         self,
-        made: HeadLogits,
+        made: HeadLogits | None,
         features: Tensor,
         matrix: Tensor,
         labels: Tensor,
         label_range: tuple[float, float] | None = None,
     ) -> Tensor | None:
         """The value by rows of logits, where it is one of them and all labels count."""
-        loss = self.row_loss(made, features, matrix)
-        if loss is None:
+        loss = None if made is None else self.row_loss(made, features, matrix)
+        if made is None or loss is None:
             return None
         if label_range and not all_count(label_range, len(matrix), self.ignore_index):
             return None
@@ -571,29 +569,29 @@ class Loss(Summand, nn.Module):
         self, prototypes: Tensor | nn.Module, bias: Tensor | None
     ) -> tuple[Tensor, dict[str, Any]]:
         """The matrix inside a prototype module, and what its logits look like."""
-        options: dict[str, Any] = {}
-        if isinstance(prototypes, Tensor):
-            matrix = prototypes
-        else:
-            matrix = drawn_matrix(prototypes)
-            bias = getattr(prototypes, "bias", None) if bias is None and self.takes_logits else bias
-            for name in ("similarity", "scale") if self.takes_logits else ():
+        matrix = prototypes if isinstance(prototypes, Tensor) else drawn_matrix(prototypes)
+        if self.takes_logits:
+            return matrix, self._logit_options(prototypes, bias)
+        if bias is not None:
+            raise LargeMarginError(
+                f"{type(self).__name__} has no bias: its logits are similarities of features "
+                "and prototypes alone. Leave bias out."
+            )
+        return matrix, {}
+
+    def _logit_options(self, prototypes: Tensor | nn.Module, bias: Tensor | None) -> dict[str, Any]:
+        """What logits look like: as a prototype module says, and above it this loss."""
+        options: dict[str, Any] = {"bias": bias}
+        if not isinstance(prototypes, Tensor):
+            for name in ("similarity", "scale"):
                 if hasattr(prototypes, name):
                     options[name] = getattr(prototypes, name)
+            if bias is None:
+                options["bias"] = getattr(prototypes, "bias", None)
             if "similarity" in options:
                 check_choice("similarity", options["similarity"], SIMILARITIES)
-        if not self.takes_logits:
-            if bias is not None:
-                raise LargeMarginError(
-                    f"{type(self).__name__} has no bias: its logits are similarities of features "
-                    "and prototypes alone. Leave bias out."
-                )
-            return matrix, {}
-        for name in ("similarity", "scale"):
-            own = current(self, name)
-            if own is not None:
-                options[name] = own
-        return matrix, {"bias": bias, **options}
+        own = {name: current(self, name) for name in ("similarity", "scale")}
+        return options | {name: value for name, value in own.items() if value is not None}
 
     def _drop_ignored(
         self,
@@ -609,10 +607,10 @@ class Loss(Summand, nn.Module):
         """
         labels, index = labels.long(), self.ignore_index
         if labels.is_cpu and plain_eager():
-            low, high = value_range(labels)
-            index = index if index is not None and low <= index <= high else None
-            if index is None and low >= 0 and high < num_classes:
+            held = value_range(labels)
+            if all_count(held, num_classes, index):
                 return inputs, labels, None
+            index = index if index is not None and held[0] <= index <= held[1] else None
         ignored = None
         if index is not None:
             ignored = labels == index
