@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import product
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal, TypeAlias
 
 import torch

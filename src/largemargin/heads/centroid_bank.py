@@ -267,11 +267,16 @@ class CentroidBank(nn.Module):
         """
         if not checked:
             self._check(features)
-        slots = self._slots(features, labels.long(), valid, complete)
+        labels = labels.long()
+        if valid is None or not complete:
+            valid = self._in_range(labels, valid)
+        sync = self.sync and self.training
+        slots = class_means(features, labels, self.num_classes, valid, sync=sync, complete=complete)
         again, eager = self.training and recomputing(), plain_eager()
         previous, known = self._read(slots, again, eager)
-        looks = eager and known.device.type == "cpu"
-        all_known, all_present = (looks and bool(each.all()) for each in (known, slots.present))
+        all_known, all_present = False, False
+        if eager and known.is_cpu:
+            all_known, all_present = bool(known.all()), bool(slots.present.all())
         momentum = self._blend(slots.means, previous, known, all_known)
         if self.training and not again:
             self._replay.remember(slots.means, (previous, known))
@@ -281,14 +286,9 @@ class CentroidBank(nn.Module):
             momentum = torch.where(known[:, None], momentum, slots.means)
         return self._by_role(slots, momentum, all_present)
 
-    def _slots(
-        self, features: Tensor, labels: Tensor, valid: Tensor | None, complete: bool
-    ) -> Slots:
-        if valid is None or not complete:
-            in_range = (labels >= 0) & (labels < self.num_classes)
-            valid = in_range if valid is None else valid & in_range
-        sync = self.sync and self.training
-        return class_means(features, labels, self.num_classes, valid, sync=sync, complete=complete)
+    def _in_range(self, labels: Tensor, valid: Tensor | None) -> Tensor:
+        inside = (labels >= 0) & (labels < self.num_classes)
+        return inside if valid is None else valid & inside
 
     def _by_role(self, slots: Slots, momentum: Tensor, all_present: bool = False) -> BatchCentroids:
         compact = slots.means if self.strategy == "none" else momentum

@@ -353,7 +353,7 @@ class Discriminative(ClassWise):
             radius=self.radius,
             power=self.compact_power if self.tail is None else 0,
             tail=self.tail or 0.0,
-            margin=current(self, "margin"),
+            margin=self.margin,
             margin_power=self.margin_power,
             with_norm=self.has_norm,
         )

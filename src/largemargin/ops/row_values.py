@@ -43,25 +43,24 @@ def row_values(
     if loss.reach <= EXPONENT and loss.angle is None:
         near: Tensor = _RivalsOverTarget.apply(logits, labels, loss, known, mean)
         return near
-    if loss.reach < math.inf or loss.kind == "rival":
-        values = _over_target(logits, labels, loss, known, vectors)
-    elif loss.strength or loss.required:
-        values = _SoftmaxAndDivergence.apply(logits, labels, loss.required, loss.strength, known)
-    else:
-        index, outside = (labels[:, None], None) if known else class_index(labels, logits.shape[1])
-        values = F.cross_entropy(logits, index.squeeze(1), reduction="none")
-        values = values if outside is None else values.masked_fill(outside, torch.nan)
+    values = _by_operators(logits, labels, loss, known, vectors)
     return values.mean() if mean else values
 
 
-def _over_target(
+def _by_operators(
     logits: Tensor,
     labels: Tensor,
     loss: RowLoss,
     known: bool,
     vectors: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """The loss of cosines, and that of a rival; NaN where a label is no class."""
+    """The loss (N,) by torch's operators; NaN where a label is no class."""
+    if loss.kind == "softplus" and loss.reach == math.inf:
+        if not loss.strength and not loss.required:
+            return _cross_entropy(logits, labels, known)
+        how = labels, loss.required, loss.strength, known
+        values: Tensor = _SoftmaxAndDivergence.apply(logits, *how)
+        return values
     target, second, _ = target_and_rival(logits, labels, loss.kind != "rival", known)
     if loss.angle is not None:
         assert vectors is not None
@@ -70,6 +69,12 @@ def _over_target(
     if loss.kind == "softplus":
         return F.softplus(gap + loss.required if loss.required else gap)
     return gap if loss.factor == 1 else gap * loss.factor
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, known: bool) -> Tensor:
+    index, outside = (labels[:, None], None) if known else class_index(labels, logits.shape[1])
+    values = F.cross_entropy(logits, index.squeeze(1), reduction="none")
+    return values if outside is None else values.masked_fill(outside, torch.nan)
 
 
 PLAIN = RowLoss()
@@ -225,7 +230,7 @@ class _RivalsOverTarget(torch.autograd.Function):
         loss = ctx.loss
         if torch.is_grad_enabled() or batched_gradient(grad):
             with torch.enable_grad():
-                values = _over_target(logits, labels, loss, ctx.known)
+                values = _by_operators(logits, labels, loss, ctx.known)
                 values = values.mean() if ctx.mean else values
                 again = torch.autograd.grad(values, logits, grad, create_graph=True)
             return *again, *(None,) * 4
