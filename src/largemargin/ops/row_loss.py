@@ -1,12 +1,16 @@
 """Losses that the statistics of a row of logits determine, and what it takes to compute them."""
 
 import math
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
 
 KINDS = ("softplus", "rest", "rival")
+
+ANYWHERE = sys.float_info.max
+"""The reach of cosines to which something of any size was added."""
 
 
 class Angle(NamedTuple):
