@@ -203,6 +203,12 @@ def check_labels(
         _check_soft_targets(labels, num_samples, num_classes, of)
         check_weights("labels given as soft targets", labels, validate)
         return
+    _check_hard_labels(labels, num_samples, num_classes, of)
+    if validate is not False and values_are_checked(labels, validate):
+        _check_label_values(labels.long(), num_classes, skip)
+
+
+def _check_hard_labels(labels: Tensor, num_samples: int, num_classes: int, of: str) -> None:
     if labels.dim() != 1:
         raise LargeMarginError(
             "labels must be class indices of shape (N,) or floating point soft targets of shape "
@@ -220,8 +226,6 @@ def check_labels(
             f"{labels.shape[0]} labels were given."
             + (" The order is features, prototypes, labels." if of == "features" else "")
         )
-    if validate is not False and values_are_checked(labels, validate):
-        _check_label_values(labels.long(), num_classes, skip)
 
 
 def _check_soft_targets(labels: Tensor, num_samples: int, num_classes: int, of: str) -> None:

@@ -45,6 +45,23 @@ def test_it_is_a_shift_of_the_logits(name):
         assert_close(call(loss, problem, targets), want, 1e-12, "features")
 
 
+@pytest.mark.parametrize(
+    ("loss", "size"),
+    [
+        (lm.CosFace(scale=25.0, margin=0.2, prior=[1e-30, 1.0]), 55.0),
+        (lm.NormFace(scale=25.0, prior=[1e-30, 1.0]), 50.0),
+        (lm.LMSoftmax(scale=25.0, prior=[1e-30, 1.0]), 50.0),
+    ],
+    ids=str,
+)
+def test_a_class_that_is_all_but_absent_has_a_finite_loss(loss, size):
+    """exp(119) is no float32 number."""
+    prototypes = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    value = loss(prototypes[1:], prototypes, torch.tensor([0]))
+    factor = 25 if isinstance(loss, lm.LMSoftmax) else 1
+    assert float(value) * factor == pytest.approx(size + 30 * np.log(10))
+
+
 @pytest.mark.parametrize("similarity", ["dot", "cosine", "cosine_prototypes", "euclidean"])
 def test_it_is_not_scaled(similarity):
     problem = random_problem(SIZES, seed=91)

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -231,26 +232,25 @@ def _hidden_layers(
 def _check_sizes(objective: Objective, num_classes: int, dim: int, own_features: set[str]) -> None:
     """Losses that hold one row per class must have been made for this head."""
     for name, loss in objective.terms.items():
-        for module in loss.modules():
-            wanted = {"num_classes": num_classes} | ({} if name in own_features else {"dim": dim})
-            for what, size in wanted.items():
-                has = getattr(module, what, size)
-                if isinstance(has, int) and has != size:
-                    raise LargeMarginError(
-                        f"the term {name!r} was made with {what}={has}, but the head has "
-                        f"{num_classes} classes in dimension {dim}. Pass a function and attach "
-                        f"fills them in: lambda num_classes, dim: {type(module).__name__}"
-                        "(num_classes, dim)."
-                    )
-            for what in ("class_counts", "margin"):
-                each: Any = getattr(module, what, None)
-                one = not isinstance(each, Tensor | Sequence) or getattr(each, "ndim", 1) == 0
-                if not one and len(each) != num_classes:
-                    raise LargeMarginError(
-                        f"the term {name!r} was made with {len(each)} {what}, but the head "
-                        f"has {num_classes} classes. Give one number per class, in the order of "
-                        "the labels."
-                    )
+        wanted = {"num_classes": num_classes} | ({} if name in own_features else {"dim": dim})
+        for module, what in product(loss.modules(), wanted):
+            has = getattr(module, what, None)
+            if isinstance(has, int) and has != wanted[what]:
+                raise LargeMarginError(
+                    f"the term {name!r} was made with {what}={has}, but the head has "
+                    f"{num_classes} classes in dimension {dim}. Pass a function and attach "
+                    f"fills them in: lambda num_classes, dim: {type(module).__name__}"
+                    "(num_classes, dim)."
+                )
+        for module, what in product(loss.modules(), ("class_counts", "margin")):
+            each: Any = getattr(module, what, None)
+            one = not isinstance(each, Tensor | Sequence) or getattr(each, "ndim", 1) == 0
+            if not one and len(each) != num_classes:
+                raise LargeMarginError(
+                    f"the term {name!r} was made with {len(each)} {what}, but the head "
+                    f"has {num_classes} classes. Give one number per class, in the order of "
+                    "the labels."
+                )
 
 
 def _head_spec(objective: Objective, num_classes: int, similarity: str | None) -> HeadSpec | None:
@@ -299,9 +299,8 @@ def _reshape(
             head.bias = None
         return head
     assert isinstance(head, nn.Linear)
-    new = ClassHead.from_linear(
-        head, similarity=spec.similarity, scale=spec.scale, bias=bias is not None and spec.bias
-    )
+    form: Any = {"similarity": spec.similarity, "scale": spec.scale}
+    new = ClassHead.from_linear(head, **form, bias=bias is not None and spec.bias)
     new.shaped_by_attach = True
     # The same dicts, so that hooks of the layer go on and their handles still take them off.
     for hooks in HOOKS:
@@ -415,17 +414,10 @@ def _schedules(
 
 def objective_from(setting: Any, num_classes: int, dim: int) -> Objective:
     """The objective of a loss, a weighted one, an objective or a function of the head's size."""
-    if isinstance(setting, type) and issubclass(setting, Loss):
-        raise LargeMarginError(
-            f"objective must be a loss, but the class {setting.__name__} was given. Make one: "
-            f"{setting.__name__}(...), or pass a function that makes one for this head: lambda "
-            f"num_classes, dim: {setting.__name__}(...)."
-        )
     if isinstance(setting, type) and issubclass(setting, nn.Module):
-        raise _refusal(f"the class {setting.__name__}", _instead_of(setting))
-    made = setting
-    if not isinstance(setting, nn.Module) and callable(setting):
-        made = setting(num_classes, dim)
+        raise _class_given(setting)
+    makes = not isinstance(setting, nn.Module) and callable(setting)
+    made = setting(num_classes, dim) if makes else setting
     if isinstance(made, Objective):
         return made
     inner = made.loss if isinstance(made, Weighted) else made
@@ -435,6 +427,16 @@ def objective_from(setting: Any, num_classes: int, dim: int) -> Objective:
         raise _refusal(type(made).__name__, _instead_of(type(made)))
     names = [name for name, kind in LOSSES.items() if kind is type(inner)]
     return Objective(**{names[0] if names else "loss": made})
+
+
+def _class_given(kind: type) -> LargeMarginError:
+    name = kind.__name__
+    if not issubclass(kind, Loss):
+        return _refusal(f"the class {name}", _instead_of(kind))
+    return LargeMarginError(
+        f"objective must be a loss, but the class {name} was given. Make one: {name}(...), or pass "
+        f"a function that makes one for this head: lambda num_classes, dim: {name}(...)."
+    )
 
 
 def _refusal(what: str, instead: str) -> LargeMarginError:

@@ -25,13 +25,11 @@ from largemargin.heads.centroid_bank import CentroidBank, recomputing
 from largemargin.heads.class_head import ClassHead
 from largemargin.heads.head_spec import HeadView
 from largemargin.losses.base.classwise import collectors
-from largemargin.losses.base.loss import Loss, all_count, is_hard
+from largemargin.losses.base.loss import Loss, is_hard
 from largemargin.losses.base.objective import Objective
 from largemargin.losses.base.schedules import Schedule, check_schedules
 from largemargin.losses.base.settings import settle
 from largemargin.losses.base.terms import matrix_of
-from largemargin.ops.row_loss import RowLoss
-from largemargin.ops.row_values import row_mean
 from largemargin.ops.scheduled_values import ScheduledValue, current, move
 from largemargin.ops.shards import gathered
 from largemargin.ops.similarity import HeadLogits
@@ -86,8 +84,11 @@ class Criterion(nn.Module):
         self._owns_head = owns_head
         settle(objective, hooks.layer)
         losses: list[tuple[str, Any]] = [*objective.terms.items()]
+        usual = self._noisy_term is None and self._inputs_term is None
         self._row_losses = [
-            (name, loss) for name, loss in losses if type(loss).row_loss is not Loss.row_loss
+            (name, loss)
+            for name, loss in losses
+            if usual and type(loss).row_loss is not Loss.row_loss
         ]
         self._parts = [*objective.modules()]  # walking through them takes as long as a small loss
         check_schedules(self.schedules, objective, matrix_of(hooks.layer).shape[0])
@@ -116,30 +117,44 @@ class Criterion(nn.Module):
         again = recomputing()
         if again:
             self._check_replayed()
-        ready: dict[str, Tensor] = {}
         usual = None if noisy is not None else self._usual_record(outputs, labels, sample_weight)
-        if usual is not None:
-            ready, head = self._row_terms(usual, outputs, labels)
-            if len(ready) == len(self.objective.terms):
-                self._count_call(usual.features, labels, head, again)
-                return self._in_short(ready)
-        found = self.read(outputs) if usual is None else usual.whole(outputs, True)
+        if usual is None:
+            return self._of_any(outputs, labels, noisy, sample_weight, again)
+        layer, features, objective = self._hooks.layer, usual.features, self.objective
+        if self.training != layer.training or objective.training != layer.training:
+            self.train(layer.training)
+        head = self._head(usual.head, outputs)
+        terms = self._row_terms(head, features, labels)
+        if len(terms) == len(objective.weights):
+            total = objective.total(terms)
+        else:
+            self._follow(features)
+            how: Any = {"logits": outputs, "layers": list(usual.layers) or None, "ready": terms}
+            total, terms = objective(features, head, labels, **how)
+        self._show(terms)
+        self._count_call(features, labels, head, again)
+        return total
+
+    def _of_any(
+        self, outputs: Any, labels: Tensor, noisy: Any, sample_weight: Tensor | None, again: bool
+    ) -> Tensor:
+        """The loss of any outputs, wherever their features and logits are found."""
+        found = self.read(outputs)
         self._follow(found.features)
         arguments = self._arguments(found, noisy)
         features = arguments["features"]
-        if usual is None:
-            labels, sample_weight = _flat(found.features, labels, sample_weight)
-            check_rows(features, labels, half=isinstance(noisy, str))
+        labels, sample_weight = _flat(found.features, labels, sample_weight)
+        check_rows(features, labels, half=isinstance(noisy, str))
         logits = arguments["logits"] if found.untouched and not found.own else None
-        head = self._head(found.swapped, logits)
+        head = self._head(found.swapped, None if logits is None else _wide(logits))
         value = self.objective(
-            prototypes=head, labels=labels, sample_weight=sample_weight, ready=ready, **arguments
+            prototypes=head, labels=labels, sample_weight=sample_weight, **arguments
         )
         self._show(value.terms)
         if self.measures_gradients:
             self._measure_gradients(value.terms, arguments)
         self._count_call(features, labels, head, again)
-        if usual is not None or (outputs is logits and not self._hooks.is_fsdp):
+        if outputs is logits and not self._hooks.is_fsdp:
             return value.total
         made = tensors_in(outputs if noisy is None else (outputs, noisy))
         return reach(value.total, made, fsdp=self._hooks.is_fsdp)
@@ -151,7 +166,7 @@ class Criterion(nn.Module):
 
         None also where no loss is one of rows of logits.
         """
-        if not self._row_losses or self.measures_gradients or sample_weight is not None:
+        if sample_weight is not None or self.measures_gradients or not self._row_losses:
             return None
         if type(outputs) is not Tensor or type(labels) is not Tensor or not plain_eager():
             return None
@@ -160,38 +175,19 @@ class Criterion(nn.Module):
             return None
         return record if is_hard(labels, outputs) else None
 
-    def _row_terms(
-        self, record: ForwardRecord, outputs: Tensor, labels: Tensor
-    ) -> tuple[dict[str, Tensor], HeadView]:
-        """Terms that rows of the head's logits determine, in a few calls; and the head."""
-        layer, (weight, bias) = self._hooks.layer, record.head or (record.features, None)
-        if self.training != layer.training or self.objective.training != layer.training:
-            self.train(layer.training)
-        similarity, scale = "dot", 1.0
-        if type(layer) is not nn.Linear:
-            similarity, scale = getattr(layer, "similarity", "dot"), getattr(layer, "scale", 1.0)
-        made = HeadLogits(outputs, similarity, scale, bias)
-        found: list[tuple[str, RowLoss, int | None]] = []
+    def _row_terms(self, head: HeadView, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """Terms that rows of the head's logits determine, in a few calls."""
+        made = head.made
+        assert made is not None
+        held = head.label_range = value_range(labels) if labels.is_cpu else None
+        found: dict[str, Tensor] = {}
         for name, loss in self._row_losses:
-            row_loss = loss.row_loss(made, record.features, weight) if loss.is_usual() else None
-            if row_loss is not None:
-                found.append((name, row_loss, loss.ignore_index))
-        if found and labels.is_cpu:
-            held, count = value_range(labels), outputs.shape[1]
-            found = [each for each in found if all_count(held, count, each[2])]
-        vectors = record.features, weight
-        terms = {name: row_mean(outputs, labels, each, vectors, i) for name, each, i in found}
-        return terms, HeadView(weight, bias, similarity, scale, made)
-
-    def _in_short(self, terms: dict[str, Tensor]) -> Tensor:
-        """The total of terms that are all there."""
-        total: Any = 0
-        for name, term in terms.items():
-            weight = self.objective.weights[name]
-            weighted = term if weight == 1 else weight * term
-            total = total + weighted if name is not self._row_losses[0][0] else weighted
-        vars(self)["terms"] = {name: term.detach() for name, term in terms.items()}
-        found: Tensor = total
+            if loss.is_usual():
+                term = loss.of_rows(made, features, head.weight, labels, held)
+                if term is not None:
+                    found[name] = term
+        if made.logits.dtype is torch.bfloat16:
+            head.made = made._replace(logits=_wide(made.logits))
         return found
 
     def _check_replayed(self) -> None:
@@ -337,8 +333,6 @@ class Criterion(nn.Module):
         similarity, scale = "dot", 1.0
         if type(layer) is not nn.Linear:  # looking for what a module has not takes long
             similarity, scale = getattr(layer, "similarity", "dot"), current(layer, "scale", 1.0)
-        if logits is not None and logits.dtype is torch.bfloat16:
-            logits = logits.float()  # float16 ends at 65504, so a loss makes those anew
         made = None if logits is None else HeadLogits(logits, similarity, scale, bias)
         return HeadView(weight, bias, similarity, scale, made)
 
@@ -509,6 +503,11 @@ def _flat(
         return labels, sample_weight
     weight = None if sample_weight is None else flat_beside(sample_weight, features)
     return flat_beside(labels, features), weight
+
+
+def _wide(logits: Tensor) -> Tensor:
+    """Logits that a loss reads: of float16, which ends at 65504, it makes them anew."""
+    return logits.float() if logits.dtype is torch.bfloat16 else logits
 
 
 def terms_that_need(objective: Objective, argument: str) -> list[str]:

@@ -93,15 +93,11 @@ class ForwardRecord:
         return Pass(*seen, untouched, swapped)
 
     def detached(self) -> "ForwardRecord":
-        return ForwardRecord(
-            self.features.detach(),
-            None if self.inputs is None else self.inputs.detach(),
-            tuple(map(Tensor.detach, self.layers)),
-            dict(zip(self.own, map(Tensor.detach, self.own.values()), strict=True)),
-            self.shape,
-            self.blind,
-            self.version,
-        )
+        inputs = None if self.inputs is None else self.inputs.detach()
+        layers = tuple(map(Tensor.detach, self.layers)) if self.layers else ()
+        own = {name: each.detach() for name, each in self.own.items()} if self.own else {}
+        seen = self.features.detach(), inputs, layers, own
+        return ForwardRecord(*seen, self.shape, self.blind, self.version)
 
 
 NO_PASS = (ForwardRecord(torch.empty(0, 0), None, (), {}, (-1,), False), torch.empty(0, 0))
@@ -285,14 +281,10 @@ class FeatureHooks:
 
     def _record(self, features: Tensor, logits: Tensor, running: Running) -> ForwardRecord:
         held = tuple(map(running.read, self.wanted)) if self.wanted else ()
-        record = ForwardRecord(
-            features,
-            running.held.get("inputs"),
-            held[: self.layer_count],
-            dict(zip(self.features, held[self.layer_count :], strict=True)),
-            tuple(logits.shape),
-            running.blind or not torch.is_grad_enabled(),
-        )
+        inputs, layers = running.held.get("inputs"), held[: self.layer_count]
+        own = dict(zip(self.features, held[self.layer_count :], strict=True)) if held else {}
+        blind = running.blind or not torch.is_grad_enabled()
+        record = ForwardRecord(features, inputs, layers, own, tuple(logits.shape), blind)
         if not torch.compiler.is_compiling():
             record.version = None if logits.is_inference() else logits._version
             parameters = self.layer._parameters
@@ -332,10 +324,10 @@ class FeatureHooks:
 
     def find(self, outputs: Any, what: str = "outputs") -> Pass:
         """The pass that made these outputs."""
-        if type(outputs) is Tensor and not (self.doubt or torch.compiler.is_compiling()):
-            mark = outputs.__dict__.get(self.name)
-            if type(mark) is Mark and not (mark.made or mark.several) and mark.weak is None:
-                return self._of_head(outputs, mark.record, what)  # type: ignore[arg-type]
+        if type(outputs) is Tensor and not torch.compiler.is_compiling():
+            record = self._own_record(outputs)
+            if record is not None:
+                return self._of_head(outputs, record, what)
         if not self.ran:
             self._check_in_place()
             raise LargeMarginError(
@@ -360,17 +352,23 @@ class FeatureHooks:
 
     def usual_record(self, outputs: Tensor) -> ForwardRecord | None:
         """The pass that made outputs which are the head's own, untouched, in ordinary training."""
+        record = self._own_record(outputs)
+        if record is None or record.version != outputs._version or record.head is None:
+            return None
+        if self.removed or record.blind or record.inputs is not None or record.own:
+            return None
+        weight, parameters = record.head[0], self.layer._parameters
+        if weight is not parameters.get("weight") or record.head[1] is not parameters.get("bias"):
+            return None
+        plain = type(weight) is nn.Parameter and weight.dim() == len(record.shape) == 2
+        return record if plain else None
+
+    def _own_record(self, outputs: Tensor) -> ForwardRecord | None:
+        """The pass of outputs that are the head's own, of one run and with gradients."""
         mark = outputs.__dict__.get(self.name)
-        if type(mark) is not Mark or mark.made or mark.several or self.doubt or self.removed:
+        if self.doubt or type(mark) is not Mark or mark.made or mark.several:
             return None
-        record, parameters = mark.record, self.layer._parameters
-        if record is None or record.blind or record.inputs is not None or record.own:
-            return None
-        used = record.head
-        if record.version != outputs._version or outputs.dim() != 2 or used is None:
-            return None
-        same = used[0] is parameters.get("weight") and used[1] is parameters.get("bias")
-        return record if same and type(used[0]) is nn.Parameter else None
+        return mark.record
 
     def _by_mark(self, tensors: list[Tensor], what: str) -> Pass | None:
         own: list[tuple[Tensor, Mark]] = []

@@ -53,20 +53,7 @@ def out_features(layer: Any) -> int:
 def find_layer(model: nn.Module, name: str | None) -> tuple[str, nn.Module]:
     """The head by name, or the last linear layer where that is the only likely one."""
     if name is not None:
-        layer = find_module(model, name)
-        active = active_copy(layer)
-        if active is not None:
-            name = next(path for path, module in model.named_modules() if module is active)
-            layer = active
-        _refuse_adapted(model, f"{name}.base_layer" if "base_layer" in layer._modules else name)
-        if isinstance(layer, HEADS):
-            return name, layer
-        inside = [path for path, module in layer.named_modules() if isinstance(module, HEADS)]
-        hint = f" Inside it is {name + '.' + inside[-1]!r}." if inside else ""
-        raise LargeMarginError(
-            f"layer {name!r} must be an nn.Linear or ClassHead, but it is a "
-            f"{type(layer).__name__}.{hint}"
-        )
+        return _named_head(model, name)
     layers = _candidates(model)
     if not layers:
         raise LargeMarginError(
@@ -87,6 +74,23 @@ def find_layer(model: nn.Module, name: str | None) -> tuple[str, nn.Module]:
         )
     _refuse_adapted(model, path)
     return path, layer
+
+
+def _named_head(model: nn.Module, name: str) -> tuple[str, nn.Module]:
+    layer = find_module(model, name)
+    active = active_copy(layer)
+    if active is not None:
+        name = next(path for path, module in model.named_modules() if module is active)
+        layer = active
+    _refuse_adapted(model, f"{name}.base_layer" if "base_layer" in layer._modules else name)
+    if isinstance(layer, HEADS):
+        return name, layer
+    inside = [path for path, module in layer.named_modules() if isinstance(module, HEADS)]
+    hint = f" Inside it is {name + '.' + inside[-1]!r}." if inside else ""
+    raise LargeMarginError(
+        f"layer {name!r} must be an nn.Linear or ClassHead, but it is a "
+        f"{type(layer).__name__}.{hint}"
+    )
 
 
 def find_module(model: nn.Module, name: str) -> nn.Module:
@@ -132,10 +136,19 @@ def returned_before(
 
 def _linear_of(model: nn.Module, tensor: Tensor) -> tuple[str, nn.Module] | None:
     """The linear layer whose output a tensor is, with its name."""
+    weights = _weights_behind(tensor.grad_fn)
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Linear) and any(module.weight is each for each in weights):
+            return path, module
+    return None
+
+
+def _weights_behind(node: Any) -> list[Any]:
+    """The parameters of the product that a node belongs to."""
     weights: list[Any] = []
-    front: list[Any] = [tensor.grad_fn]
+    front = [node]
     for _ in range(8):
-        node: Any = front.pop(0) if front else None
+        node = front.pop(0) if front else None
         name = type(node).__name__
         if name.startswith("AccumulateGrad"):
             weights.append(node.variable)
@@ -145,10 +158,7 @@ def _linear_of(model: nn.Module, tensor: Tensor) -> tuple[str, nn.Module] | None
                 own = ("AccumulateGrad", "T", "Permute")
                 behind = [each for each in behind if type(each).__name__.startswith(own)]
             front += behind
-    for path, module in model.named_modules():
-        if isinstance(module, nn.Linear) and any(module.weight is each for each in weights):
-            return path, module
-    return None
+    return weights
 
 
 def check_plain(path: str, layer: nn.Module) -> None:
@@ -164,21 +174,9 @@ def check_plain(path: str, layer: nn.Module) -> None:
         )
     if not isinstance(layer, nn.Linear) or type(layer).forward is nn.Linear.forward:
         return
+    kind = type(layer).__name__
     more = [name for name, _ in layer.named_parameters() if name not in ("weight", "bias")]
-    weight, kind = layer.weight, type(layer).__name__
-    plain = type(weight) is nn.Parameter and weight.is_floating_point() and not weight.is_meta
-    if not more and plain:
-        training = layer.training
-        layer.eval()
-        try:
-            with torch.no_grad():
-                generator = torch.Generator().manual_seed(0)
-                inputs = torch.randn(4, layer.in_features, generator=generator).to(weight)
-                if same(layer(inputs), nn.functional.linear(inputs, weight, layer.bias)):
-                    return
-        finally:
-            layer.train(training)
-    elif not more:
+    if not more and _is_linear(layer):
         return
     beyond = f" (it has the parameters {', '.join(more)} too)" if more else ""
     raise LargeMarginError(
@@ -186,6 +184,22 @@ def check_plain(path: str, layer: nn.Module) -> None:
         f"{beyond}; the loss would not see the rest. Merge an adapter into the weight, or keep it "
         "to other layers; for a cosine head use lm.ClassHead."
     )
+
+
+def _is_linear(layer: nn.Linear) -> bool:
+    """Whether a layer gives what its weight and bias do; where that cannot be tried, yes."""
+    weight = layer.weight
+    if type(weight) is not nn.Parameter or not weight.is_floating_point() or weight.is_meta:
+        return True
+    training = layer.training
+    layer.eval()
+    try:
+        with torch.no_grad():
+            generator = torch.Generator().manual_seed(0)
+            inputs = torch.randn(4, layer.in_features, generator=generator).to(weight)
+            return same(layer(inputs), nn.functional.linear(inputs, weight, layer.bias))
+    finally:
+        layer.train(training)
 
 
 def parents_of(model: nn.Module, layer: nn.Module) -> list[tuple[nn.Module, str]]:
@@ -266,8 +280,6 @@ def _parallel_heads(model: nn.Module, layers: dict[str, nn.Module], path: str) -
     gives a number that neither ours, nor the layer after it, nor one of its own block takes. In a
     list or dict of modules it is enough that both give the same number.
     """
-    ours = layers[path]
-    width = ours.in_features
     names = list(layers)
     parts = path.split(".") if path else []
     for depth in range(len(parts)):
@@ -275,20 +287,22 @@ def _parallel_heads(model: nn.Module, layers: dict[str, nn.Module], path: str) -
         parent = model.get_submodule(prefix)
         if isinstance(parent, nn.Sequential):
             continue
+        listed = isinstance(parent, nn.ModuleList | nn.ModuleDict)
         for name, _ in parent.named_children():
             start = ".".join((*parts[:depth], name))
             inside = [each for each in names if each == start or each.startswith(start + ".")]
-            if name == parts[depth] or not inside:
-                continue
-            rival = layers[inside[-1]]
-            after = names[names.index(inside[-1]) + 1]
-            feeds = {width, *(layers[each].in_features for each in (*inside, after))}
-            listed = isinstance(parent, nn.ModuleList | nn.ModuleDict)
-            alike = rival.in_features == width or (
-                listed and out_features(rival) == out_features(ours)
-            )
-            if rival is not ours and alike and out_features(rival) not in feeds:
+            if name != parts[depth] and inside and _rivals(layers, path, inside, listed):
                 yield inside[-1]
+
+
+def _rivals(layers: dict[str, nn.Module], path: str, inside: list[str], listed: bool) -> bool:
+    """Whether the last of the layers ``inside`` a child may be a head as well as ours."""
+    names, ours, rival = list(layers), layers[path], layers[inside[-1]]
+    after = names[names.index(inside[-1]) + 1]
+    feeds = {ours.in_features, *(layers[each].in_features for each in (*inside, after))}
+    given = out_features(rival)
+    alike = rival.in_features == ours.in_features or (listed and given == out_features(ours))
+    return rival is not ours and alike and given not in feeds
 
 
 def _widths(layer: nn.Module) -> str:

@@ -65,25 +65,29 @@ class Watch:
             return
         self.calls += 1
         self.samples += labels.shape[0]
+        stuck_after = self.stuck_after * criterion.accumulate
+        if (self.calls - 1) % stuck_after <= 2:
+            self._look_at_parameters(criterion, head, stuck_after)
         patience = self.patience * criterion.accumulate
-        self._look_at_parameters(criterion, head, self.stuck_after * criterion.accumulate)
-        soon = -self.calls % patience < WINDOW
-        due = self.calls % patience == 0 and (self.calls // patience).bit_count() == 1
-        if soon and self._looks_at_angles and head.similarity.startswith("cosine"):
-            self._look_at_angles(criterion.objective, features, labels, head, patience, due)
+        if -self.calls % patience < WINDOW and _soon_due(self.calls, patience):
+            self._look_at_training(criterion, features, labels, head, patience)
+        patience = self.labels_after * criterion.accumulate
+        soon = self._looks_at_labels and -self.calls % patience < WINDOW
+        if soon and labels.dim() == 1 and _soon_due(self.calls, patience):
+            self._look_at_labels(labels, head, patience)
+
+    def _look_at_training(
+        self, criterion: Any, features: Tensor, labels: Tensor, head: HeadView, patience: int
+    ) -> None:
+        due = self.calls % patience == 0
+        if self._looks_at_angles and head.similarity.startswith("cosine"):
+            self._look_at_angles(criterion.objective, features, labels, head, due)
         if self._looks_at_banks and due:
             self._look_at_banks(criterion)
-        if soon and _soon_due(self.calls, patience):
-            self._look_at_branches(criterion.objective, due)
-        if self._looks_at_labels and labels.dim() == 1:
-            patience = self.labels_after * criterion.accumulate
-            if -self.calls % patience < WINDOW:
-                self._look_at_labels(labels, head, patience)
+        self._look_at_branches(criterion.objective, due)
 
     def _look_at_parameters(self, criterion: Any, head: HeadView, patience: int) -> None:
         """Snapshot at the first call, gradients at the first few, verdict after ``patience``."""
-        if (self.calls - 1) % patience > 2:
-            return
         watched = {"the weight of the head": head.weight, "the bias of the head": head.bias}
         watched |= {f"{n} of the loss": p for n, p in criterion.objective.named_parameters()}
         for name, tensor in watched.items():
@@ -110,11 +114,8 @@ class Watch:
         features: Tensor,
         labels: Tensor,
         head: HeadView,
-        patience: int,
         due: bool,
     ) -> None:
-        if not _soon_due(self.calls, patience):
-            return
         counted = _behind(objective, features.detach(), labels, head)
         self._angles = counted if self._angles is None else self._angles + counted
         if not due:
@@ -161,7 +162,7 @@ class Watch:
 
     def _look_at_labels(self, labels: Tensor, head: HeadView, patience: int) -> None:
         """The highest label of a few calls: an embedding network may have been given as a model."""
-        if not _soon_due(self.calls, patience) or labels.numel() == 0:
+        if labels.numel() == 0:
             return
         highest, rows = labels.max(), head.weight.shape[0]
         self._highest = highest if self._highest is None else self._highest.maximum(highest)

@@ -33,30 +33,41 @@ def fill_zero_rows(
     for loss in objective.terms.values():
         loss._looks_for_zeros = False  # type: ignore[assignment]  # what there is to say is below
     weight = head._parameters.get("weight")
-    if weight is None or weight.dim() != 2 or weight.is_meta or is_sharded(weight):
-        return
-    rows = (torch.linalg.vector_norm(weight.detach(), torch.inf, dim=1) == 0).nonzero()[:, 0]
-    if len(rows) == 0 or _move(objective, head, weight, rows):
+    rows = None if weight is None else _zero_rows(weight)
+    if weight is None or rows is None or _move(objective, head, weight, rows):
         return
     names = " + ".join(type(loss).__name__ for loss in objective.terms.values())
     said = (
         f"{len(rows)} of the {len(weight)} rows of the head {path!r} are zero, where {names} has "
         "no gradient, so they would never move"
     )
-    others = (each for each in model.modules() if each is not head)
-    if any(parameter is weight for each in others for parameter in each._parameters.values()):
+    others = [p for each in model.modules() if each is not head for p in each._parameters.values()]
+    if any(parameter is weight for parameter in others):
         said += ". Another layer uses the same weight, so it is left as it is."
         rows = rows[:0]
     else:
         said += ". They were given random values, as those of lm.ClassHead are."
+    weight.data[rows] = _fresh_rows(head, weight, same=same)[rows]
+    if warn:
+        warn_user(said)
+
+
+def _fresh_rows(head: nn.Module, weight: Tensor, *, same: bool) -> Tensor:
+    """What ``ClassHead`` begins with."""
     with torch.random.fork_rng(devices=[], enabled=same):
         if same:
             torch.default_generator.manual_seed(0)  # and no accelerator's
         similarity = getattr(head, "similarity", "dot")
         fresh = ClassHead(weight.shape[1], len(weight), similarity=similarity, bias=False)
-    weight.data[rows] = fresh.weight.data.to(weight)[rows]
-    if warn:
-        warn_user(said)
+    return fresh.weight.data.to(weight)
+
+
+def _zero_rows(weight: Tensor) -> Tensor | None:
+    """Indices of the rows that are zero; None where there are none, or they cannot be seen."""
+    if weight.dim() != 2 or weight.is_meta or is_sharded(weight):
+        return None
+    rows = (torch.linalg.vector_norm(weight.detach(), torch.inf, dim=1) == 0).nonzero()[:, 0]
+    return rows if len(rows) else None
 
 
 def _move(objective: Objective, head: nn.Module, weight: Tensor, rows: Tensor) -> bool:

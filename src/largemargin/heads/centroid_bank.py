@@ -96,13 +96,14 @@ def class_means(
             0, classes, torch.where(everyone >= 0, order, count), "amin"
         )
         of_sample = torch.where(valid, first[labels], 0)
-    if complete and by_class and not shared:
-        counts = torch.bincount(labels, minlength=num_classes).to(features.dtype)
+    counts, sums = (features.new_zeros(len(classes), *rest) for rest in ((), features.shape[1:]))
+    if complete:  # values were looked at, so this is plain Python: in place
+        counts.index_add_(0, of_sample, features.new_ones(len(labels)))
+        sums.index_add_(0, of_sample, features)
     else:
-        weights = valid.to(features.dtype)
-        counts = features.new_zeros(classes.shape[0]).index_add(0, of_sample, weights)
-    kept = features if complete else torch.where(valid[:, None], features, 0)
-    sums = features.new_zeros(classes.shape[0], features.shape[1]).index_add(0, of_sample, kept)
+        kept = torch.where(valid[:, None], features, 0)
+        counts = counts.index_add(0, of_sample, valid.to(features.dtype))
+        sums = sums.index_add(0, of_sample, kept)
     if shared:
         sums, counts = all_reduce_sum(sums), all_reduce_sum(counts)
     means = sums / counts.clamp_min(1)[:, None]
@@ -115,8 +116,8 @@ def recomputing() -> bool:
 
 
 def _mark(batch: Tensor) -> Tensor:
-    """What batches are told apart by: a number per column."""
-    mark: Tensor = torch.linalg.vector_norm(batch.detach(), dim=0)
+    """What batches are told apart by: a number per row."""
+    mark: Tensor = torch.linalg.vector_norm(batch.detach(), dim=-1)
     return mark
 
 
@@ -139,7 +140,11 @@ class Replay:
         if not recomputing():
             return None
         mark = _mark(batch)
-        found = [(e, state) for e, state in reversed(self.entries) if state[0].shape == shape]
+        found = [
+            (seen, state)
+            for seen, state in reversed(self.entries)
+            if seen.shape == mark.shape and state[0].shape == shape
+        ]
         near = min(found, key=lambda entry: float((entry[0] - mark).abs().sum()), default=None)
         return None if near is None else near[1]
 
@@ -263,29 +268,29 @@ class CentroidBank(nn.Module):
         if not checked:
             self._check(features)
         labels = labels.long()
-        if not (complete and valid is not None):
-            in_range = (labels >= 0) & (labels < self.num_classes)
-            valid = in_range if valid is None else valid & in_range
-        slots = class_means(
-            features,
-            labels,
-            self.num_classes,
-            valid,
-            sync=self.sync and self.training,
-            complete=complete,
-        )
+        if valid is None or not complete:
+            valid = self._in_range(labels, valid)
+        sync = self.sync and self.training
+        slots = class_means(features, labels, self.num_classes, valid, sync=sync, complete=complete)
         again, eager = self.training and recomputing(), plain_eager()
         previous, known = self._read(slots, again, eager)
-        look = known.device.type == "cpu" and eager
-        all_known, all_present = look and bool(known.all()), look and bool(slots.present.all())
-        blended = self._blend(slots.means, previous, known, all_known)
+        all_known, all_present = False, False
+        if eager and known.is_cpu:
+            all_known, all_present = bool(known.all()), bool(slots.present.all())
+        momentum = self._blend(slots.means, previous, known, all_known)
         if self.training and not again:
             self._replay.remember(slots.means, (previous, known))
             with torch.no_grad():
-                self._write(slots, blended, all_known, all_present)
-        momentum = blended
+                self._write(slots, momentum, all_known, all_present)
         if self.first_seen == "full":
-            momentum = torch.where(known[:, None], blended, slots.means)
+            momentum = torch.where(known[:, None], momentum, slots.means)
+        return self._by_role(slots, momentum, all_present)
+
+    def _in_range(self, labels: Tensor, valid: Tensor | None) -> Tensor:
+        inside = (labels >= 0) & (labels < self.num_classes)
+        return inside if valid is None else valid & inside
+
+    def _by_role(self, slots: Slots, momentum: Tensor, all_present: bool = False) -> BatchCentroids:
         compact = slots.means if self.strategy == "none" else momentum
         margin = momentum if self.strategy == "both" else slots.means
         return BatchCentroids(slots, compact, margin, all_present)
@@ -314,10 +319,7 @@ class CentroidBank(nn.Module):
             self._replay.remember(rows.means, (rows.previous, rows.known))
         by_class = self.num_classes <= labels.shape[0]
         slots = Slots(rows.of_sample, labels, rows.held, rows.held, rows.means, by_class)
-        compact = rows.means if self.strategy == "none" else rows.blended
-        return BatchCentroids(
-            slots, compact, rows.blended if self.strategy == "both" else rows.means
-        )
+        return self._by_role(slots, rows.blended)
 
     def _read(self, slots: Slots, again: bool, eager: bool) -> tuple[Tensor, Tensor]:
         """Bank rows and seen flags of the slots, as they were before this step's write."""
@@ -340,7 +342,7 @@ class CentroidBank(nn.Module):
 
     def _write(self, slots: Slots, blended: Tensor, all_known: bool, all_present: bool) -> None:
         # One overflowing batch must not spoil a class for good: its centroid is not stored.
-        if slots.by_class and self.accumulate == 1 and all_present:
+        if all_present and slots.by_class and self.accumulate == 1:
             low, high = value_range(slots.means)
             if -math.inf < low and high < math.inf:
                 self.centroids.copy_(blended)
@@ -350,16 +352,10 @@ class CentroidBank(nn.Module):
                 return
         present = slots.present & torch.isfinite(slots.means.abs().amax(1))
         counts = torch.where(present, slots.counts, 0).long()
-        if self.accumulate != 1:
-            sums = torch.where(present[:, None], slots.means * slots.counts[:, None], 0)
-            self.pending_sums.index_add_(0, slots.classes, sums.to(self.pending_sums.dtype))
-            self.pending_counts.index_add_(0, slots.classes, counts)
-            self.pending_steps.add_(1)
-            if self.accumulate is not None:
-                self._commit(self.pending_steps >= self.accumulate)
-            return
         rows = blended.to(self.centroids.dtype)
-        if slots.by_class:
+        if self.accumulate != 1:
+            self._collect(slots, present, counts)
+        elif slots.by_class:
             self.counts.add_(counts)  # compiled, adding integers at indices costs a dozen kernels
             self.centroids.copy_(torch.where(present[:, None], rows, self.centroids))
             self.seen.logical_or_(present)
@@ -375,6 +371,15 @@ class CentroidBank(nn.Module):
             rows = torch.where(any_present, rows.index_select(0, source), self.centroids[index])
             self.centroids.index_copy_(0, index, rows)
             self.seen.index_copy_(0, index, self.seen[index] | any_present)
+
+    def _collect(self, slots: Slots, present: Tensor, counts: Tensor) -> None:
+        """Add a micro-batch to those of the step."""
+        sums = torch.where(present[:, None], slots.means * slots.counts[:, None], 0)
+        self.pending_sums.index_add_(0, slots.classes, sums.to(self.pending_sums.dtype))
+        self.pending_counts.index_add_(0, slots.classes, counts)
+        self.pending_steps.add_(1)
+        if self.accumulate is not None:
+            self._commit(self.pending_steps >= self.accumulate)
 
     def _commit(self, due: Tensor) -> None:
         current = self.pending_sums / self.pending_counts.clamp_min(1)[:, None]

@@ -33,6 +33,8 @@ class HeadView:
     scale: float = 1.0
     made: HeadLogits | None = None
     """The logits of the features that a loss is called with, where the head has made them."""
+    label_range: tuple[float, float] | None = None
+    """The smallest and the largest of the labels of that call, where they were looked at."""
 
     def __repr__(self) -> str:
         num_classes, dim = self.weight.shape[0], self.weight.shape[-1]

@@ -1,6 +1,6 @@
 """The best classes of each sample, without a matrix of all scores."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -108,36 +108,17 @@ def top_classes(
     check_count(
         "k", k, at_least=1, at_most=num_classes, hint=f"There are {num_classes} classes to rank."
     )
+    form: Any = {"bias": bias, "similarity": similarity, "scale": scale}
     if chunk_size is None and _by_tiles(features, prototypes, precision):
-        with torch.autocast("cuda", enabled=False):
-            # The length of a feature changes no order: it is divided out of the k scores.
-            late = similarity == "cosine" and bias is None
-            form = affine_form(
-                features,
-                prototypes,
-                bias=bias,
-                similarity="cosine_prototypes" if late else similarity,
-                scale=1.0 if late else scale,
-                precision="bf16",
-                keep_columns=True,
-            )
-            scores, classes = tile_top(form, k)
-            factor = scale * inverse_norms(promote(features)) if late else 1.0
-            return TopClasses(scores * factor, classes)
+        return _top_by_tiles(features, prototypes, k, **form)
     if chunk_size is None:
         chunk_size = max(CHUNK_ELEMENTS // max(num_samples, 1), 256)
     check_count("chunk_size", chunk_size, at_least=1, hint="It counts classes.")
     best: tuple[Tensor, Tensor] | None = None
     for start in range(0, num_classes, chunk_size):
         chunk = slice(start, start + chunk_size)
-        logits = similarity_logits(
-            features,
-            prototypes[chunk],
-            bias=None if bias is None else bias[chunk],
-            similarity=similarity,
-            scale=scale,
-            precision=precision,
-        )
+        form["bias"] = None if bias is None else bias[chunk]
+        logits = similarity_logits(features, prototypes[chunk], precision=precision, **form)
         scores, classes = best_of(logits, min(k, logits.shape[1]))
         classes = classes + start
         if best is not None:
@@ -148,6 +129,26 @@ def top_classes(
         best = scores, classes
     assert best is not None
     return TopClasses(*best)
+
+
+def _top_by_tiles(
+    features: Tensor,
+    prototypes: Tensor,
+    k: int,
+    bias: Tensor | None,
+    similarity: str,
+    scale: float | Tensor,
+) -> TopClasses:
+    with torch.autocast("cuda", enabled=False):
+        if similarity != "cosine" or bias is not None:
+            form: Any = {"bias": bias, "similarity": similarity, "scale": scale}
+            tiles = affine_form(features, prototypes, precision="bf16", keep_columns=True, **form)
+            return TopClasses(*tile_top(tiles, k))
+        # The length of a feature changes no order: it is divided out of the k scores.
+        form = {"bias": None, "similarity": "cosine_prototypes", "scale": 1.0}
+        tiles = affine_form(features, prototypes, precision="bf16", keep_columns=True, **form)
+        scores, classes = tile_top(tiles, k)
+        return TopClasses(scores * (scale * inverse_norms(promote(features))), classes)
 
 
 def _by_tiles(features: Tensor, prototypes: Tensor, precision: str | None) -> bool:

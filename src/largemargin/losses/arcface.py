@@ -30,7 +30,7 @@ from largemargin.ops.scheduled_values import current
 from largemargin.ops.shards import is_shared
 from largemargin.ops.similarity import HeadLogits
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
-from largemargin.tracing import plain_eager, value_range, values_are_checked
+from largemargin.tracing import value_range, values_are_checked
 
 Mode: TypeAlias = Literal["hard", "easy", "none"]
 Gradient: TypeAlias = Literal["exact", "detached"]
@@ -191,7 +191,7 @@ def _row_loss(
         return _penalised(target, scale, x, w, labels, margin, mode, resolved)
 
     angle = Angle(scale, float(margin), mode, NEAR, least, definition)
-    return RowLoss(bounded=True, angle=angle)
+    return RowLoss(angle=angle, reach=4 * scale)
 
 
 def _penalised(
@@ -214,16 +214,15 @@ def _penalised(
 
     if labels.dim() == 2 or isinstance(margin, Tensor) or isinstance(scale, Tensor):
         return definition(target)
-    if not plain_eager() or is_shared(prototypes) or target.numel() == 0 or prototypes.dim() == 3:
+    several = is_shared(prototypes) or prototypes.dim() == 3
+    if several or target.numel() == 0 or not values_are_checked(target, None):
         return definition(target)
-    margin = float(margin)
-    if values_are_checked(target, None):
-        low, high = value_range(target)
-        if -NEAR * scale < low and high < NEAR * scale:
-            inside = mode == "hard" and low > -math.cos(margin) * scale
-            found: Tensor = _Penalised.apply(target, scale, margin, mode, inside)
-            return found
-    return definition(target)
+    low, high = value_range(target)
+    if not -NEAR * scale < low <= high < NEAR * scale:
+        return definition(target)
+    inside = mode == "hard" and low > -math.cos(margin) * scale
+    found: Tensor = _Penalised.apply(target, scale, float(margin), mode, inside)
+    return found
 
 
 class _Penalised(torch.autograd.Function):

@@ -110,7 +110,7 @@ class CenterLoss(Loss):
             if not recomputing():
                 self._replay.remember(features, (own,))
         values = _half_squares(batch.inputs[0], own, outside, self.strength)
-        total = self._reduce(values, batch.labels, self.num_classes, batch.ignored, sample_weight)
+        total = self._reduce(values, batch, sample_weight)
         if self.training and not recomputing():
             labels = labels.long()
             valid = (labels >= 0) & (labels < self.num_classes)

@@ -20,7 +20,7 @@ from largemargin.losses.base.terms import (
     target_and_rest,
 )
 from largemargin.ops.class_stats import ComputeOptions
-from largemargin.ops.row_loss import RowLoss
+from largemargin.ops.row_loss import ANYWHERE, RowLoss
 from largemargin.ops.row_values import row_values
 from largemargin.ops.scheduled_values import current
 from largemargin.ops.similarity import HeadLogits
@@ -102,7 +102,7 @@ class CosFace(Loss):
         if scale is None or isinstance(margin, Tensor):
             return None
         check_margin("margin", margin, cosine_margin_limits(prototypes.shape[0]))
-        return RowLoss(required=scale * margin, bounded=True)
+        return RowLoss(required=scale * margin, reach=scale * (2 + margin))
 
     def per_sample(self, *inputs: Tensor, **made: Any) -> Tensor:
         margin = current(self, "margin") if self.class_margins is None else self.class_margins
@@ -127,6 +127,7 @@ def cosface(
     if not isinstance(required, Tensor):
         found = eager_logits(features, prototypes, labels, cosines)
         if found is not None:
-            return row_values(*found, RowLoss(required=float(required), bounded=True))
+            reach = ANYWHERE if how.get("log_prior") is not None else float(2 * s + required)
+            return row_values(*found, RowLoss(required=float(required), reach=reach))
     target, rest = target_and_rest(features, prototypes, labels, **cosines)
     return over_targets(F.softplus(rest - target + required), labels)

@@ -25,8 +25,9 @@ from largemargin.heads.centroid_bank import (
     class_means,
     recomputing,
 )
+from largemargin.heads.head_spec import HeadView
 from largemargin.losses.base.classwise import ClassBatch, ClassWise
-from largemargin.losses.base.loss import LossOptions, LossValue, MarginCeiling
+from largemargin.losses.base.loss import LossOptions, LossValue, MarginCeiling, all_count
 from largemargin.losses.base.schedules import Ramp, Schedule, share_of
 from largemargin.losses.base.setting_ranges import Dimension, Range
 from largemargin.losses.base.settings import size_as_built
@@ -205,19 +206,25 @@ class Discriminative(ClassWise):
         """The total and its unweighted terms compact, margin, reg."""
         if sample_weight is not None:
             self._refuse("sample_weight", True)
-        return self._terms(features, prototypes, labels, bias)[0]
+        features, matrix, bias = self._classifier(features, prototypes, labels, bias)
+        view = prototypes if isinstance(prototypes, HeadView) else None
+        value = self._by_hand(features, matrix, labels, bias, view)
+        return self._by_batch(features, matrix, labels, bias)[0] if value is None else value
 
-    def _terms(
+    def _classifier(
         self, features: Tensor, prototypes: Tensor | nn.Module, labels: Tensor, bias: Tensor | None
-    ) -> tuple[LossValue, ClassBatch | None]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Features, class vectors and bias as the terms see them."""
         matrix, bias = classifier_of(prototypes, bias)
         if self.detach_classifier:
             matrix, bias = matrix.detach(), None if bias is None else bias.detach()
         features, bias = self._in_units(features, matrix, labels, bias)
-        made = getattr(prototypes, "made", None)
-        value = self._by_hand(features, matrix, labels, bias, made is not None)
-        if value is not None:
-            return value, None
+        return features, matrix, bias
+
+    def _by_batch(
+        self, features: Tensor, matrix: Tensor, labels: Tensor, bias: Tensor | None
+    ) -> tuple[LossValue, ClassBatch]:
+        """The terms by autograd, for all settings; and the batch they are of."""
         batch = self.batch(features, matrix, labels, bias=bias)
         compact = self.mean_over_samples(self._to_center(features, batch), batch)
         distances = centroid_margin(
@@ -241,34 +248,44 @@ class Discriminative(ClassWise):
         matrix: Tensor,
         labels: Tensor,
         bias: Tensor | None,
-        multiplied: bool,
+        view: HeadView | None,
     ) -> LossValue | None:
         """The usual case in plain eager mode, with one backward pass for all terms.
 
-        What a head has ``multiplied`` already fits: features, matrix and bias.
+        What a head has multiplied already fits: features, matrix and bias.
         """
         if not self._is_usual():
             return None
-        if not (multiplied and _is_beside(labels, features)):
+        if view is None or view.made is None or not _is_beside(labels, features):
             check_inputs(
                 features, matrix, labels, bias=bias, soft=False, reason=NO_SOFT, validate=False
             )
         if self._has_kernels(features, matrix, labels):
             return self._by_kernels(features, matrix, labels, bias)
-        rows = self._usual_rows(labels, matrix.shape[0])
+        rows = self._usual_rows(labels, matrix.shape[0], view.label_range if view else None)
         if rows is None:
             return None
         if self.check_finite:
             check_all_finite(features=features, prototypes=matrix, bias=bias)
-        bank, labels = self.bank, labels.long()
-        features, matrix, bias = _promoted(features, matrix, bias)
+        return self._by_operators(*_promoted(features, matrix, bias), labels.long(), *rows)
+
+    def _by_operators(
+        self,
+        features: Tensor,
+        matrix: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        known: Tensor | None,
+        guard: Tensor | None,
+    ) -> LossValue | None:
+        """The terms of rows that are ``known`` to count; None where the bank does not fit."""
+        bank = self.bank
         if matrix.shape != bank.centroids.shape or features.dtype != matrix.dtype:
             return None
-        known, guard = rows
         valid = torch.ones_like(labels, dtype=torch.bool) if known is None else known
         with torch.no_grad():
             found = bank(features, labels, valid, complete=known is None, checked=True)
-        terms = self._centroid_terms(found, known)
+        terms = self._centroid_terms(bank, found, known)
 
         def definition(q: Tensor, weight: Tensor, offset: Tensor | None) -> tuple[Tensor, ...]:
             return _defined(terms, labels, valid, q, weight, offset)
@@ -281,15 +298,15 @@ class Discriminative(ClassWise):
         return self._weighed(compact, margin, norm)
 
     def _has_kernels(self, features: Tensor, matrix: Tensor, labels: Tensor) -> bool:
+        if not (features.is_cuda or INTERPRETED) or self.impl != "auto" or self.check_finite:
+            return False
+        bank, centroids = self.bank, self.bank.centroids
         return (
-            (features.is_cuda or INTERPRETED)
-            and kernels_serve(features, matrix, labels)
-            and features.shape[1] == self.bank.dim
-            and matrix.shape == self.bank.centroids.shape
-            and self.bank.centroids.dtype is torch.float32
-            and self.bank.centroids.device == features.device
-            and self.impl == "auto"
-            and not self.check_finite
+            kernels_serve(features, matrix, labels)
+            and features.shape[1] == bank.dim
+            and matrix.shape == centroids.shape
+            and centroids.dtype is torch.float32
+            and centroids.device == features.device
             and not recomputing()
         )
 
@@ -300,7 +317,7 @@ class Discriminative(ClassWise):
         labels, ignored = labels.contiguous(), self.ignore_index
         with torch.no_grad():
             found = self.bank.by_kernel(features, labels, ignored)
-        t = self._centroid_terms(found, None)._replace(by_class=found.slots.by_class)
+        t = self._centroid_terms(self.bank, found, None)._replace(by_class=found.slots.by_class)
 
         def definition(q: Tensor, weight: Tensor, offset: Tensor | None) -> tuple[Tensor, ...]:
             count = weight.shape[0]
@@ -318,8 +335,10 @@ class Discriminative(ClassWise):
         )
         return self._weighed(compact, margin, norm[0] if norm else None)
 
-    def _centroid_terms(self, found: BatchCentroids, known: Tensor | None) -> CentroidTerms:
-        slots, blended = found.slots, 1 - self.bank.momentum
+    def _centroid_terms(
+        self, bank: CentroidBank, found: BatchCentroids, known: Tensor | None
+    ) -> CentroidTerms:
+        slots, blended = found.slots, 1 - bank.momentum
         return CentroidTerms(
             slots.of_sample,
             slots.classes,
@@ -329,12 +348,12 @@ class Discriminative(ClassWise):
             slots.counts,
             known,
             slots.by_class and known is None and found.all_present,
-            through_compact=1.0 if self.bank.strategy == "none" else blended,
-            through_points=blended if self.bank.strategy == "both" else 1.0,
+            through_compact=1.0 if bank.strategy == "none" else blended,
+            through_points=blended if bank.strategy == "both" else 1.0,
             radius=self.radius,
             power=self.compact_power if self.tail is None else 0,
             tail=self.tail or 0.0,
-            margin=current(self, "margin"),
+            margin=self.margin,
             margin_power=self.margin_power,
             with_norm=self.has_norm,
         )
@@ -344,8 +363,9 @@ class Discriminative(ClassWise):
         if norm is not None:
             parts["reg"] = norm
         total: Tensor | None = None
+        read = current if torch.compiler.is_compiling() else getattr
         for name, term in parts.items():
-            weight = current(self, WEIGHTS[name])
+            weight = read(self, WEIGHTS[name])
             weighted = term if type(weight) is float and weight == 1 else weight * term
             total = weighted if total is None else total + weighted
         assert total is not None
@@ -353,17 +373,17 @@ class Discriminative(ClassWise):
 
     def _is_usual(self) -> bool:
         """Whether these settings are those that ``centroid_terms`` knows."""
-        usual = self.reduction, self.aggregate, self.bank.first_seen, self.bank.accumulate
+        bank = self.bank
         return (
             plain_eager()
-            and usual == ("mean", "max", "scaled", 1)
-            and self.needs[-1] == "labels"
+            and (self.reduction, self.aggregate) == ("mean", "max")
+            and (bank.first_seen, bank.accumulate) == ("scaled", 1)
             and self.weight is None
             and not self._synced
         )
 
     def _usual_rows(
-        self, labels: Tensor, num_classes: int
+        self, labels: Tensor, num_classes: int, held: tuple[float, float] | None
     ) -> tuple[Tensor | None, Tensor | None] | None:
         """Which rows count (None: all), and a number that is NaN if a label is no class.
 
@@ -372,12 +392,12 @@ class Discriminative(ClassWise):
         if not isinstance(labels, Tensor) or labels.dim() != 1 or labels.is_floating_point():
             return None
         ignored = self.ignore_index
-        if values_are_checked(labels, None):
-            low, high = value_range(labels)
-            clear = labels.numel() > 0 and low >= 0 and high < num_classes
-            return (
-                (None, None) if clear and (ignored is None or not low <= ignored <= high) else None
-            )
+        if labels.numel() == 0:
+            return None
+        if held is None and values_are_checked(labels, None):
+            held = value_range(labels)
+        if held is not None:
+            return (None, None) if all_count(held, num_classes, ignored) else None
         labels = labels.long()
         inside = labels.clamp(0, num_classes - 1) == labels
         counted = inside | True if ignored is None else labels != ignored
@@ -515,8 +535,8 @@ class RobustDiscriminative(Discriminative):
                 labels != self.ignore_index if self.ignore_index is not None else labels == labels
             )
             check_all_finite(noisy=torch.where(counted[:, None], noisy, 0))
-        value, batch = self._terms(features, prototypes, labels, bias)
-        assert batch is not None
+        clean = self._classifier(features, prototypes, labels, bias)
+        value, batch = self._by_batch(clean[0], clean[1], labels, clean[2])
         aligned = self.mean_over_samples(self._to_center(noisy, batch), batch)
         total = value.total + self.noise_weight * aligned
         terms = {**value.terms, "noisy": aligned}

@@ -76,7 +76,7 @@ class _InputMarginLoss(Loss):
             self.validate,
         )
         values = self._values(gap, norm, batch)
-        return self._reduce(values, batch.labels, batch.num_classes, batch.ignored, sample_weight)
+        return self._reduce(values, batch, sample_weight)
 
     def _values(self, gap: Tensor, norm: Tensor, batch: Batch) -> Tensor:
         values: Tensor = self.per_sample(gap / (norm + self._eps))

@@ -112,7 +112,7 @@ class LayerMargin(Loss):
             differentiable_norm=self.differentiable_norm,
             validate=self.validate,
         )
-        return self._reduce(values, batch.labels, batch.num_classes, batch.ignored, sample_weight)
+        return self._reduce(values, batch, sample_weight)
 
 
 def layer_margin(

@@ -6,9 +6,15 @@ from torch import Tensor
 
 from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.base.scale import Scale, check_scale_setting
-from largemargin.losses.base.terms import over_targets, scaled_cosines
+from largemargin.losses.base.terms import (
+    eager_logits,
+    over_targets,
+    scale_of_cosines,
+    target_and_rest,
+)
 from largemargin.ops.class_stats import ComputeOptions
-from largemargin.ops.row_loss import RowLoss
+from largemargin.ops.row_loss import ANYWHERE, RowLoss
+from largemargin.ops.row_values import row_values
 from largemargin.ops.scheduled_values import current
 from largemargin.ops.similarity import HeadLogits
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
@@ -51,7 +57,7 @@ class LMSoftmax(Loss):
 
     def row_loss(self, made: HeadLogits, features: Tensor, prototypes: Tensor) -> RowLoss | None:
         scale = self.scale_of(made)
-        return None if scale is None else RowLoss("rest", factor=1 / scale, bounded=True)
+        return None if scale is None else RowLoss("rest", factor=1 / scale, reach=2 * scale)
 
     def per_sample(self, *inputs: Tensor, **made: Any) -> Tensor:
         return lm_softmax(*inputs, scale=current(self, "scale"), **made, **self.how)
@@ -66,5 +72,12 @@ def lm_softmax(
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
     """LM-Softmax per sample; :class:`LMSoftmax` has equation, arguments and an example."""
-    s, target, rest = scaled_cosines(features, prototypes, labels, scale, how)
+    s = scale_of_cosines(scale, features, prototypes, how)
+    cosines: Any = {"similarity": "cosine", "scale": s, **how}
+    if not isinstance(s, Tensor):
+        found = eager_logits(features, prototypes, labels, cosines)
+        if found is not None:
+            reach = ANYWHERE if how.get("log_prior") is not None else 2 * s
+            return row_values(*found, RowLoss("rest", factor=1 / s, reach=reach))
+    target, rest = target_and_rest(features, prototypes, labels, **cosines)
     return over_targets((rest - target) / s, labels)

@@ -44,7 +44,8 @@ class NormFace(Loss):
         self.scale = scale
 
     def row_loss(self, made: HeadLogits, features: Tensor, prototypes: Tensor) -> RowLoss | None:
-        return None if self.scale_of(made) is None else RowLoss(bounded=True)
+        scale = self.scale_of(made)
+        return None if scale is None else RowLoss(reach=2 * scale)
 
     def per_sample(self, *inputs: Tensor, **made: Any) -> Tensor:
         return normface(*inputs, scale=current(self, "scale"), **made, **self.how)

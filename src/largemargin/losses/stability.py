@@ -12,7 +12,7 @@ from largemargin.errors import (
     check_same_device,
     check_sample_weight,
 )
-from largemargin.losses.base.loss import Loss, LossOptions
+from largemargin.losses.base.loss import Batch, Loss, LossOptions
 from largemargin.ops.norms import promote, safe_norm
 from largemargin.shapes import Features, PerSample
 
@@ -67,7 +67,8 @@ class Stability(Loss):
             check_all_finite(features=features, noisy=noisy)
         check_sample_weight(sample_weight, values.shape[0], self.validate)
         everyone = values.new_zeros(values.shape[0]).long()
-        return self._reduce(values, everyone, 1, None, sample_weight)
+        batch = Batch((features,), everyone, everyone, 1, None)
+        return self._reduce(values, batch, sample_weight)
 
 
 def stability(features: Features, noisy: Features, *, squared: bool = False) -> PerSample:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from largemargin.ops.boundary import DEGENERATE, EXACT_LIMIT, nearest_rival
 from largemargin.ops.eager_gradients import launches
-from largemargin.ops.norms import EPS, batched_gradient, row_norms
+from largemargin.ops.norms import EPS, SQUARABLE, all_between, batched_gradient, row_norms
 
 
 class CentroidTerms(NamedTuple):
@@ -48,16 +48,18 @@ class CentroidTerms(NamedTuple):
     with_norm: bool
 
 
-def _rivals(t: CentroidTerms, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The nearest rival of every centroid."""
+def _rivals(t: CentroidTerms, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The nearest rival of every centroid; how far its row is, where that is an ordinary number."""
     if not t.by_class or t.points.is_cuda or t.counts.shape[0] * weight.numel() > EXACT_LIMIT:
-        return nearest_rival(t.points, weight, t.classes, bias)
+        return nearest_rival(t.points, weight, t.classes, bias), None
     apart = torch.cdist(weight, weight, compute_mode="donot_use_mm_for_euclid_dist")
+    ordinary = apart.is_cpu and all_between(apart.fill_diagonal_(1.0), *SQUARABLE)
     logits = t.points @ weight.T if bias is None else torch.addmm(bias, t.points, weight.T)
-    own = logits.view(-1)[:: logits.shape[1] + 1]
-    ratio = (logits - own[:, None]).div_(apart)
-    ratio.masked_fill_(apart <= DEGENERATE, 0.0).fill_diagonal_(-torch.inf)
-    return ratio.argmax(1)
+    ratio = (logits - logits.diagonal()[:, None]).div_(apart)
+    if not ordinary:
+        ratio.masked_fill_(apart <= DEGENERATE, 0.0)
+    rival = ratio.fill_diagonal_(-torch.inf).argmax(1)
+    return rival, apart.gather(1, rival[:, None]).squeeze(1) if ordinary else None
 
 
 class _CentroidTerms(torch.autograd.Function):
@@ -72,11 +74,11 @@ class _CentroidTerms(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         q = features if t.valid is None else torch.where(t.valid[:, None], features, 0)
         # What each class, and each of its samples, counts in a mean over classes.
-        present = None if t.by_class else (t.counts > 0).to(t.counts.dtype)
-        if present is None:
+        if t.by_class:
             share, counts = torch.full_like(t.counts, 1 / t.counts.shape[0]), t.counts
         else:
-            share, counts = present / present.sum().clamp_min(1), t.counts.clamp_min(1)
+            share, counts = t.counts.sign(), t.counts.clamp_min(1)
+            share = share / share.sum().clamp_min(1)
         each = (share / counts).index_select(0, t.of_sample)
         if t.valid is not None:
             each = each.masked_fill(~t.valid, 0.0)
@@ -90,17 +92,18 @@ class _CentroidTerms(torch.autograd.Function):
             values = hinge if t.power == 1 else hinge.square()
         compact = values.dot(each)
 
-        rival = _rivals(t, weight, bias)
+        rival, length = _rivals(t, weight, bias)
         rows = weight.index_select(0, rival)
-        own = weight if t.by_class else weight.index_select(0, t.classes)
-        normal = rows - own
-        length = row_norms(normal)
+        normal = rows - (weight if t.by_class else weight.index_select(0, t.classes))
         gap = (normal * t.points).sum(1)
         if bias is not None:
             mine = bias if t.by_class else bias.index_select(0, t.classes)
             gap += bias.index_select(0, rival) - mine
-        degenerate = length <= DEGENERATE
-        inverse = length.reciprocal().masked_fill_(degenerate, 0.0)
+        if length is None:
+            length = row_norms(normal)
+            inverse = length.reciprocal().masked_fill_(length <= DEGENERATE, 0.0)
+        else:
+            inverse = length.reciprocal()
         signed = gap.mul_(inverse)
         kept = (signed + t.margin).relu_()
         margin = (kept if t.margin_power == 1 else kept.square()).dot(share)
@@ -128,12 +131,12 @@ class _CentroidTerms(torch.autograd.Function):
         if t.power == 0:
             slope = hinge.clamp_max(t.tail).mul_(2)
         else:
-            slope = 2 * hinge if t.power == 2 else (hinge > 0).to(hinge.dtype)
+            slope = 2 * hinge if t.power == 2 else hinge.sign()
         pull = slope.mul_(each).mul_(g_compact)
         pull = pull.div_(distance.clamp_min(EPS))  # at 0 the slope is 0
         to_center = away * pull[:, None]
         # Margin: of every centroid, along the normal of its nearest boundary.
-        push = (kept > 0).to(kept.dtype) if t.margin_power == 1 else 2 * kept
+        push = kept.sign() if t.margin_power == 1 else 2 * kept
         push = push.mul_(share).mul_(g_margin).mul_(inverse)[:, None]
         points = normal * push
         if size is not None:

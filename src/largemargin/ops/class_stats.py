@@ -31,6 +31,7 @@ from largemargin.ops.similarity import (
     check_scale,
     count_vectors,
     dense_logits,
+    scaled,
 )
 from largemargin.ops.triton.op import missing, tile_stats
 from largemargin.shapes import Features, Labels, Logits, Prototypes
@@ -163,20 +164,32 @@ def class_stats(
         impl = _choose(features, prototypes, labels.dim() == 2, resolved)
     elif impl != "dense":
         _check_impl(impl, features, prototypes, labels)
-    if impl == "dense" and similarity == "cosine" and _by_hand(labels, bias, scale, want):
+    how = want, impl, resolved, validate, relative
+    return _plain_stats(features, prototypes, labels, form, made, *how)
+
+
+def _plain_stats(
+    features: Tensor,
+    prototypes: Tensor,
+    labels: Tensor,
+    form: dict[str, Any],
+    made: HeadLogits | None,
+    want: tuple[Statistic, ...],
+    impl: Impl,
+    precision: str | None,
+    validate: bool | None,
+    relative: bool,
+) -> ClassStats:
+    """Statistics of prototypes that are in one place, without a prior."""
+    if impl == "dense" and _by_hand(labels, want, **form):
         known = labels.is_cpu if validate is None else validate
-        return _of_cosines(features, prototypes, labels, float(scale), want, made, resolved, known)
+        scale = float(form["scale"])
+        return _of_cosines(features, prototypes, labels, scale, want, made, precision, known)
     with without_autocast(features):
         if made is not None and impl == "dense" and made.times(**form) == 1:
             return ClassStats(*logit_stats(made.logits, labels, want))
-        affine = affine_form(
-            features,
-            prototypes,
-            precision=resolved,
-            keep_columns=impl == "triton",
-            relative=relative,
-            **form,
-        )
+        keep: Any = {"keep_columns": impl == "triton", "relative": relative}
+        affine = affine_form(features, prototypes, precision=precision, **keep, **form)
         if impl == "dense":
             return ClassStats(*logit_stats(dense_logits(affine), labels, want))
         kernel = tile_stats if impl == "triton" else chunked_stats
@@ -248,17 +261,17 @@ def _two_stats(
     return ClassStats(target, rival, index, second if rest else None, None, None)
 
 
-def _by_hand(labels: Tensor, bias: Tensor | None, scale: object, want: tuple[str, ...]) -> bool:
+def _by_hand(
+    labels: Tensor,
+    want: tuple[Statistic, ...],
+    bias: Tensor | None,
+    similarity: str,
+    scale: float | Tensor,
+) -> bool:
     """Whether cosine logits are all that is needed for what has a backward pass by hand."""
-    return (
-        len(want) == 2
-        and want[0] == "target"
-        and want[1] in ("rest", "rival")
-        and bias is None
-        and labels.dim() == 1
-        and not isinstance(scale, Tensor)
-        and plain_eager()
-    )
+    plain = similarity == "cosine" and bias is None and not isinstance(scale, Tensor)
+    two = want in (("target", "rest"), ("target", "rival"))
+    return plain and two and labels.dim() == 1 and plain_eager()
 
 
 def _choose(features: Tensor, prototypes: Tensor, soft: bool, precision: str | None) -> Impl:
@@ -336,10 +349,8 @@ def stats_from_logits(
         _check_names("dot", "auto", want)
         check_logits(logits, labels, validate=validate, check_finite=check_finite)
     with without_autocast(logits):
-        scaled = promote(logits)
-        if not (isinstance(scale, (float, int)) and scale == 1):
-            scaled = scaled * scale
-        return ClassStats(*logit_stats(scaled, labels, want, relative=relative))
+        logits = scaled(promote(logits), scale)
+        return ClassStats(*logit_stats(logits, labels, want, relative=relative))
 
 
 def _check_names(similarity: str, impl: str, want: tuple[Statistic, ...]) -> None:

@@ -1,7 +1,7 @@
 """The definition of the class statistics, on (N, C) logits. Twice differentiable."""
 
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -64,22 +64,24 @@ def dense_stats(
     target = rival = rival_index = rest = spread = mean = None
     if "target" in want:
         target = logits.gather(1, index).squeeze(1)
-    if {"rival", "rest", "spread", "mean"} & set(want):
+    if set(want) - {"target"}:
         others = logits.scatter(1, index, -torch.inf)
         if "rival" in want:
             rival, rival_index = others.max(dim=1)
         rest, spread, mean, shift = _of_rivals(others, index, want)
         if shift is not None and relative:
-            target, rival = (None if value is None else value - shift for value in (target, rival))
+            target, rival = _plus((target, rival), -shift)
         elif shift is not None:
-            rest, spread, mean = (
-                None if value is None else shift + value for value in (rest, spread, mean)
-            )
+            rest, spread, mean = _plus((rest, spread, mean), shift)
     target, rival, rest, spread, mean = (
         None if value is None else value.masked_fill(outside, torch.nan)
         for value in (target, rival, rest, spread, mean)
     )
     return target, rival, rival_index, rest, spread, mean
+
+
+def _plus(values: tuple[Tensor | None, ...], shift: Tensor) -> Iterable[Any]:
+    return (None if value is None else shift + value for value in values)
 
 
 def _of_rivals(
@@ -149,7 +151,5 @@ def _every_class_in_turn(logits: Tensor, want: tuple[str, ...], relative: bool) 
     if "mean" in want:
         mean = (logits.sum(1, keepdim=True) - logits) / (num_classes - 1)
     if not relative:
-        rival, rest, spread, mean = (
-            None if value is None else shift + value for value in (rival, rest, spread, mean)
-        )
+        rival, rest, spread, mean = _plus((rival, rest, spread, mean), shift)
     return target, rival, rival_index, rest, spread, mean

@@ -34,32 +34,32 @@ NORMALIZED = 2**20
 
 
 class Units(NamedTuple):
-    """Rows to multiply, and what their gradients need."""
+    """Unit rows times a number, to be multiplied, and what their gradients need."""
 
     rows: Tensor
-    """Unit rows, or the rows themselves where ``factor`` is left to their products."""
+    """Those, or the rows themselves where ``factor`` is left to their products."""
     size: Tensor
     """(N, 1): norms where torch's own kernel divides by them, inverse norms otherwise."""
-    ones: Tensor | None = None
-    """(N, 1), where torch's kernel made the rows: it would multiply them by these."""
+    length: Tensor | None = None
+    """(N, 1), the number, where torch's kernel made the rows."""
     factor: Tensor | None = None
     """Inverse norms that the products with the rows still have to be multiplied by."""
 
 
-def units(x: Tensor, most: int | None = None) -> Units:
-    """Unit rows; of more than ``most`` numbers on a CPU the products are normalised instead."""
+def units(x: Tensor, length: float = 1.0, most: int | None = None) -> Units:
+    """Rows of a length; of more than ``most`` numbers on a CPU the products are normalised."""
     if may_look(x):
         if most is None or x.numel() <= most:
-            ones = x.new_ones(x.shape[0], 1)
-            rows, norms = torch._weight_norm_interface(x.contiguous(), ones, 0)
+            lengths = x.new_full((x.shape[0], 1), length)
+            rows, norms = torch._weight_norm_interface(x.contiguous(), lengths, 0)
             if all_between(norms, 2 * EPS, SQUARABLE[1]):
-                return Units(rows, norms, ones)
+                return Units(rows, norms, lengths)
         inverse = inverse_norms(x)
         if most is not None and all_between(inverse, 1 / SQUARABLE[1], 0.5 / EPS):
             return Units(x, inverse, None, inverse)
     else:
         inverse = inverse_norms(x)
-    return Units(x * inverse, inverse)
+    return Units(x * (inverse if length == 1 else inverse * length), inverse)
 
 
 def may_look(tensor: Tensor) -> bool:
@@ -69,10 +69,9 @@ def may_look(tensor: Tensor) -> bool:
 
 def launches(*tensors: Tensor) -> bool:
     """Whether the kernels of ``ops.triton.rows`` serve; on a CPU only their interpreter."""
-    for tensor in tensors:
-        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            return False
-    return _serve(tensors[0].device)
+    if not _serve(tensors[0].device):
+        return False
+    return all(x.dtype in (torch.float32, torch.bfloat16, torch.float16) for x in tensors)
 
 
 @cache
@@ -88,19 +87,23 @@ def _serve(device: torch.device) -> bool:
     return INTERPRETED and device.type == "cpu"
 
 
-def units_gradient(grad: Tensor, x: Tensor, unit: Units) -> Tensor:
-    """The gradient of ``x`` from that of its unit rows, which it overwrites."""
-    if unit.ones is not None:
-        made = torch.ops.aten._weight_norm_interface_backward(
-            grad, x.contiguous(), unit.ones, unit.size, 0
-        )
-        found: Tensor = made[0]
+def units_gradient(grad: Tensor, x: Tensor, unit: Units, length: float, launched: bool) -> Tensor:
+    """The gradient of ``x`` from that of its rows of a length, which it overwrites."""
+    if launched:
+        return kernels().unit_rows_gradient(grad, x, unit.size, length)  # type: ignore[no-any-return]
+    if unit.length is not None:
+        size = unit.length, unit.size
+        found: Tensor = _WEIGHT_NORM_GRADIENT(grad, x.contiguous(), *size, 0)[0]
         return found
     along = row_products(grad, unit.rows)
     if unit.factor is not None:
         # What the product was multiplied by is in the gradient already.
         return grad.addcmul_(unit.rows, along.mul_(unit.factor.square()), value=-1)
-    return grad.addcmul_(unit.rows, along, value=-1).mul_(gradient_factor(unit.size))
+    grad.addcmul_(unit.rows, along, value=-(length**-2))
+    return grad.mul_(gradient_factor(unit.size) * length)
+
+
+_WEIGHT_NORM_GRADIENT = torch.ops.aten._weight_norm_interface_backward.default
 
 
 class _CosineLogits(torch.autograd.Function):
@@ -108,21 +111,24 @@ class _CosineLogits(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, prototypes: Tensor, scale: float, precision: str | None
+        ctx: Any,
+        features: Tensor,
+        prototypes: Tensor,
+        scale: float,
+        precision: str | None,
+        launched: bool,
     ) -> Tensor:
-        ctx.launches = launches(features, prototypes)
-        if ctx.launches:
+        if launched:
             low = torch.bfloat16 if precision == "bf16" else torch.float32
             rows = Units(*kernels().unit_rows(features, low, scale))
             columns = Units(*kernels().unit_rows(prototypes, low))
-            logits = multiply(rows.rows, columns.rows.T, precision)
         else:
-            rows, columns = units(features), units(prototypes, NORMALIZED)
-            logits = multiply(rows.rows, columns.rows.T, precision, scale)
-            if columns.factor is not None:
-                logits.mul_(columns.factor.T)
+            rows, columns = units(features, scale), units(prototypes, most=NORMALIZED)
+        logits = multiply(rows.rows, columns.rows.T, precision)
+        if columns.factor is not None:
+            logits.mul_(columns.factor.T)
         ctx.save_for_backward(features, prototypes, *rows, *columns)
-        ctx.scale, ctx.precision = scale, precision
+        ctx.scale, ctx.precision, ctx.launched = scale, precision, launched
         return logits
 
     @staticmethod
@@ -131,27 +137,19 @@ class _CosineLogits(torch.autograd.Function):
         # The caller's autocast would reach the products here: the engine runs in its thread.
         with without_autocast(grad):
             if torch.is_grad_enabled() or batched_gradient(grad):
-                return *_cosines_again(ctx, features, prototypes, grad), None, None
+                return *_cosines_again(ctx, features, prototypes, grad), None, None, None
             rows, columns = Units(*saved[:4]), Units(*saved[4:])
-            grads: list[Tensor | None] = [None, None]
-            if ctx.launches:
-                grad = grad.to(rows.rows.dtype)
-                if ctx.needs_input_grad[0]:
-                    wanted = multiply(grad, columns.rows, ctx.precision)
-                    grads[0] = kernels().unit_rows_gradient(wanted, features, rows.size, ctx.scale)
-                if ctx.needs_input_grad[1]:
-                    wanted = multiply(grad.T, rows.rows, ctx.precision)
-                    grads[1] = kernels().unit_rows_gradient(wanted, prototypes, columns.size)
-                return *grads, None, None
+            grad = grad.to(rows.rows.dtype)
             if columns.factor is not None:
                 grad = grad * columns.factor.T
+            found: list[Tensor | None] = [None, None]
             if ctx.needs_input_grad[0]:
-                wanted = multiply(grad, columns.rows, ctx.precision, ctx.scale)
-                grads[0] = units_gradient(wanted, features, rows)
+                wanted = multiply(grad, columns.rows, ctx.precision)
+                found[0] = units_gradient(wanted, features, rows, ctx.scale, ctx.launched)
             if ctx.needs_input_grad[1]:
-                wanted = multiply(grad.T, rows.rows, ctx.precision, ctx.scale)
-                grads[1] = units_gradient(wanted, prototypes, columns)
-            return *grads, None, None
+                wanted = multiply(grad.T, rows.rows, ctx.precision)
+                found[1] = units_gradient(wanted, prototypes, columns, 1.0, ctx.launched)
+            return *found, None, None, None
 
 
 def cosine_logits(
@@ -161,10 +159,12 @@ def cosine_logits(
     if prototypes.dim() == 3:
         every = cosine_logits(features, prototypes.flatten(0, 1), scale, precision)
         return pooled(every, prototypes.shape[1])
-    if not launches(features, prototypes):
+    launched = launches(features, prototypes)
+    if not launched:
         features, prototypes = in_one_dtype(features, prototypes)
     with without_autocast(features):
-        logits: Tensor = _CosineLogits.apply(features, prototypes, scale, precision)
+        how = scale, precision, launched
+        logits: Tensor = _CosineLogits.apply(features, prototypes, *how)
     return logits
 
 

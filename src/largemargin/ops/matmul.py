@@ -23,8 +23,11 @@ def without_autocast(tensor: Tensor) -> AbstractContextManager[object]:
     kind = tensor.device.type
     kind = "cpu" if kind == "meta" else kind  # "meta" has no autocast, so any other will do
     if not torch.is_autocast_enabled(kind):
-        return nullcontext()
+        return _NOTHING
     return torch.autocast(kind, enabled=False)
+
+
+_NOTHING = nullcontext()
 
 
 def resolve_precision(precision: str | None, *tensors: Tensor) -> str | None:
@@ -65,18 +68,15 @@ def _(a: Tensor, b: Tensor, tf32: bool) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1])
 
 
-def multiply(a: Tensor, b: Tensor, precision: str | None, factor: float = 1.0) -> Tensor:
-    """``factor * a @ b`` at the given precision, outside autograd."""
+def multiply(a: Tensor, b: Tensor, precision: str | None) -> Tensor:
+    """``a @ b`` at the given precision, outside autograd."""
     if precision is None or (precision != "bf16" and a.dtype != torch.float32):
-        # With beta=0 the first matrix only tells the shape, so the factor costs nothing.
-        plain = factor == 1 or a.shape[1] == 0
-        return a @ b if plain else torch.addmm(a[:, :1], a, b, beta=0, alpha=factor)
+        return a @ b
     if precision == "bf16":
         dtype = torch.promote_types(a.dtype, torch.float32)
-        product = _wide(a.to(torch.bfloat16), b.to(torch.bfloat16), dtype)
-    else:
-        product = _matmul_fp32(a, b, precision == "tf32")
-    return product if factor == 1 else product.mul_(factor)
+        return _wide(a.to(torch.bfloat16), b.to(torch.bfloat16), dtype)
+    product: Tensor = _matmul_fp32(a, b, precision == "tf32")
+    return product
 
 
 def _wide(low_a: Tensor, low_b: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -82,30 +81,31 @@ def _scaled_norm(x: Tensor, dim: int) -> Tensor:
     return largest * scaled
 
 
+def row_norms(x: Tensor) -> Tensor:
+    """Norms (N,) of rows, in plain eager mode and outside autograd."""
+    if x.device.type != "cpu" or x.dtype != torch.float32:
+        return _norm(x, -1, keepdim=False)
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1)
+    if all_between(norm, *SQUARABLE):
+        return norm
+    # float64 only where a square may leave the range of float32.
+    far = ~((norm > SQUARABLE[0]) & (norm < SQUARABLE[1]))
+    exact = torch.linalg.vector_norm(x[far], dim=-1, dtype=torch.float64)
+    return norm.masked_scatter(far, exact.to(x.dtype))
+
+
 def _norm(x: Tensor, dim: int, keepdim: bool) -> Tensor:
     """Norms of float32 rows of size 1e30 or 1e-20 survive: no square leaves its range."""
-    if x.device.type == "cpu":
-        if x.dtype == torch.float32 and dim in (-1, x.dim() - 1) and plain_eager():
-            norm: Tensor = torch.linalg.vector_norm(x, dim=-1)
-            least, most = norm.aminmax() if norm.numel() else (1.0, 1.0)
-            if not (SQUARABLE[0] < float(least) and float(most) < SQUARABLE[1]):
-                # float64 only where a square may leave the range of float32.
-                far = ~((norm > SQUARABLE[0]) & (norm < SQUARABLE[1]))
-                exact = torch.linalg.vector_norm(x[far], dim=-1, dtype=torch.float64)
-                norm = norm.masked_scatter(far, exact.to(x.dtype))
-            return norm.unsqueeze(-1) if keepdim else norm
-        norm = torch.linalg.vector_norm(x, dim=dim, keepdim=keepdim, dtype=torch.float64)
-        return norm.to(x.dtype)
-    if x.is_cuda and x.dtype == torch.float32 and x.numel() <= BLOCK_NUMBERS and plain_eager():
-        # As exact, in two launches for seven; slow float64 does not show in so few numbers.
+    on_cpu, eager = x.device.type == "cpu", x.dtype == torch.float32 and plain_eager()
+    if on_cpu and eager and dim in (-1, x.dim() - 1):
+        norm: Tensor = row_norms(x)
+        return norm.unsqueeze(-1) if keepdim else norm
+    # On a GPU as exact, in two launches for seven; slow float64 does not show in few numbers.
+    if on_cpu or (eager and x.is_cuda and x.numel() <= BLOCK_NUMBERS):
         norm = torch.linalg.vector_norm(x, dim=dim, keepdim=keepdim, dtype=torch.float64)
         return norm.to(x.dtype)
     norm = _scaled_norm(x, dim)
     return norm if keepdim else norm.squeeze(dim)
-
-
-row_norms = partial(_norm, dim=-1, keepdim=False)
-"""Norms (N,) of rows, outside autograd."""
 
 
 def row_products(a: Tensor, b: Tensor) -> Tensor:

@@ -1,11 +1,16 @@
 """Losses that the statistics of a row of logits determine, and what it takes to compute them."""
 
+import math
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
 
 KINDS = ("softplus", "rest", "rival")
+
+ANYWHERE = sys.float_info.max
+"""The reach of cosines to which something of any size was added."""
 
 
 class Angle(NamedTuple):
@@ -33,6 +38,6 @@ class RowLoss(NamedTuple):
     required: float = 0.0
     strength: float = 0.0
     factor: float = 1.0
-    bounded: bool = False
-    """Whether the logits are scaled cosines: their differences lose no digits."""
+    reach: float = math.inf
+    """Of cosines times a scale: how far the target and a rival can be apart, at most."""
     angle: Angle | None = None

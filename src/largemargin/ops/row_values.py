@@ -3,6 +3,7 @@
 One kernel each way where those of ``ops.triton.rows`` serve; otherwise torch's own operators.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from largemargin.ops.eager_gradients import class_index, kernels, launches, targ
 from largemargin.ops.norms import batched_gradient, promote, row_products
 from largemargin.ops.row_loss import RowLoss
 
+EXPONENT = 60.0
+"""Up to this exponentials, and sums of any number of them, are ordinary float32 numbers."""
+
 
 def row_values(
     logits: Tensor,
@@ -21,46 +25,56 @@ def row_values(
     known: bool,
     loss: RowLoss,
     vectors: tuple[Tensor, Tensor] | None = None,
+    *,
+    mean: bool = False,
+    ignore: int | None = None,
 ) -> Tensor:
     """The loss (N,) of logits and hard labels; ``known`` labels are classes, others get NaN.
 
+    Or its ``mean`` over labels that are known but one to ``ignore``, which kernels look for.
     ``vectors`` are features and prototypes, for a loss with an angle.
     """
     if launches(logits):
-        return kernel_values(logits, labels, loss, vectors)
+        found = kernel_values(logits, labels, loss, vectors, mean=mean, ignore=ignore)
+        return found.sum() if mean else found
     logits = promote(logits)
-    if loss.kind != "softplus" or loss.angle is not None:
-        target, second, _ = target_and_rival(logits, labels, loss.kind != "rival", known)
-        if loss.angle is None:
-            gap = second - target
-            return gap if loss.factor == 1 else gap * loss.factor
-        assert vectors is not None
-        return F.softplus(second - loss.angle.definition(target, *vectors, labels))
-    if loss.bounded:
-        bounded: Tensor = _RestOverTarget.apply(logits, labels, loss.required, known)
-        return bounded
-    if loss.strength or loss.required:
-        how = labels, loss.required, loss.strength, known
-        found: Tensor = _SoftmaxAndDivergence.apply(logits, *how)
-        return found
-    index, outside = (labels[:, None], None) if known else class_index(labels, logits.shape[1])
-    values = F.cross_entropy(logits, index.squeeze(1), reduction="none")
-    return values if outside is None else values.masked_fill(outside, torch.nan)
+    if mean and loss == PLAIN:
+        return F.cross_entropy(logits, labels)
+    if loss.reach <= EXPONENT and loss.angle is None:
+        near: Tensor = _RivalsOverTarget.apply(logits, labels, loss, known, mean)
+        return near
+    values = _by_operators(logits, labels, loss, known, vectors)
+    return values.mean() if mean else values
 
 
-def row_mean(
+def _by_operators(
     logits: Tensor,
     labels: Tensor,
     loss: RowLoss,
-    vectors: tuple[Tensor, Tensor],
-    ignore: int | None,
+    known: bool,
+    vectors: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """The mean loss of rows that are not ignored, 0 of none; on a CPU all have to be classes."""
-    if launches(logits):
-        return kernel_values(logits, labels, loss, vectors, mean=True, ignore=ignore).sum()
-    if loss == PLAIN:
-        return F.cross_entropy(promote(logits), labels)
-    return row_values(logits, labels, True, loss, vectors).mean()
+    """The loss (N,) by torch's operators; NaN where a label is no class."""
+    if loss.kind == "softplus" and loss.reach == math.inf:
+        if not loss.strength and not loss.required:
+            return _cross_entropy(logits, labels, known)
+        how = labels, loss.required, loss.strength, known
+        values: Tensor = _SoftmaxAndDivergence.apply(logits, *how)
+        return values
+    target, second, _ = target_and_rival(logits, labels, loss.kind != "rival", known)
+    if loss.angle is not None:
+        assert vectors is not None
+        target = loss.angle.definition(target, *vectors, labels)
+    gap = second - target
+    if loss.kind == "softplus":
+        return F.softplus(gap + loss.required if loss.required else gap)
+    return gap if loss.factor == 1 else gap * loss.factor
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor, known: bool) -> Tensor:
+    index, outside = (labels[:, None], None) if known else class_index(labels, logits.shape[1])
+    values = F.cross_entropy(logits, index.squeeze(1), reduction="none")
+    return values if outside is None else values.masked_fill(outside, torch.nan)
 
 
 PLAIN = RowLoss()
@@ -185,30 +199,42 @@ class _SoftmaxAndDivergence(torch.autograd.Function):
         return each.mul_(grad[:, None]), None, None, None, None
 
 
-class _RestOverTarget(torch.autograd.Function):
-    """softplus(rest - target + required): a cross entropy with all its digits, however small."""
+class _RivalsOverTarget(torch.autograd.Function):
+    """log(1 + S), or log(S) times a factor, of S = sum over the rivals of exp(logit - target).
+
+    The target less what is ``required``; of logits so near each other that no exponential
+    overflows. All digits are kept, however small the loss.
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, required: float, known: bool) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, loss: RowLoss, known: bool, mean: bool
+    ) -> Tensor:
         index, outside = (labels[:, None], None) if known else class_index(labels, logits.shape[1])
-        others = logits.scatter(1, index, -torch.inf)
-        rest = others.logsumexp(1)
-        gap = torch.sub(rest, logits.gather(1, index).squeeze(1)).add_(required)
-        ctx.save_for_backward(logits, labels, index, outside, others, rest, gap)
-        ctx.required, ctx.known = required, known
-        values = F.softplus(gap)
+        level = logits.gather(1, index)
+        level = level.sub_(loss.required) if loss.required else level
+        ratios = torch.sub(logits, level).exp_().scatter_(1, index, 0.0)
+        total = ratios.sum(1, keepdim=True)
+        ratios.scatter_(1, index, total.neg())
+        ctx.save_for_backward(logits, labels, outside, ratios, total)
+        ctx.loss, ctx.known, ctx.mean = loss, known, mean
+        values = total.log1p() if loss.kind == "softplus" else total.log().mul_(loss.factor)
+        if mean:
+            return values.mean()
+        values = values.squeeze(1)
         return values if outside is None else values.masked_fill_(outside, torch.nan)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        logits, labels, index, outside, others, rest, gap = ctx.saved_tensors
+        logits, labels, outside, ratios, total = ctx.saved_tensors
+        loss = ctx.loss
         if torch.is_grad_enabled() or batched_gradient(grad):
             with torch.enable_grad():
-                target, rest, _ = target_and_rival(logits, labels, True, ctx.known)
-                values = F.softplus(rest - target + ctx.required)
+                values = _by_operators(logits, labels, loss, ctx.known)
+                values = values.mean() if ctx.mean else values
                 again = torch.autograd.grad(values, logits, grad, create_graph=True)
-            return *again, None, None, None
+            return *again, *(None,) * 4
         grad = grad if outside is None else grad.masked_fill(outside, 0.0)
-        lost = torch.ops.aten.softplus_backward(grad, gap, 1.0, 20.0)  # as torch rounds it
-        each = torch.sub(others, rest[:, None]).exp_().mul_(lost[:, None])
-        return each.scatter_(1, index, lost.neg()[:, None]), None, None, None
+        each = grad * (loss.factor / len(logits)) if ctx.mean else grad[:, None] * loss.factor
+        each = each / (total + 1 if loss.kind == "softplus" else total)
+        return ratios * each, *(None,) * 4

@@ -53,6 +53,11 @@ class HeadLogits(NamedTuple):
         return float(scale / self.scale)
 
 
+def scaled(x: Tensor, scale: float | Tensor) -> Tensor:
+    """``x`` times a number, which costs nothing where that is 1."""
+    return x if isinstance(scale, (float, int)) and scale == 1 else x * scale
+
+
 def count_vectors(prototypes: Tensor) -> int:
     """How many a sample is compared with: C, or C K of sub-centers."""
     shape = prototypes.shape
@@ -103,8 +108,7 @@ def affine_form(
         half_square = -0.5 * scale * promote(columns).square().sum(1)
         column_bias = half_square if column_bias is None else column_bias + half_square
         row_bias = None if relative else -0.5 * scale * rows.square().sum(1)
-    if not (isinstance(scale, (float, int)) and scale == 1):
-        rows = rows * scale
+    rows = scaled(rows, scale)
     normalized = similarity.startswith("cosine")
     return AffineForm(rows, columns, column_bias, row_bias, normalized, precision, centers)
 

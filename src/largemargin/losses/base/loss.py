@@ -61,7 +61,7 @@ from largemargin.ops.eager_gradients import cosine_logits, dot_logits, launches
 from largemargin.ops.matmul import PRECISIONS, Precision, resolve_precision
 from largemargin.ops.norms import promote
 from largemargin.ops.row_loss import RowLoss
-from largemargin.ops.row_values import row_mean
+from largemargin.ops.row_values import row_values
 from largemargin.ops.scheduled_values import current
 from largemargin.ops.shards import is_shared
 from largemargin.ops.similarity import SIMILARITIES, HeadLogits
@@ -325,46 +325,52 @@ class Loss(Summand, nn.Module):
         sample_weight: Tensor | None = None,
     ) -> Tensor:
         if labels is None:
-            if not self.takes_logits or not isinstance(prototypes, Tensor):
-                raise LargeMarginError(
-                    f"{type(self).__name__} is called with (features, prototypes, labels), but "
-                    "two of them were given. Prototypes are the class vectors: the last nn.Linear "
-                    "of the model, an lm.ClassHead or a (C, D) tensor. lm.attach(model, loss) "
-                    "makes a criterion of (outputs, labels)."
-                )
-            if bias is not None:
-                raise LargeMarginError(
-                    "bias was given beside logits, which contain it already. Pass (features, "
-                    "prototypes, labels, bias=...) or leave bias out."
-                )
-            check_matrix("logits", features, "(N, C)")
-            batch = self._prepare((features,), prototypes, features.shape[1], sample_weight)
-            values = self.per_sample(*batch.inputs, batch.targets)
-        else:
-            matrix, options = self._unpack_prototypes(prototypes, bias)
-            bias, made = options.get("bias"), getattr(prototypes, "made", None)
-            if self._looks_for_zeros and torch.is_grad_enabled() and plain_eager():
-                self._look_for_zeros(matrix)
-            if made is None:
-                check_classifier(features, matrix, bias, sub_centers=has_sub_centers(matrix))
-            if sample_weight is None and self._has_rows(features, matrix, labels, made):
-                if self.check_finite:
-                    check_all_finite(features=features, prototypes=matrix, bias=bias)
-                rows = self._row_logits(features, matrix, options)
-                value = None if rows is None else self._of_rows(rows, features, matrix, labels)
-                if value is not None:
-                    return value
-            if made is not None and not self._reads(made, labels):
-                made = None
-            batch = self._prepare(
-                (features, matrix), labels, matrix.shape[0], sample_weight, bias, made
+            return self._of_logits(features, prototypes, bias, sample_weight)
+        matrix, options = self._unpack_prototypes(prototypes, bias)
+        bias, made = options.get("bias"), getattr(prototypes, "made", None)
+        self._look_for_zeros(matrix)
+        if made is None:
+            check_classifier(features, matrix, bias, sub_centers=has_sub_centers(matrix))
+        if sample_weight is None and self._has_rows(features, matrix, labels, made):
+            rows = self._row_logits(features, matrix, options)
+            value = self.of_rows(rows, features, matrix, labels)
+            if value is not None:
+                return value
+        made = self._readable(made, labels)
+        batch = self._prepare(
+            (features, matrix), labels, matrix.shape[0], sample_weight, bias, made
+        )
+        if made is not None and (batch.ignored is None or not made.logits.is_cpu):
+            options["made"] = made
+        if self.counts_rows:
+            options["kept"] = _counting(batch)
+        values = self.per_sample(*batch.inputs, batch.targets, **options)
+        return self._reduce(values, batch, sample_weight)
+
+    def _of_logits(
+        self,
+        logits: Tensor,
+        labels: Tensor | nn.Module,
+        bias: Tensor | None,
+        sample_weight: Tensor | None,
+    ) -> Tensor:
+        """The value of a call with two arguments."""
+        if not self.takes_logits or not isinstance(labels, Tensor):
+            raise LargeMarginError(
+                f"{type(self).__name__} is called with (features, prototypes, labels), but "
+                "two of them were given. Prototypes are the class vectors: the last nn.Linear "
+                "of the model, an lm.ClassHead or a (C, D) tensor. lm.attach(model, loss) "
+                "makes a criterion of (outputs, labels)."
             )
-            if made is not None and (batch.ignored is None or not made.logits.is_cpu):
-                options["made"] = made
-            if self.counts_rows:
-                options["kept"] = _counting(batch)
-            values = self.per_sample(*batch.inputs, batch.targets, **options)
-        return self._reduce(values, batch.labels, batch.num_classes, batch.ignored, sample_weight)
+        if bias is not None:
+            raise LargeMarginError(
+                "bias was given beside logits, which contain it already. Pass (features, "
+                "prototypes, labels, bias=...) or leave bias out."
+            )
+        check_matrix("logits", logits, "(N, C)")
+        batch = self._prepare((logits,), labels, logits.shape[1], sample_weight)
+        values = self.per_sample(*batch.inputs, batch.targets)
+        return self._reduce(values, batch, sample_weight)
 
     def _prepare(
         self,
@@ -377,15 +383,9 @@ class Loss(Summand, nn.Module):
     ) -> Batch:
         """The batch with everything checked, ignored rows zeroed and labels as targets."""
         first = inputs[0]
-        if (  # a head has multiplied the inputs already, so they fit each other
-            made is None
-            or self.weight is not None
-            or sample_weight is not None
-            or labels.dtype is not torch.int64
-            or labels.shape != first.shape[:1]
-            or labels.device != first.device
-            or made_for_inference(first, labels)
-        ):
+        # What a head has multiplied already fits each other.
+        weighted = self.weight is not None or sample_weight is not None
+        if made is None or weighted or not _are_classes_of(first, labels):
             self._check(inputs, labels, num_classes, sample_weight, bias)
         ignored = None
         if labels.dim() == 1:
@@ -401,21 +401,26 @@ class Loss(Summand, nn.Module):
 
     def _look_for_zeros(self, matrix: Tensor) -> None:
         """Once: prototypes that are zero have no angle, and so no gradient of one."""
+        if not (self._looks_for_zeros and torch.is_grad_enabled() and plain_eager()):
+            return
         self._looks_for_zeros = False
         if not matrix.requires_grad or matrix.dim() != 2 or not values_are_checked(matrix, None):
             return
-        form = None
-        with suppress(LargeMarginError):  # what a head cannot be is no matter here
-            form = self.head_form(matrix.shape[0])
         zeros = int((~matrix.detach().bool().any(1)).sum())
-        angles = form is not None and form.similarity.startswith("cosine")
-        if zeros and (angles or getattr(self, "normalize", False)):
+        if zeros and self._sees_angles(len(matrix)):
             warn_user(
                 f"{zeros} of the {matrix.shape[0]} prototypes are zero, where "
                 f"{type(self).__name__} has no gradient: they will never move. Draw them, "
                 "torch.nn.init.normal_(prototypes), or take those of lm.ClassHead; lm.attach does "
                 "so for a head of zeros."
             )
+
+    def _sees_angles(self, num_classes: int) -> bool:
+        form = None
+        with suppress(LargeMarginError):  # what a head cannot be is no matter here
+            form = self.head_form(num_classes)
+        angles = form is not None and form.similarity.startswith("cosine")
+        return angles or bool(getattr(self, "normalize", False))
 
     def row_loss(self, made: HeadLogits, features: Tensor, prototypes: Tensor) -> RowLoss | None:
         """The loss of a row of the head's logits, where one kernel serves it; None otherwise."""
@@ -425,62 +430,63 @@ class Loss(Summand, nn.Module):
         self, features: Tensor, matrix: Tensor, labels: Tensor, made: HeadLogits | None
     ) -> bool:
         """Whether ``row_loss`` serves this call, by logits other than those of a head."""
-        return (
-            type(self).row_loss is not Loss.row_loss
-            and features.dim() == 2
-            and plain_eager()
-            and not (features.is_inference() or matrix.is_inference())
-            and (_is_wide(features, matrix) if features.is_cpu else launches(features, matrix))
-            and is_hard(labels, features)
-            and type(matrix) in (Tensor, nn.Parameter)
-            and not is_shared(matrix)
-            and self._has_usual_options()
-            and (made is None or self.row_loss(made, features, matrix) is None)
-            and (
-                not self.check_finite  # of rows that count, which a kernel does not tell apart
-                if labels.is_cuda
-                else all_count(value_range(labels), matrix.shape[0], self.ignore_index)
-            )
-        )
+        if type(self).row_loss is Loss.row_loss or not self._has_usual_options():
+            return False
+        if not (plain_eager() and _are_plain(features, matrix) and is_hard(labels, features)):
+            return False
+        if made is not None and self.row_loss(made, features, matrix) is not None:
+            return False
+        if labels.is_cuda:
+            return not self.check_finite  # of rows that count, which a kernel does not tell apart
+        return all_count(value_range(labels), matrix.shape[0], self.ignore_index)
 
     def _row_logits(
         self, features: Tensor, matrix: Tensor, options: dict[str, Any]
     ) -> HeadLogits | None:
-        """The logits that this loss sees, if cosines or plain products and not too many.
+        """The logits that this loss sees, if cosines or plain products and not too many."""
+        if self.check_finite:
+            check_all_finite(features=features, prototypes=matrix, bias=options.get("bias"))
+        bias, form = options.get("bias"), self._row_form(matrix.shape[0], options)
+        if form is None or (bias is not None and features.is_cpu and not _is_wide(bias, matrix)):
+            return None
+        precision = resolve_precision(None, features, matrix)
+        few = len(features) * len(matrix) <= dense_limit(features.device.type, precision)
+        if few and form[0] == "cosine" and bias is None:
+            return HeadLogits(cosine_logits(features, matrix, form[1], precision), *form, bias)
+        if few and form == ("dot", 1.0):
+            return HeadLogits(dot_logits(features, matrix, bias, precision), *form, bias)
+        return None
+
+    def _row_form(self, num_classes: int, options: dict[str, Any]) -> tuple[str, float] | None:
+        """Similarity and scale of those logits; None where they are no plain names and numbers.
 
         None also where a setting is wrong: the long way says what.
         """
-        num_classes, precision = matrix.shape[0], resolve_precision(None, features, matrix)
-        if features.shape[0] * num_classes > dense_limit(features.device.type, precision):
-            return None
-        cosine = self.head_similarity == "cosine" or getattr(self, "normalize", False)
-        similarity = "cosine" if cosine else options.get("similarity", "dot")
-        bias, scale = options.get("bias"), options.get("scale", 1.0)
-        if cosine:
+        similarity, scale = options.get("similarity", "dot"), options.get("scale", 1.0)
+        if self.head_similarity == "cosine" or getattr(self, "normalize", False):
+            similarity = "cosine"
             try:
                 scale = self.scale_for(num_classes)
             except LargeMarginError:
                 return None
-        if matrix.dim() != 2 or num_classes < 2 or isinstance(scale, Tensor):
-            return None
-        if bias is not None and features.is_cpu and not _is_wide(bias, matrix):
-            return None
-        if similarity == "cosine" and bias is None:
-            logits = cosine_logits(features, matrix, float(scale), precision)
-        elif similarity == "dot" and scale == 1:
-            logits = dot_logits(features, matrix, bias, precision)
-        else:
-            return None
-        return HeadLogits(logits, similarity, float(scale), bias)
+        return None if num_classes < 2 or isinstance(scale, Tensor) else (similarity, float(scale))
 
-    def _of_rows(
-        self, made: HeadLogits, features: Tensor, matrix: Tensor, labels: Tensor
+    def of_rows(
+        self,
+        made: HeadLogits | None,
+        features: Tensor,
+        matrix: Tensor,
+        labels: Tensor,
+        label_range: tuple[float, float] | None = None,
     ) -> Tensor | None:
-        """The value by rows of logits, where it is one of them."""
-        loss, vectors = self.row_loss(made, features, matrix), (features, matrix)
-        if loss is None:
+        """The value by rows of logits, where it is one of them and all labels count."""
+        loss = None if made is None else self.row_loss(made, features, matrix)
+        if made is None or loss is None:
             return None
-        return row_mean(made.logits, labels, loss, vectors, self.ignore_index)
+        if label_range and not all_count(label_range, len(matrix), self.ignore_index):
+            return None
+        vectors, ignored = (features, matrix), self.ignore_index
+        return row_values(made.logits, labels, True, loss, vectors, mean=True, ignore=ignored)
 
     def scale_of(self, made: HeadLogits) -> float | None:
         """The scale of a loss on cosines, where the head's logits are cosines times it."""
@@ -510,18 +516,15 @@ class Loss(Summand, nn.Module):
             and own["validate"] is None
         )
 
-    def _reads(self, made: HeadLogits, labels: Tensor) -> bool:
-        """Whether the head's logits are as good as those that this loss would make."""
-        return (
-            self.reads_head_logits
-            and made.logits.dtype in (torch.float32, torch.float64, torch.bfloat16)
-            and made.similarity != "euclidean"  # those of a loss are relative
-            and labels.dim() == 1
-            and not self.label_smoothing
-            and self.precision is None
-            and self.impl in ("auto", "dense")
-            and not self.check_finite
-        )
+    def _readable(self, made: HeadLogits | None, labels: Tensor) -> HeadLogits | None:
+        """The head's logits where they are as good as those that this loss would make."""
+        if made is None or not self.reads_head_logits or labels.dim() != 1:
+            return None
+        if made.logits.dtype not in (torch.float32, torch.float64, torch.bfloat16):
+            return None
+        asked = self.label_smoothing or self.precision is not None or self.check_finite
+        relative = made.similarity == "euclidean"  # as those of a loss are
+        return None if asked or relative or self.impl not in ("auto", "dense") else made
 
     def _check(
         self,
@@ -566,29 +569,29 @@ class Loss(Summand, nn.Module):
         self, prototypes: Tensor | nn.Module, bias: Tensor | None
     ) -> tuple[Tensor, dict[str, Any]]:
         """The matrix inside a prototype module, and what its logits look like."""
-        options: dict[str, Any] = {}
-        if isinstance(prototypes, Tensor):
-            matrix = prototypes
-        else:
-            matrix = drawn_matrix(prototypes)
-            bias = getattr(prototypes, "bias", None) if bias is None and self.takes_logits else bias
-            for name in ("similarity", "scale") if self.takes_logits else ():
+        matrix = prototypes if isinstance(prototypes, Tensor) else drawn_matrix(prototypes)
+        if self.takes_logits:
+            return matrix, self._logit_options(prototypes, bias)
+        if bias is not None:
+            raise LargeMarginError(
+                f"{type(self).__name__} has no bias: its logits are similarities of features "
+                "and prototypes alone. Leave bias out."
+            )
+        return matrix, {}
+
+    def _logit_options(self, prototypes: Tensor | nn.Module, bias: Tensor | None) -> dict[str, Any]:
+        """What logits look like: as a prototype module says, and above it this loss."""
+        options: dict[str, Any] = {"bias": bias}
+        if not isinstance(prototypes, Tensor):
+            for name in ("similarity", "scale"):
                 if hasattr(prototypes, name):
                     options[name] = getattr(prototypes, name)
+            if bias is None:
+                options["bias"] = getattr(prototypes, "bias", None)
             if "similarity" in options:
                 check_choice("similarity", options["similarity"], SIMILARITIES)
-        if not self.takes_logits:
-            if bias is not None:
-                raise LargeMarginError(
-                    f"{type(self).__name__} has no bias: its logits are similarities of features "
-                    "and prototypes alone. Leave bias out."
-                )
-            return matrix, {}
-        for name in ("similarity", "scale"):
-            own = current(self, name)
-            if own is not None:
-                options[name] = own
-        return matrix, {"bias": bias, **options}
+        own = {name: current(self, name) for name in ("similarity", "scale")}
+        return options | {name: value for name, value in own.items() if value is not None}
 
     def _drop_ignored(
         self,
@@ -604,10 +607,10 @@ class Loss(Summand, nn.Module):
         """
         labels, index = labels.long(), self.ignore_index
         if labels.is_cpu and plain_eager():
-            low, high = value_range(labels)
-            index = index if index is not None and low <= index <= high else None
-            if index is None and low >= 0 and high < num_classes:
+            held = value_range(labels)
+            if all_count(held, num_classes, index):
                 return inputs, labels, None
+            index = index if index is not None and held[0] <= index <= held[1] else None
         ignored = None
         if index is not None:
             ignored = labels == index
@@ -637,29 +640,30 @@ class Loss(Summand, nn.Module):
         targets = (1 - self.label_smoothing) * labels + self.label_smoothing / num_classes
         return targets if self.weight is None else targets * self.weight
 
-    def _reduce(
-        self,
-        values: Tensor,
-        labels: Tensor,
-        num_classes: int,
-        ignored: Tensor | None,
-        sample_weight: Tensor | None,
-    ) -> Tensor:
+    def _reduce(self, values: Tensor, batch: Batch, sample_weight: Tensor | None) -> Tensor:
         """Weigh the (N,) values and add them up, by the rules of :class:`Loss`."""
-        synced, weighted = self._synced, self.weight is not None and labels.dim() == 1
-        usual = not (weighted or synced or sample_weight is not None) and self.reduction == "mean"
-        if usual and ignored is None and values.shape[0]:
+        ignored, synced = batch.ignored, self._synced
+        values, share = self._weigh(values, batch, sample_weight)
+        as_they_are = share is None and ignored is None and not synced
+        if as_they_are and self.reduction == "mean" and values.shape[0]:
             return values.mean()
+        if ignored is not None:
+            values = values.masked_fill(ignored, 0)
+        return values if self.reduction == "none" else self._total(values, share, ignored, synced)
+
+    def _weigh(
+        self, values: Tensor, batch: Batch, sample_weight: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Values times their weights, and those weights; None where there are none."""
         share: Tensor | None = None
-        if weighted:
-            share = require(self.weight).to(values.dtype)[labels.long().clamp(0, num_classes - 1)]
+        if self.weight is not None and batch.labels.dim() == 1:
+            index = batch.labels.long().clamp(0, batch.num_classes - 1)
+            share = self.weight.to(values.dtype)[index]
             values = values if self.label_smoothing else values * share
         if sample_weight is not None:
             values = values * sample_weight.to(values.dtype)
             share = sample_weight.to(values.dtype) * (1 if share is None else share)
-        if ignored is not None:
-            values = values.masked_fill(ignored, 0)
-        return values if self.reduction == "none" else self._total(values, share, ignored, synced)
+        return values, share
 
     @property
     def _synced(self) -> bool:
@@ -876,6 +880,21 @@ def _is_wide(features: Tensor, matrix: Tensor) -> bool:
     """Whether products of these need no other dtype."""
     wide = matrix.dtype in (torch.float32, torch.float64)
     return wide and features.dtype == matrix.dtype and features.device == matrix.device
+
+
+def _are_plain(features: Tensor, matrix: Tensor) -> bool:
+    """Whether these are plain matrices that logits are made of as they are, or by kernels."""
+    if type(matrix) not in (Tensor, nn.Parameter) or is_shared(matrix):
+        return False
+    if features.dim() != 2 or matrix.dim() != 2 or features.is_inference() or matrix.is_inference():
+        return False
+    return _is_wide(features, matrix) if features.is_cpu else launches(features, matrix)
+
+
+def _are_classes_of(rows: Tensor, labels: Tensor) -> bool:
+    """Whether labels are of the usual kind and beside the rows."""
+    usual = labels.dtype is torch.int64 and labels.shape == rows.shape[:1]
+    return usual and labels.device == rows.device and not made_for_inference(rows, labels)
 
 
 def _counting(batch: Batch) -> Tensor | None:

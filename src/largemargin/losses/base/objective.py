@@ -95,22 +95,29 @@ class Objective(Summand, nn.Module):
             "bias": bias,
             "sample_weight": sample_weight,
         }
-        total: Tensor | None = None
         values: dict[str, Tensor] = {}
+        terms = dict(ready or {})
         for name, loss in self.terms.items():
             assert isinstance(loss, Loss)
-            if ready and name in ready:
-                term = values[name] = ready[name]
+            if name in terms:
+                values[name] = terms[name]
             else:
-                term = self._value(name, loss, call, own, values)
+                terms[name] = self._value(name, loss, call, own, values)
             for what, share in loss.observed.items():
                 values[f"{name}.{what}"] = share
-            moved = followed(self, name) if torch.compiler.is_compiling() else None
+        return LossValue(self.total(terms), values)
+
+    def total(self, terms: Mapping[str, Tensor]) -> Tensor:
+        """The weighted sum of the terms' values."""
+        compiling, total = torch.compiler.is_compiling(), None
+        for name in self.weights:
+            moved = followed(self, name) if compiling else None
             weight: float | Tensor = self.weights[name] if moved is None else moved
-            weighted = term if isinstance(weight, float) and weight == 1 else weight * term
+            plain = isinstance(weight, float) and weight == 1
+            weighted = terms[name] if plain else weight * terms[name]
             total = weighted if total is None else total + weighted
         assert total is not None
-        return LossValue(total, values)
+        return total
 
     def _value(
         self,

@@ -38,6 +38,7 @@ from largemargin.ops.similarity import (
     SIMILARITIES,
     check_scale,
     count_vectors,
+    scaled,
     similarity_logits,
 )
 from largemargin.tracing import plain_eager, values_are_checked
@@ -138,9 +139,8 @@ def eager_logits(
     """What ``softmax_values`` takes of a call in plain eager mode; None for all other calls."""
     hard = prototypes if labels is None else labels
     validate, scale = options.get("validate"), options.get("scale", 1.0)
-    if options.get("impl", "auto") not in ("auto", "dense") or not plain_eager():
-        return None
-    if not isinstance(hard, Tensor) or hard.dim() != 1:
+    dense = options.get("impl", "auto") in ("auto", "dense")
+    if not (dense and plain_eager() and isinstance(hard, Tensor)) or hard.dim() != 1:
         return None
     check_scale(scale)
     if labels is not None:
@@ -151,8 +151,7 @@ def eager_logits(
         if not options.get("checked", False):
             check_form(options)
             check_logits(features, hard, **_value_checks(options))
-        plain = isinstance(scale, (float, int)) and scale == 1
-        logits = promote(features) if plain else promote(features) * scale
+        logits = scaled(promote(features), scale)
     if (log_prior := options.get("log_prior")) is not None:
         check_length("log_prior", log_prior, logits.shape[1], "one number per class")
         logits = _adjusted(logits, log_prior)
