@@ -61,17 +61,21 @@ def fill_zero_rows(
 
 def _move(objective: Objective, head: nn.Module, weight: Tensor, rows: Tensor) -> bool:
     """Whether a step would change these rows, tried on random features with a copy of the loss."""
-    if any(terms_that_need(objective, each) for each in ("inputs", "layers", "noisy")):
-        return True  # those train the layer by its outputs
+    similarity = getattr(head, "similarity", "dot")
+    if any(terms_that_need(objective, each) for each in ("inputs", "layers")):
+        return not similarity.startswith("cosine")  # those train the layer by its outputs
     draw = torch.Generator().manual_seed(0)
     features = torch.randn(PROBED, weight.shape[1], generator=draw).to(weight)
     labels = rows[torch.arange(PROBED, device=rows.device) % len(rows)]
     leaf, bias = weight.detach().clone().requires_grad_(), getattr(head, "bias", None)
-    form = getattr(head, "similarity", "dot"), getattr(head, "scale", 1.0)
-    view = HeadView(leaf, bias, *form)
+    view = HeadView(leaf, bias, similarity, getattr(head, "scale", 1.0))
     with torch.enable_grad():
         value = deepcopy(objective).train()(
-            prototypes=view, labels=labels, features=features, logits=view(features)
+            prototypes=view,
+            labels=labels,
+            features=features,
+            logits=view(features),
+            noisy=features.flip(0),
         )
         if not value.total.requires_grad:
             return True
