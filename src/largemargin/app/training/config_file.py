@@ -236,6 +236,15 @@ def bounded(loader: Any) -> Any:
     def refuse(problem: str, node: Any) -> None:
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
+    def refuse_twice(names: list[Any]) -> None:
+        """Of a name that stands twice YAML's loaders take the last, whatever stood first."""
+        seen: set[tuple[str, str]] = set()
+        for name in names:
+            if isinstance(name, yaml.ScalarNode) and not name.tag.endswith(":merge"):
+                if (name.tag, name.value) in seen:
+                    refuse(f"{name.value[:SHOWN]!r} stands here a second time", name)
+                seen.add((name.tag, name.value))
+
     def extent(node: Any, depth: int, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
         """How many values a node stands for, and how deep they are nested."""
         if id(node) in known:
@@ -246,11 +255,13 @@ def bounded(loader: Any) -> Any:
             if node.tag.endswith(":int") and len(node.value) > DIGITS:
                 refuse(f"a number of {len(node.value):,} digits; quote it if it is text", node)
             return 1, 0
+        if isinstance(node, yaml.MappingNode):
+            refuse_twice([name for name, _ in node.value])
         parts = [each for pair in node.value for each in (pair if type(pair) is tuple else (pair,))]
         inside = [extent(each, depth + 1, known) for each in parts if depth <= DEEPEST]
         values, deep = 1 + sum(n for n, _ in inside), 1 + max((d for _, d in inside), default=0)
         if values > MOST_VALUES or max(deep, depth) > DEEPEST:
-            refuse("aliases (*name) stand for too many values, or for themselves", node)
+            refuse("too many values; aliases (*name) stand for many, or for themselves", node)
         known[id(node)] = values, deep
         return values, deep
 
