@@ -480,6 +480,13 @@ def test_a_wide_sparse_matrix_is_never_made_dense(monkeypatch: pytest.MonkeyPatc
             },
             "Name one: objective__cosface__margin",
         ),
+        (
+            {
+                "objective": lm.CosFace() + 0.5 * lm.SampleMargin(),
+                "objective_params": {"sample_margin": 0.1},
+            },
+            "Name one: objective__cosface__SETTING",
+        ),
         ({"objective": "stability"}, "noise=0.1"),
         ({"objective": "layer_margin"}, "layers="),
         ({"epochs": 0}, "epochs must be"),
