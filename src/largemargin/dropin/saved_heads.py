@@ -184,7 +184,7 @@ def keep_form(hooks: Any, *, bias_free: bool, warn: bool) -> list[Callable[[], N
         if isinstance(head, ClassHead) or hasattr(config, CONFIG_KEY):
             undo.append(take_form_along(module, hooks, told=not warn).remove)
     if warn and (
-        bias_free or isinstance(head, ClassHead) and not any(map(is_adapted, hooks.around))
+        bias_free or (isinstance(head, ClassHead) and not any(map(is_adapted, hooks.around)))
     ):
         head.register_state_dict_post_hook(StateDictNotice(bias_free))
     return undo
