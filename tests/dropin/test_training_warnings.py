@@ -466,6 +466,17 @@ def test_cosines_with_zero_rows_do_not_train_losses_on_inputs(objective: lm.Loss
     assert model[0].weight.grad.any()
 
 
+def test_logits_of_length_zero_do_not_send_the_head_away() -> None:
+    model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    nn.init.zeros_(model[2].weight)
+    nn.init.zeros_(model[2].bias)
+    with pytest.warns(MarginWarning, match=r"LogitNorm has a gradient of 1e\+08, so the first step"):
+        criterion = lm.attach(model, lm.LogitNorm())
+    images, labels = digits()
+    criterion(model(images[:20].flatten(1)), labels[:20]).backward()
+    assert model[2].weight.grad.abs().max() < 1e3
+
+
 def test_a_head_that_was_set_to_zero_after_attach_is_said() -> None:
     model = zeros(rows=0)
     criterion = lm.attach(model, lm.CosFace())

@@ -2,7 +2,7 @@
 
 Some models begin with a head of zeros (torchvision's vision transformers, timm's fine-tuning). The
 softmax loss has a gradient there. A cosine with a zero vector has none: neither the vector nor the
-features would ever move.
+features would ever move. Logits divided by their length (LogitNorm) have one of 1e8.
 """
 
 from copy import deepcopy
@@ -19,6 +19,8 @@ from largemargin.ops.shards import is_sharded
 
 PROBED = 8
 """Samples of the batch that tells whether a row gets a gradient."""
+STEEPEST = 1e6
+"""A gradient beyond it is that of a division by nearly nothing."""
 
 
 def fill_zero_rows(
@@ -36,13 +38,15 @@ def fill_zero_rows(
     if weight is None or weight.dim() != 2 or weight.is_meta or is_sharded(weight):
         return
     rows = (torch.linalg.vector_norm(weight.detach(), torch.inf, dim=1) == 0).nonzero()[:, 0]
-    if len(rows) == 0 or _move(objective, head, weight, rows):
+    slope = 1.0 if len(rows) == 0 else _slope(objective, head, weight, rows)
+    if slope != 0 and not slope >= STEEPEST:  # also where it is NaN
         return
     names = " + ".join(type(loss).__name__ for loss in objective.terms.values())
-    said = (
-        f"{len(rows)} of the {len(weight)} rows of the head {path!r} are zero, where {names} has "
-        "no gradient, so they would never move"
-    )
+    said = f"{len(rows)} of the {len(weight)} rows of the head {path!r} are zero, where {names} has "
+    if slope == 0:
+        said += "no gradient, so they would never move"
+    else:
+        said += f"a gradient of {slope:.0e}, so the first step would make them as long"
     others = (each for each in model.modules() if each is not head)
     if any(parameter is weight for each in others for parameter in each._parameters.values()):
         said += ". Another layer uses the same weight, so it is left as it is."
@@ -59,11 +63,14 @@ def fill_zero_rows(
         warn_user(said)
 
 
-def _move(objective: Objective, head: nn.Module, weight: Tensor, rows: Tensor) -> bool:
-    """Whether a step would change these rows, tried on random features with a copy of the loss."""
+def _slope(objective: Objective, head: nn.Module, weight: Tensor, rows: Tensor) -> float:
+    """The largest gradient on these rows, of random features and a copy of the loss.
+
+    1 where something else than the loss of features and rows trains them.
+    """
     similarity = getattr(head, "similarity", "dot")
     if any(terms_that_need(objective, each) for each in ("inputs", "layers")):
-        return not similarity.startswith("cosine")  # those train the layer by its outputs
+        return 0.0 if similarity.startswith("cosine") else 1.0  # by the outputs of the layer
     draw = torch.Generator().manual_seed(0)
     features = torch.randn(PROBED, weight.shape[1], generator=draw).to(weight)
     labels = rows[torch.arange(PROBED, device=rows.device) % len(rows)]
@@ -78,6 +85,6 @@ def _move(objective: Objective, head: nn.Module, weight: Tensor, rows: Tensor) -
             noisy=features.flip(0),
         )
         if not value.total.requires_grad:
-            return True
+            return 1.0
         (gradient,) = torch.autograd.grad(value.total, leaf, allow_unused=True)
-    return gradient is None or bool((gradient[rows] != 0).any())
+    return 1.0 if gradient is None else float(gradient[rows].abs().max())
