@@ -470,7 +470,9 @@ def test_logits_of_length_zero_do_not_send_the_head_away() -> None:
     model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
     nn.init.zeros_(model[2].weight)
     nn.init.zeros_(model[2].bias)
-    with pytest.warns(MarginWarning, match=r"LogitNorm has a gradient of 1e\+08, so the first step"):
+    with pytest.warns(
+        MarginWarning, match=r"LogitNorm has a gradient of 1e\+08, so the first step"
+    ):
         criterion = lm.attach(model, lm.LogitNorm())
     images, labels = digits()
     criterion(model(images[:20].flatten(1)), labels[:20]).backward()

@@ -42,7 +42,9 @@ def fill_zero_rows(
     if slope != 0 and not slope >= STEEPEST:  # also where it is NaN
         return
     names = " + ".join(type(loss).__name__ for loss in objective.terms.values())
-    said = f"{len(rows)} of the {len(weight)} rows of the head {path!r} are zero, where {names} has "
+    said = (
+        f"{len(rows)} of the {len(weight)} rows of the head {path!r} are zero, where {names} has "
+    )
     if slope == 0:
         said += "no gradient, so they would never move"
     else:
