@@ -21,7 +21,16 @@ def refuse_mapping(class_counts: object) -> None:
 def check_counts(class_counts: Sequence[float] | Tensor, name: str = "class_counts") -> Tensor:
     """Counts as a float64 vector; without samples a class has no weight, margin or prior."""
     refuse_mapping(class_counts)
-    counts = torch.as_tensor(class_counts).detach().double()
+    try:
+        given = torch.as_tensor(class_counts)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        given = torch.zeros((), dtype=torch.complex64)  # as little
+    if given.is_complex():
+        raise LargeMarginError(
+            f"{name} must be numbers, one per class, but {class_counts!r} was given. Count the "
+            "training samples: torch.bincount(labels)."
+        )
+    counts = given.detach().double()
     if counts.dim() != 1 or counts.numel() < 2:
         raise LargeMarginError(
             f"{name} must be a vector of at least 2 counts, but its shape is {tuple(counts.shape)}."

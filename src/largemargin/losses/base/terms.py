@@ -331,7 +331,7 @@ def class_vector(name: str, values: Tensor | Sequence[float]) -> Tensor:
     """A (C,) floating point copy of per-class numbers."""
     try:
         vector = torch.as_tensor(values)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         raise LargeMarginError(
             f"{name} must be numbers, one per class, but {values!r} was given."
             + (" Make them: lm.functional.balanced_weights(counts)." if name == "weight" else "")
