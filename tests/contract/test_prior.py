@@ -215,6 +215,6 @@ def test_tiny_probabilities_have_finite_gradients():
 )
 def test_counts_that_are_no_numbers(made, counts):
     with pytest.raises(
-        LargeMarginError, match="numbers, one per class|must be floating point|dtype"
+        LargeMarginError, match=r"numbers, one per class|must be floating point|dtype"
     ):
         made(counts)
