@@ -341,7 +341,11 @@ def test_transforms_of_torch_func(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["center", "discriminative", "stable_discriminative", "robust_discriminative"]
+    "name",
+    [
+        *("center", "discriminative", "stable_discriminative", "robust_discriminative"),
+        *("adaface", "adacos", "curricularface"),
+    ],
 )
 def test_transforms_of_torch_func_move_no_state(name):
     problem = random_problem(Sizes(3, 4, 3), seed=12)

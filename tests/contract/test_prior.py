@@ -216,3 +216,22 @@ def test_tiny_probabilities_have_finite_gradients():
         assert bool(torch.isfinite(values).all() and torch.isfinite(gradient).all())
     gce = LF.generalized_cross_entropy(logits, labels)
     np.testing.assert_allclose(gce.detach().numpy(), [1 / 0.7, 1 / 0.7, 0.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("counts", ["abc", [None, 1], [1, "2"], [1, 2j], [10**400, 1]])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda counts: lm.LDAM(counts),
+        lambda counts: lm.VSLoss(counts),
+        lambda counts: lm.CosFace(class_counts=counts),
+        lambda counts: lm.CrossEntropy(prior=counts),
+        lambda counts: lm.CrossEntropy(weight=counts),
+        lambda counts: LF.balanced_weights(counts),
+    ],
+)
+def test_counts_that_are_no_numbers(made, counts):
+    with pytest.raises(
+        LargeMarginError, match=r"numbers, one per class|must be floating point|dtype"
+    ):
+        made(counts)

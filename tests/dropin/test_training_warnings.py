@@ -453,6 +453,49 @@ def test_zero_rows_that_train_or_need_not_stay(objective: object, recwarn) -> No
     assert not recwarn.list
 
 
+@pytest.mark.parametrize("objective", [lm.MarginHinge(), lm.MarginDistribution(), lm.LayerMargin()])
+def test_cosines_with_zero_rows_do_not_train_losses_on_inputs(objective: lm.Loss) -> None:
+    model = zeros()
+    model[3] = lm.ClassHead(16, 10, similarity="cosine", bias=False)
+    nn.init.zeros_(model[3].weight)
+    layers = ["1"] if isinstance(objective, lm.LayerMargin) else []
+    with pytest.warns(MarginWarning, match="10 of the 10 rows of the head '3' are zero"):
+        criterion = lm.attach(model, objective, layers=layers)
+    images, labels = digits()
+    criterion(model(images[:20]), labels[:20]).backward()
+    assert model[0].weight.grad.any()
+
+
+def test_logits_of_length_zero_do_not_send_the_head_away() -> None:
+    model = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    nn.init.zeros_(model[2].weight)
+    nn.init.zeros_(model[2].bias)
+    with pytest.warns(
+        MarginWarning, match=r"LogitNorm has a gradient of 1e\+08, so the first step"
+    ):
+        criterion = lm.attach(model, lm.LogitNorm())
+    images, labels = digits()
+    criterion(model(images[:20].flatten(1)), labels[:20]).backward()
+    assert model[2].weight.grad.abs().max() < 1e3
+
+
+def test_a_head_that_was_set_to_zero_after_attach_is_said() -> None:
+    model = zeros(rows=0)
+    criterion = lm.attach(model, lm.CosFace())
+    nn.init.zeros_(model[3].weight)
+    images, labels = digits()
+    with pytest.warns(MarginWarning, match="all rows of the head are zero"):
+        criterion(model(images[:20]), labels[:20]).backward()
+    criterion(model(images[:20]), labels[:20])  # said once
+
+
+def test_zero_rows_get_values_beside_a_loss_on_noise() -> None:
+    model = zeros()
+    with pytest.warns(MarginWarning, match="10 of the 10 rows"):
+        lm.attach(model, lm.CosFace() + lm.Stability())
+    assert model[3].weight.any()
+
+
 def test_a_zero_weight_that_another_layer_uses_stays() -> None:
     """The row of the padding token of a tied embedding is zero for good reason."""
     model = nn.Sequential(nn.Embedding(10, 16, padding_idx=0), nn.Linear(16, 10, bias=False))

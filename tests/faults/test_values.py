@@ -49,6 +49,8 @@ HUGE: dict[str, str] = {
     "a date by its tag": "name: !!timestamp 2024-01-01",
     "a tag of Python": "name: !!python/tuple [1]",
     "a key that is a list": "? [a]\n: b",
+    "a setting given twice": "epochs: 1\nbatch_size: 8\nepochs: 2",
+    "a setting in a group given twice": "data: {name: mnist, size: 8, name: digits}",
     "settings by number": "objective: {name: cosface, settings: {1: 2}}",
     "options by number": "model: {name: mlp, options: {1: 2}}",
     "a null byte": 'data: {name: folder, path: "a\\0b"}',

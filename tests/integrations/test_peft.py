@@ -220,6 +220,29 @@ def test_what_loading_needs_is_said(tmp_path: Path) -> None:
         lora(bare).save_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("build", [vit, gpt2])
+def test_an_adapter_without_its_form_is_said_once(
+    build: Callable[[], Any], tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Of heads with a bias, too: PEFT ends in a KeyError when such an adapter is loaded."""
+
+    def said(objective: Any, recorded: bool) -> list[str]:
+        base = build()
+        criterion = lm.attach(base, objective)
+        model = lora(base)
+        if recorded:
+            record_head(model, criterion)
+        recwarn.clear()
+        model.save_pretrained(tmp_path)
+        model.save_pretrained(tmp_path)
+        return [str(each.message) for each in recwarn if each.category is MarginWarning]
+
+    (message,) = said(lm.CosFace(scale=9.0), recorded=False)
+    assert "record_head(peft_model, criterion) before you save it" in message
+    assert not said(lm.CosFace(scale=9.0), recorded=True)
+    assert not said(lm.CrossEntropy(), recorded=False)
+
+
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = (Path(__file__).parents[2] / "docs" / "how-to" / "peft.md").read_text(encoding="utf-8")

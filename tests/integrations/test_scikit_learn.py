@@ -480,9 +480,22 @@ def test_a_wide_sparse_matrix_is_never_made_dense(monkeypatch: pytest.MonkeyPatc
             },
             "Name one: objective__cosface__margin",
         ),
+        (
+            {
+                "objective": lm.CosFace() + 0.5 * lm.SampleMargin(),
+                "objective_params": {"sample_margin": 0.1},
+            },
+            "Name one: objective__cosface__SETTING",
+        ),
         ({"objective": "stability"}, "noise=0.1"),
         ({"objective": "layer_margin"}, "layers="),
         ({"epochs": 0}, "epochs must be"),
+        ({"epochs": 2.5}, "epochs must be a whole number"),
+        ({"hidden_sizes": 16}, r"hidden_sizes must be .* \(\) for a linear head, but 16"),
+        ({"hidden_sizes": None}, "hidden_sizes must be .* but None"),
+        ({"hidden_sizes": "wide"}, "hidden_sizes must be .* but 'wide'"),
+        ({"hidden_sizes": (2.5,)}, "each of hidden_sizes must be a whole number"),
+        ({"calibrate": "wide"}, "calibrate must be one of 'auto', True, False"),
         ({"batch_size": 0}, "batch_size must be"),
         ({"optimizer": "lion"}, "optimizer must be one of 'adamw'"),
         ({"optimizer": lambda groups: None}, "returned NoneType"),
@@ -546,3 +559,22 @@ def test_an_estimator_with_a_preset_is_one_line() -> None:
         "                      objective=preset('long_tail', class_counts=(1, 2, 3, 4, 5, 6, ...)))"
     )
     assert str(model.objective).startswith("preset long_tail: ldam\nsituation   CIFAR-10")
+
+
+def test_settings_may_be_numbers_of_numpy() -> None:
+    """A grid of np.arange or a list of arrays' entries has them."""
+    X, y = (each[:300] for each in load_digits(return_X_y=True))
+    plain = {"epochs": 2, "batch_size": 50, "lr": 0.0625, "hidden_sizes": (16,), "calibrate": True}
+    wrapped = {
+        "epochs": np.int64(2),
+        "batch_size": np.int32(50),
+        "lr": np.float32(0.0625),
+        "hidden_sizes": (np.int64(16),),
+        "calibrate": np.bool_(True),
+    }
+    fitted = [
+        LargeMarginClassifier("cosface", random_state=0, **each).fit(X, y)
+        for each in (plain, wrapped)
+    ]
+    assert fitted[0].temperature_ == fitted[1].temperature_ != 1
+    np.testing.assert_allclose(*(each.predict_proba(X) for each in fitted), rtol=1e-5)

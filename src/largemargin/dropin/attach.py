@@ -1,6 +1,7 @@
 """``attach``: a loss on a model that exists already, in two lines."""
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from largemargin.dropin.fsdp import is_fsdp, refuse_tensor_parallel
 from largemargin.dropin.saved_heads import keep_form, loading
 from largemargin.dropin.training_warnings import Watch, check_ceiling, check_shape_left
 from largemargin.dropin.zero_rows import fill_zero_rows
-from largemargin.errors import LargeMarginError, check_choice, check_number
+from largemargin.errors import LargeMarginError, MarginWarning, check_choice, check_number
 from largemargin.heads.class_head import ClassHead
 from largemargin.heads.head_spec import HeadSpec
 from largemargin.heads.sharded_class_head import ShardedClassHead
@@ -116,7 +117,10 @@ def attach(
         schedule = "preset"
     bare, in_ddp = unwrapped(model)
     path, head, (num_classes, dim) = _head(bare, layer)
-    objective = objective_from(objective, num_classes, dim)
+    with warnings.catch_warnings():
+        if not warn:
+            warnings.simplefilter("ignore", MarginWarning)  # of a preset
+        objective = objective_from(objective, num_classes, dim)
     named = _named_features(bare, features, objective)
     hidden = _hidden_layers(bare, layers, objective)
     _check_sizes(objective, num_classes, dim, {*named})

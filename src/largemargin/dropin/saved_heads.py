@@ -130,21 +130,42 @@ class SavePretrained:
 
 @dataclass(eq=False)
 class StateDictNotice:
-    """Called by ``state_dict`` of a head whose weight a plain layer takes, too."""
+    """Called by ``state_dict`` of a head that has another form than a plain layer.
 
+    It speaks where a plain layer takes the weight without complaint, and where PEFT saves a copy
+    of the head in an adapter, which says nothing of the form.
+    """
+
+    bias_free: bool
+    """Whether the layer had no bias before either."""
     told: bool = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "StateDictNotice":
+        return self  # once, also of copies
 
     def __call__(
         self, head: ClassHead, state: dict[str, Any], prefix: str, metadata: dict[str, Any]
     ) -> None:
         if self.told or not prefix or _kept.get() or not head.shaped_by_attach:
             return  # also of the head alone, as PEFT asks for it
+        adapted = {"modules_to_save", "original_module"} & {*prefix.split(".")}
+        if not (adapted or self.bias_free):
+            return
         self.told = True
+        said = (
+            "the model as it was before attach takes it without complaint and predicts otherwise. "
+            "Save with lm.export.save, or attach the same objective when you load it"
+        )
+        if adapted:
+            said = (
+                "an adapter with it fits no base model with a plain head. Call largemargin."
+                "integrations.hugging_face.record_head(peft_model, criterion) before you save it, "
+                "or attach the same objective to the base model before you load it"
+            )
         warn_user(
             f"this state dict holds the weight of the head but not its form (similarity="
-            f"{head.similarity!r}, scale={head.scale:g}): the model as it was before attach takes "
-            "it without complaint and predicts otherwise. Save with lm.export.save, or attach the "
-            "same objective when you load it (attach(..., warn=False) does not say this)."
+            f"{head.similarity!r}, scale={head.scale:g}): {said} (attach(..., warn=False) does not "
+            "say this)."
         )
 
 
@@ -162,8 +183,10 @@ def keep_form(hooks: Any, *, bias_free: bool, warn: bool) -> list[Callable[[], N
             continue
         if isinstance(head, ClassHead) or hasattr(config, CONFIG_KEY):
             undo.append(take_form_along(module, hooks, told=not warn).remove)
-    if bias_free and warn:
-        head.register_state_dict_post_hook(StateDictNotice())
+    if warn and (
+        bias_free or (isinstance(head, ClassHead) and not any(map(is_adapted, hooks.around)))
+    ):
+        head.register_state_dict_post_hook(StateDictNotice(bias_free))
     return undo
 
 

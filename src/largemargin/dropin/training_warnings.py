@@ -64,6 +64,8 @@ class Watch:
         if not (torch.is_grad_enabled() and plain_eager()):
             return
         self.calls += 1
+        if self.calls == 1 and head.similarity.startswith("cosine"):
+            _look_at_zeros(head)
         self.samples += labels.shape[0]
         stuck_after = self.stuck_after * criterion.accumulate
         if (self.calls - 1) % stuck_after <= 2:
@@ -235,6 +237,16 @@ class _Traces:
         if tensor.device != self._values.device or tensor.numel() < self._places.numel():
             return False
         return bool(self._pulled & (self._at(tensor) == self._values).all())
+
+
+def _look_at_zeros(head: HeadView) -> None:
+    """A head whose rows ``attach`` has looked at, and that were all set to zero since."""
+    if head.weight.requires_grad and not head.weight.detach().any():
+        warn_user(
+            "all rows of the head are zero, where a cosine has no gradient: neither they nor the "
+            "model below will ever move. Set the weights before attach, which gives such rows "
+            "values that train, or draw them: torch.nn.init.normal_(criterion.layer.weight)."
+        )
 
 
 def _soon_due(calls: int, patience: int) -> bool:

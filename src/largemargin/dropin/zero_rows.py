@@ -2,7 +2,7 @@
 
 Some models begin with a head of zeros (torchvision's vision transformers, timm's fine-tuning). The
 softmax loss has a gradient there. A cosine with a zero vector has none: neither the vector nor the
-features would ever move.
+features would ever move. Logits divided by their length (LogitNorm) have one of 1e8.
 """
 
 from copy import deepcopy
@@ -19,6 +19,8 @@ from largemargin.ops.shards import is_sharded
 
 PROBED = 8
 """Samples of the batch that tells whether a row gets a gradient."""
+STEEPEST = 1e6
+"""A gradient beyond it is that of a division by nearly nothing."""
 
 
 def fill_zero_rows(
@@ -34,13 +36,19 @@ def fill_zero_rows(
         loss._looks_for_zeros = False  # type: ignore[assignment]  # what there is to say is below
     weight = head._parameters.get("weight")
     rows = None if weight is None else _zero_rows(weight)
-    if weight is None or rows is None or _move(objective, head, weight, rows):
+    if weight is None or rows is None:
+        return
+    slope = _slope(objective, head, weight, rows)
+    if slope != 0 and not slope >= STEEPEST:  # also where it is NaN
         return
     names = " + ".join(type(loss).__name__ for loss in objective.terms.values())
     said = (
         f"{len(rows)} of the {len(weight)} rows of the head {path!r} are zero, where {names} has "
-        "no gradient, so they would never move"
     )
+    if slope == 0:
+        said += "no gradient, so they would never move"
+    else:
+        said += f"a gradient of {slope:.0e}, so the first step would make them as long"
     others = [p for each in model.modules() if each is not head for p in each._parameters.values()]
     if any(parameter is weight for parameter in others):
         said += ". Another layer uses the same weight, so it is left as it is."
@@ -70,21 +78,28 @@ def _zero_rows(weight: Tensor) -> Tensor | None:
     return rows if len(rows) else None
 
 
-def _move(objective: Objective, head: nn.Module, weight: Tensor, rows: Tensor) -> bool:
-    """Whether a step would change these rows, tried on random features with a copy of the loss."""
-    if any(terms_that_need(objective, each) for each in ("inputs", "layers", "noisy")):
-        return True  # those train the layer by its outputs
+def _slope(objective: Objective, head: nn.Module, weight: Tensor, rows: Tensor) -> float:
+    """The largest gradient on these rows, of random features and a copy of the loss.
+
+    1 where something else than the loss of features and rows trains them.
+    """
+    similarity = getattr(head, "similarity", "dot")
+    if any(terms_that_need(objective, each) for each in ("inputs", "layers")):
+        return 0.0 if similarity.startswith("cosine") else 1.0  # by the outputs of the layer
     draw = torch.Generator().manual_seed(0)
     features = torch.randn(PROBED, weight.shape[1], generator=draw).to(weight)
     labels = rows[torch.arange(PROBED, device=rows.device) % len(rows)]
     leaf, bias = weight.detach().clone().requires_grad_(), getattr(head, "bias", None)
-    form = getattr(head, "similarity", "dot"), getattr(head, "scale", 1.0)
-    view = HeadView(leaf, bias, *form)
+    view = HeadView(leaf, bias, similarity, getattr(head, "scale", 1.0))
     with torch.enable_grad():
         value = deepcopy(objective).train()(
-            prototypes=view, labels=labels, features=features, logits=view(features)
+            prototypes=view,
+            labels=labels,
+            features=features,
+            logits=view(features),
+            noisy=features.flip(0),
         )
         if not value.total.requires_grad:
-            return True
+            return 1.0
         (gradient,) = torch.autograd.grad(value.total, leaf, allow_unused=True)
-    return gradient is None or bool((gradient[rows] != 0).any())
+    return 1.0 if gradient is None else float(gradient[rows].abs().max())

@@ -99,9 +99,12 @@ def _rebuilt_objective(given: Objective, settings: Mapping[str, Any]) -> Objecti
         if len(by_term) == 1 and not setting:
             term, setting = next(iter(by_term)), name
         if term not in by_term or not setting:
+            first, wanted = next(iter(by_term)), setting or name
+            if not wanted.isidentifier() or wanted in by_term:
+                wanted = "SETTING"  # what was meant is none of the first term
             raise LargeMarginError(
                 f"the settings of the objective have {name!r}, but its terms are "
-                f"{', '.join(by_term)}. Name one: objective__{next(iter(by_term))}__{name}."
+                f"{', '.join(by_term)}. Name one: objective__{first}__{wanted}."
             )
         by_term[term][setting] = value
     losses = {

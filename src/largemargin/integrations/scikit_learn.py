@@ -243,9 +243,8 @@ class LargeMarginClassifier(
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on samples X and labels y; ``sample_weight`` (N,) where the objective has it."""
-        check_number("epochs", self.epochs, at_least=1)
-        if not isinstance(self.calibrate, bool):
-            check_choice("calibrate", self.calibrate, ("auto",))
+        check_setting("epochs", self.epochs, whole=True, at_least=1)
+        check_choice("calibrate", self.calibrate, ("auto", True, False))
         resumed = bool(self.warm_start) and hasattr(self, "model_")
         samples, seed = self._read(X, y, sample_weight, resumed)
         if self._searches():
@@ -342,7 +341,7 @@ class LargeMarginClassifier(
         self, X: Any, y: Any, sample_weight: Any, resumed: bool, classes: Any = None
     ) -> tuple["TensorSamples", int]:
         """Checked samples of the classes to be trained, and the seed of this fit."""
-        check_number("batch_size", self.batch_size, at_least=1)
+        check_setting("batch_size", self.batch_size, whole=True, at_least=1)
         rows, shape = as_rows(X)
         rows, y = validate_data(self, rows, y, accept_sparse="csr", reset=not resumed)
         check_classification_targets(y)
@@ -381,10 +380,15 @@ class LargeMarginClassifier(
     def _is_linear(self, inputs: "Tensor | SparseRows") -> bool:
         if self.backbone is not None or inputs.dim() != 2:
             return False
-        if isinstance(self.hidden_sizes, str):
-            check_choice("hidden_sizes", self.hidden_sizes, ("auto",))
+        sizes: Any = self.hidden_sizes
+        if isinstance(sizes, str) and sizes == "auto":
             return embedding_like(inputs)
-        return len(self.hidden_sizes) == 0
+        if isinstance(sizes, str) or not hasattr(sizes, "__len__"):
+            raise LargeMarginError(
+                'hidden_sizes must be "auto" or a tuple of widths, as (128, 64), () for a linear '
+                f"head, but {sizes!r} was given."
+            )
+        return len(sizes) == 0
 
     def _named_objective(self) -> Any:
         if not (isinstance(self.objective, str) and self.objective == "auto"):
@@ -429,7 +433,7 @@ class LargeMarginClassifier(
 
     def _folds(self, features: Any, labels: Tensor, seed: int) -> Tensor:
         """Which fold holds out each sample, -1 for none; the same for equal samples."""
-        check_number("folds", self.folds, at_least=2)
+        check_setting("folds", self.folds, whole=True, at_least=2)
         rng = np.random.default_rng(seed)
         direction = rng.normal(size=features.shape[1])
         if isinstance(features, Tensor):
@@ -438,7 +442,7 @@ class LargeMarginClassifier(
             marks = torch.from_numpy(features @ direction)
         folds = self.folds
         if self.early_stopping:
-            check_number("validation_fraction", self.validation_fraction, above=0, below=1)
+            check_setting("validation_fraction", self.validation_fraction, above=0, below=1)
             folds = max(round(1 / self.validation_fraction), 2)
         fold = assign_folds(marks.cpu().round(decimals=6), labels.cpu(), int(folds), seed)
         if self.early_stopping:
@@ -545,7 +549,7 @@ class LargeMarginClassifier(
         self, samples: "TensorSamples", valid: "TensorSamples | None", seed: int
     ) -> None:
         """The temperature with the least log-loss on samples that were not trained on."""
-        always = self.calibrate is True
+        always = not isinstance(self.calibrate, str)
         if valid is not None:
             enough = always or _count(valid) >= TOLD
             told = [(self._fitting.logits(valid), valid)] if enough else []
@@ -592,8 +596,8 @@ class LargeMarginClassifier(
     def _hold_out(
         self, samples: "TensorSamples", seed: int
     ) -> tuple["TensorSamples", "TensorSamples"]:
-        check_number("validation_fraction", self.validation_fraction, above=0, below=1)
-        check_number("patience", self.patience, at_least=1)
+        check_setting("validation_fraction", self.validation_fraction, above=0, below=1)
+        check_setting("patience", self.patience, whole=True, at_least=1)
         labels = samples.labels.numpy()
         held = max(math.ceil(self.validation_fraction * len(labels)), 1)
         counts = np.bincount(labels)
@@ -874,11 +878,19 @@ def _width(first: nn.Module, backbone: nn.Module, sample: Tensor) -> int:
     return int(features.shape[1])
 
 
+def check_setting(name: str, value: Any, *, whole: bool = False, **limits: float) -> None:
+    """Check a number; NumPy's are numbers, too, as grids of settings are made of them."""
+    value = value.item() if getattr(value, "ndim", None) == 0 else value
+    check_number(name, value, **limits)
+    if whole and value != int(value):
+        raise LargeMarginError(f"{name} must be a whole number, but {value!r} was given.")
+
+
 def perceptron(shape: tuple[int, ...], hidden_sizes: Sequence[int]) -> nn.Module:
     """Linear layers with ReLU between them, none after the last: features point everywhere."""
     sizes = (prod(shape), *hidden_sizes)
     for size in hidden_sizes:
-        check_number("each of hidden_sizes", size, at_least=1)
+        check_setting("each of hidden_sizes", size, whole=True, at_least=1)
     layers: list[nn.Module] = [nn.Flatten()] if len(shape) > 1 else []
     for index, (before, after) in enumerate(pairwise(sizes)):
         if index:
@@ -1025,8 +1037,8 @@ def make_optimizer(
         return made
     given = "adamw" if given == "auto" else given
     check_choice("optimizer", given, (*OPTIMIZERS, "lbfgs"))
-    check_number("lr", lr, above=0)
-    check_number("weight_decay", weight_decay, at_least=0)
+    check_setting("lr", lr, above=0)
+    check_setting("weight_decay", weight_decay, at_least=0)
     if given == "lbfgs":
         parameters = [each for group in groups for each in group["params"]]
         return torch.optim.LBFGS(parameters, line_search_fn="strong_wolfe")

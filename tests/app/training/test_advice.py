@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("sklearn", reason="label noise is estimated by a linear head")
 
@@ -109,3 +110,55 @@ def test_labels_that_are_none() -> None:
         lm.advise([])
     with pytest.raises(lm.LargeMarginError, match="a row for each of the 3 labels"):
         lm.advise([0, 1, 1], np.zeros((2, 4)))
+
+
+@pytest.mark.parametrize(
+    "features",
+    [np.ones((90, 8)), np.full((90, 8), 1e30, dtype=np.float32), np.eye(90, 8)[[0] * 90]],
+)
+def test_features_that_are_all_equal_tell_no_noise(features: Any) -> None:
+    found = lm.advise([0, 1, 2] * 30, features)
+    assert found.data.label_noise is None
+    assert "no two samples of a class differ" in found.data.noise_from
+    assert "nan" not in str(found)
+
+
+def test_one_sample_a_class_tells_no_noise() -> None:
+    assert lm.advise(range(5), np.eye(5)).data.label_noise is None
+
+
+def test_labels_of_any_type_and_features_that_numpy_has_not() -> None:
+    X, y = load_digits(return_X_y=True)
+    X, y = X[:300], y[:300]
+    wanted = lm.advise(y, X.astype(np.float32)).data
+    tensors = torch.tensor(X, dtype=torch.bfloat16, requires_grad=True)
+    for labels in (
+        [torch.tensor(each) for each in y],
+        [*y],
+        (each for each in y),
+        y + 0.5,
+        [("a", 1)[each % 2] if each < 2 else None for each in y],
+    ):
+        found = lm.advise(labels, tensors).data
+        assert found.samples == 300
+        assert found.label_noise is not None
+        if found.classes == 10:
+            assert found == wanted
+
+
+@pytest.mark.parametrize(
+    ("labels", "features", "said"),
+    [
+        ("photos/", None, r"\(N,\), but str was given\. The order is advise\(labels, features\)"),
+        (None, None, "but NoneType was given"),
+        (torch.tensor(3), None, "but Tensor was given"),
+        (np.eye(3), np.eye(3), "rows of several were given"),
+        ([(1, 2), (2, 3)], None, "rows of several were given"),
+        ([torch.zeros(2), torch.ones(2)], None, "rows of several were given"),
+        ([0, 1] * 9, np.full((18, 3), np.nan), r"features must be finite numbers.* NaN"),
+        ([0, 1] * 9, np.ones((18, 3), dtype=object), "features must be finite numbers"),
+    ],
+)
+def test_what_is_no_training_set(labels: Any, features: Any, said: str) -> None:
+    with pytest.raises(lm.LargeMarginError, match=said):
+        lm.advise(labels, features)

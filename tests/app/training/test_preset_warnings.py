@@ -102,3 +102,22 @@ def test_every_measured_preset_says_where() -> None:
     from largemargin.app.training.presets import FILE
 
     assert SHOWN.keys() == read_json(FILE).keys()
+
+
+@pytest.mark.parametrize("counts", ["abc", [3], [-1, 3], [2.5, 3], [None, 3], np.nan, [np.nan, 3]])
+def test_counts_that_are_none(counts: object) -> None:
+    for name in ("few_labels", "long_tail", "fine_tuning"):
+        with pytest.raises(lm.LargeMarginError, match="class_counts must be how many training"):
+            lm.preset(name, class_counts=counts)  # type: ignore[arg-type]
+
+
+def test_counts_of_another_head_are_refused() -> None:
+    with pytest.raises(lm.LargeMarginError, match="with 2 class_counts, but the head has 10"):
+        lm.attach(nn.Linear(16, 10), lm.preset("few_labels", class_counts=[100, 50]))
+
+
+def test_attach_can_be_silent(recwarn: pytest.WarningsRecorder) -> None:
+    lm.attach(nn.Sequential(nn.Linear(128, 100)), lm.preset("few_labels"), warn=False)
+    assert not recwarn.list
+    with pytest.warns(MarginWarning, match="Your 100 classes are far from that"):
+        lm.attach(nn.Sequential(nn.Linear(128, 100)), lm.preset("few_labels"))

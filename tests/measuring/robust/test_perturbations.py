@@ -194,6 +194,11 @@ def test_no_patch_is_no_change():
             "draws must have the shape",
         ),
         (lambda: add_gaussian(torch.rand(2), torch.rand(2), sigma=-1.0), "sigma must be"),
+        (lambda: Perturbation(occlusion=0.3), r"occlusion must be Patches\(number, height, width"),
+        (lambda: Perturbation(stripes=(4, 1)), r"stripes must be Stripes\(number, thickness\)"),
+        (lambda: Perturbation(down_up=3), r"down_up must be DownUp\(factor, mode\), but 3"),
+        (lambda: Perturbation(occlusion=Patches(-1, 2, 2)), r"occlusion\.number must be"),
+        (lambda: Perturbation(fill="black"), "fill must be"),
         (
             lambda: Perturbation(sigma=0.1).apply(torch.rand(1, 2, 2), PerturbationDraws()),
             "draws.gaussian",

@@ -6,7 +6,7 @@ import shlex
 import statistics
 import textwrap
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -186,6 +186,8 @@ def advise(
         long_tail
     """
     noise = NoiseEstimate(None, "no features were given")
+    labels = _listed(labels)
+    _counts(labels)  # says what is wrong with them
     if features is not None:
         noise = estimate_label_noise(features, labels, seed=seed)
     return proposal(labels, noise, pretrained=pretrained, data_name=data_name)
@@ -253,18 +255,39 @@ def _compare(data_name: str, chosen: Preset | None) -> str:
 
 def _counts(labels: Any) -> list[int]:
     """Samples of every class, in the order of the sorted labels."""
-    given = labels.tolist() if hasattr(labels, "tolist") else list(labels)
-    if not given or isinstance(given[0], list):
-        raise LargeMarginError(
-            "labels must hold one class for each training sample, (N,), but "
-            f"{'there are none' if not given else 'rows of several were given'}."
-        )
+    given = _listed(labels)
     counts = Counter(given)
     if len(counts) < 2:
         raise LargeMarginError(
             f"labels must hold at least 2 classes, but all {len(given)} are {given[0]!r}."
         )
-    return [counts[each] for each in sorted(counts)]
+    return [counts[each] for each in _sorted(counts)]
+
+
+def _listed(labels: Any) -> list[Any]:
+    """The labels as plain values; tensors and arrays of one number are that number."""
+    whole = not isinstance(labels, str | bytes | Mapping) and hasattr(labels, "__iter__")
+    given = (labels.tolist() if hasattr(labels, "tolist") else [*labels]) if whole else None
+    if isinstance(given, list) and given:
+        several = (list, tuple, set, Mapping)
+        single = [each for each in given if getattr(each, "ndim", 0) == 0]
+        if len(single) == len(given) and not any(isinstance(each, several) for each in given):
+            return [each.item() if hasattr(each, "item") else each for each in given]
+    if not isinstance(given, list):
+        shown = f"{type(labels).__name__} was given"
+    else:
+        shown = "rows of several were given" if given else "there are none"
+    raise LargeMarginError(
+        f"labels must hold one class for each training sample, (N,), but {shown}. The order is "
+        "advise(labels, features)."
+    )
+
+
+def _sorted(labels: Iterable[Any]) -> list[Any]:
+    try:
+        return sorted(labels)
+    except TypeError:  # of several types
+        return sorted(labels, key=str)
 
 
 def estimate_label_noise(features: Any, labels: Any, *, seed: int = 0) -> NoiseEstimate:
@@ -276,6 +299,7 @@ def estimate_label_noise(features: Any, labels: Any, *, seed: int = 0) -> NoiseE
     """
     try:
         import numpy as np
+        import torch
 
         from largemargin.integrations.scikit_learn import (
             LargeMarginClassifier,
@@ -285,18 +309,28 @@ def estimate_label_noise(features: Any, labels: Any, *, seed: int = 0) -> NoiseE
         )
     except ImportError:
         return NoiseEstimate(None, "the estimate needs pip install 'largemargin[sklearn]'")
+    given = _listed(labels)
+    number = {each: index for index, each in enumerate(_sorted({*given}))}
+    if isinstance(features, torch.Tensor):  # NumPy has no bfloat16
+        features = features.detach().cpu().to(torch.promote_types(features.dtype, torch.float32))
     rows, shape = as_rows(features)
     rows = rows if hasattr(rows, "tocsr") else np.asarray(rows)
-    if len(rows.shape) != 2 or rows.shape[0] != len(labels):
+    if len(rows.shape) != 2 or rows.shape[0] != len(given):
         raise LargeMarginError(
-            f"features must have a row for each of the {len(labels)} labels, but their shape is "
+            f"features must have a row for each of the {len(given)} labels, but their shape is "
             f"{tuple(rows.shape)}."
         )
-    frozen = shape is None and embedding_like(as_tensor(rows, rows.shape[1:], "auto"))
     order = np.random.default_rng(seed).permutation(rows.shape[0])[:MOST]
     model = LargeMarginClassifier(hidden_sizes=(), random_state=seed)
-    model.fit(rows[order], np.asarray(labels)[order])
+    try:
+        frozen = shape is None and embedding_like(as_tensor(rows, rows.shape[1:], "auto"))
+        model.fit(rows[order], np.array([number[each] for each in given])[order])
+    except (TypeError, ValueError) as error:  # as scikit-learn wants them: NaN, objects
+        said = str(error).splitlines()[0]
+        raise LargeMarginError(f"features must be finite numbers (N, ...): {said}") from error
     known = ~np.isnan(model.held_out_margins_)
+    if not known.any():
+        return NoiseEstimate(None, "no two samples of a class differ in their features", frozen)
     margins, gaps = model.held_out_margins_[known], model.held_out_gaps_[known]
     wrong = (margins < 0)[np.argsort(-gaps)]
     half, quarter = (float(wrong[: max(len(wrong) // part, 1)].mean()) for part in (2, 4))

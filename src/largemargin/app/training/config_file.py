@@ -281,14 +281,26 @@ def _extent(node: Any, depth: int, known: dict[int, tuple[int, int]]) -> tuple[i
         if node.tag.endswith(":int") and len(node.value) > DIGITS:
             raise _refusal(f"a number of {len(node.value):,} digits; quote it if it is text", node)
         return 1, 0
+    if node.id == "mapping":
+        _refuse_twice([name for name, _ in node.value])
     parts = itertools.chain.from_iterable(node.value) if node.id == "mapping" else node.value
     inside = (_extent(each, depth + 1, known) for each in parts if depth <= DEEPEST)
     sizes, depths = zip((1, 0), *inside, strict=True)
     values, deep = sum(sizes), 1 + max(depths)
     if values > MOST_VALUES or max(deep, depth) > DEEPEST:
-        raise _refusal("aliases (*name) stand for too many values, or for themselves", node)
+        raise _refusal("too many values; aliases (*name) stand for many, or for themselves", node)
     known[id(node)] = values, deep
     return values, deep
+
+
+def _refuse_twice(names: list[Any]) -> None:
+    """Of a name that stands twice YAML's loaders take the last, whatever stood first."""
+    seen: set[tuple[str, str]] = set()
+    for name in names:
+        if name.id == "scalar" and not name.tag.endswith(":merge"):
+            if (name.tag, name.value) in seen:
+                raise _refusal(f"{name.value[:SHOWN]!r} stands here a second time", name)
+            seen.add((name.tag, name.value))
 
 
 def _shown(value: object) -> str:

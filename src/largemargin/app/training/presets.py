@@ -124,6 +124,12 @@ class Preset:
                 f"images every class has, lm.preset({self.name!r}, class_counts=torch.bincount("
                 "labels)). LargeMarginClassifier, LargeMarginNet and largemargin train count them."
             )
+        if self.class_counts is not None and len(self.class_counts) != num_classes:
+            raise LargeMarginError(
+                f"the preset {self.name!r} was made with {len(self.class_counts)} class_counts, "
+                f"but the head has {num_classes} classes. Give one number per class, in the order "
+                "of the labels."
+            )
         self.warn(num_classes, dim, self.class_counts)
         counts = self.class_counts or (1,) * num_classes
         return objective_of(self.objective, counts)(num_classes, dim)
@@ -315,7 +321,18 @@ def preset_of(objective: ObjectiveConfig, noise: NoiseConfig) -> Preset | None:
 
 
 def _counts(given: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if given is None else tuple(int(each) for each in given)
+    if given is None:
+        return None
+    try:
+        counts = tuple(map(float, given))
+    except (TypeError, ValueError):
+        counts = ()
+    if len(counts) < 2 or not all(each >= 0 and each.is_integer() for each in counts):
+        raise LargeMarginError(
+            "class_counts must be how many training images every class has, in the order of the "
+            f"labels, but {reprlib.repr(given)} was given. Count them: torch.bincount(labels)."
+        )
+    return tuple(map(int, counts))
 
 
 def _unmeasured(name: str, class_counts: Sequence[int] | None) -> Preset:

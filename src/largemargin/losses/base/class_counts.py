@@ -1,6 +1,7 @@
 """Margins and weights per class, from how many samples each class has (LDAM, Cao et al. 2019)."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -20,12 +21,11 @@ def refuse_mapping(class_counts: object) -> None:
 
 def numbers_per_class(name: str, values: Sequence[float] | Tensor, hint: str) -> Tensor:
     """Whatever holds numbers, as a tensor; ``hint`` says how to make them."""
-    try:
-        return torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError):
-        raise LargeMarginError(
-            f"{name} must be numbers, one per class, but {values!r} was given.{hint}"
-        ) from None
+    with suppress(TypeError, ValueError, RuntimeError, OverflowError):
+        numbers = torch.as_tensor(values)
+        if not numbers.is_complex():
+            return numbers
+    raise LargeMarginError(f"{name} must be numbers, one per class, but {values!r} was given.{hint}")
 
 
 def check_counts(class_counts: Sequence[float] | Tensor, name: str = "class_counts") -> Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from largemargin.errors import refuse_transform
 from largemargin.heads.centroid_bank import Replay, exact_buffers, recomputing
 from largemargin.ops.distributed import all_reduce_sum
 from largemargin.ops.norms import read_rows
@@ -39,6 +40,7 @@ class RunningStatistics(nn.Module):
         before = read_rows(self.values, None)
         if not self.training:
             return before
+        refuse_transform(self)
         known = self._replay.recall(batch, before.shape)
         if known is not None:
             return known[0]

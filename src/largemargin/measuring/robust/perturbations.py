@@ -266,6 +266,18 @@ class Perturbation:
     clip: bool = False
     mask_last: bool = False
 
+    def __post_init__(self) -> None:
+        for name, kind in (("down_up", DownUp), ("occlusion", Patches), ("stripes", Stripes)):
+            part = getattr(self, name)
+            if part is not None and not isinstance(part, kind):
+                raise LargeMarginError(
+                    f"{name} must be {kind.__name__}({', '.join(kind._fields)}), but {part!r} was "
+                    "given."
+                )
+            if isinstance(part, Patches | Stripes):
+                check_number(f"{name}.number", part.number, at_least=0)
+        check_number("fill", self.fill)
+
     @property
     def random(self) -> bool:
         """Whether it has a random part: report mean and deviation over 10 runs, else one run."""
