@@ -322,11 +322,29 @@ def gpt2(seed: int = 0) -> Any:
     )
 
 
-@pytest.mark.parametrize("kind", ["with bias", "without", "inside"])
+def roberta() -> Any:
+    """Its head lies in a module without a configuration."""
+    torch.manual_seed(0)
+    return transformers.RobertaForSequenceClassification(
+        transformers.RobertaConfig(
+            vocab_size=20,
+            max_position_embeddings=10,
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            num_labels=CLASSES,
+            initializer_range=0.5,
+        )
+    )
+
+
+@pytest.mark.parametrize("kind", ["with bias", "without", "inside", "deeper"])
 def test_save_pretrained_takes_the_form_along(kind: str, tmp_path: Path) -> None:
     """Without callback or record_head; also of a model in another one, and of a copy."""
-    model = vit() if kind != "without" else gpt2()
-    x = Images(5, seed=3).images if kind != "without" else torch.randint(1, 20, (5, 6))
+    model = {"without": gpt2, "deeper": roberta}.get(kind, vit)()
+    words = kind in ("without", "deeper")
+    x = torch.randint(2, 20, (5, 6)) if words else Images(5, seed=3).images
     ramp = lm.schedules.Ramp("cosface.scale", 2.0, 9.0, steps=3)
     whole = nn.ModuleDict({"net": model}) if kind == "inside" else model
     criterion = lm.attach(whole, lm.CosFace(scale=9.0), schedule=ramp)

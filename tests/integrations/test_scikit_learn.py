@@ -466,6 +466,13 @@ def test_a_wide_sparse_matrix_is_never_made_dense(monkeypatch: pytest.MonkeyPatc
     assert max(rows) == scikit_learn.CHUNK < 6000
 
 
+def test_a_class_of_one_sample_can_be_held_out_from() -> None:
+    X, y = load_iris(return_X_y=True)
+    y[0] = 3
+    model = quick(early_stopping=True, validation_fraction=0.3, epochs=3).fit(X, y)
+    assert model.classes_.tolist() == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [

@@ -97,6 +97,16 @@ def test_one_sample() -> None:
     str(g)
 
 
+@pytest.mark.parametrize("classes", [2, 3, 7])
+@pytest.mark.parametrize("feature", [0.1, 1 / 3, 1e6 + 0.1])
+def test_means_that_coincide_are_found_at_any_place(classes: int, feature: float) -> None:
+    features = torch.full((4 * classes, 3), feature, dtype=torch.float64)
+    g = measure_arrays(features, torch.arange(4 * classes) % classes, torch.ones(classes, 3))
+    assert any(note.startswith("class means coincide: ") for note in g.notes)
+    assert g.collapse is not None
+    assert math.isnan(g.collapse.norm_spread)
+
+
 def test_zero_features_and_zero_class_vectors() -> None:
     weight = torch.eye(3)
     weight[2] = 0

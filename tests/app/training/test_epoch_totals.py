@@ -48,6 +48,11 @@ def test_rows_hold_means_over_the_finite_steps(on_host: bool) -> None:
 
 
 @BOTH
+def test_every_bad_step_of_a_term_is_counted(on_host: bool) -> None:
+    assert add(new(on_host), BAD, GOOD, BAD, BAD).read().bad_terms == {"b": 3}
+
+
+@BOTH
 def test_without_a_finite_step_there_are_no_means(on_host: bool) -> None:
     row = add(new(on_host), BAD).read().row()
     means = [row["loss"], row["gradient_norm"], *row["terms"].values()]
