@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import largemargin as lm
 from largemargin.dropin import MarginWarning, match_outputs
+from largemargin.dropin.match_outputs import chosen_rows
 
 ORDER = torch.tensor([3, 0, 5, 1, 4, 2])
 
@@ -366,3 +367,11 @@ def test_networks_whose_head_is_zero_pass() -> None:
     criterion = lm.attach(model, lm.CrossEntropy())
     got = criterion(model(images()).double(), LABELS)
     assert float(got.detach()) == pytest.approx(math.log(C))
+
+
+def test_a_position_is_chosen_by_its_whole_row() -> None:
+    logits = torch.randn(2, 3, 4)
+    logits[0, 2, 0] = logits[0, 0, 0]  # one number alone is as in the row that was chosen
+    found = chosen_rows(logits[:, 0], logits)
+    assert found is not None
+    assert found.tolist() == [0, 3]

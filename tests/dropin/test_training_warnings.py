@@ -512,6 +512,10 @@ def test_an_embedding_network_is_no_classifier() -> None:
     assert "nn.Sequential(model, lm.ClassHead(32, num_classes=10))" in said[0]
 
 
+def test_half_as_many_labels_as_rows_are_too_few() -> None:
+    assert len(embeddings(20, lambda y: y)) == 1
+
+
 @pytest.mark.parametrize(
     ("rows", "labels"),
     [

@@ -55,14 +55,14 @@ def test_pairs_are_those_of_all_distances(kind: str, n: int, tile: int, seed: in
     points, groups = rows(kind, n, seed)
     table = torch.linalg.vector_norm(points.double()[:, None] - points.double(), dim=2)
     other = groups[:, None] != groups
-    usual = pairs.blocks.__defaults__
-    pairs.blocks.__defaults__ = (tile,)
+    usual, many = pairs.blocks.__defaults__, pairs.TILE
+    pairs.blocks.__defaults__, pairs.TILE = (tile,), tile
     try:
         far = pairs.row_distance(points, pairs.farthest_pair(points))
         near = pairs.closest_pair(points)
         between = pairs.closest_pair(points, groups)
     finally:
-        pairs.blocks.__defaults__ = usual
+        pairs.blocks.__defaults__, pairs.TILE = usual, many
     torch.testing.assert_close(far, table.max(), rtol=1e-12, atol=0)
     assert near is not None
     assert near[0] < near[1]

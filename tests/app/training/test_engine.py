@@ -2,6 +2,7 @@
 
 import math
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,9 @@ def assert_same(one: Run, other: Run) -> None:
 
 
 def test_a_run_leaves_everything_in_its_folder(tmp_path: Path, data: Data) -> None:
+    began = time.perf_counter()
     run = train(config(tmp_path, epochs=3), data=data, progress=False)
+    took = time.perf_counter() - began
     assert {path.name for path in run.folder.iterdir()} == {
         "checkpoints",
         "config.yaml",
@@ -75,6 +78,8 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path: Path, data: Data) -> No
     epochs = run.metrics("epoch")
     assert [row["epoch"] for row in epochs] == [0, 1, 2]
     assert epochs[-1]["loss"] < epochs[0]["loss"]
+    assert min(row["seconds"] for row in epochs) > 0
+    assert sum(row["seconds"] for row in epochs) <= took
     assert epochs[0]["lr"] > epochs[1]["lr"] > epochs[2]["lr"]
     assert run.metrics("gradients")[0]["norms"]["softmax"] > 0
     result = run.result
@@ -291,6 +296,15 @@ def test_a_damaged_checkpoint_is_not_loaded(tmp_path: Path, data: Data) -> None:
     file.unlink()
     with pytest.raises(LargeMarginError, match="missing"):
         run.model()
+
+
+def test_a_bar_is_shown_unless_it_is_not_wanted(
+    tmp_path: Path, data: Data, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(config(tmp_path, epochs=1), data=data, progress=False)
+    assert "".join(capsys.readouterr()) == ""
+    train(config(tmp_path, epochs=1), data=data)
+    assert "step" in "".join(capsys.readouterr())
 
 
 def test_drafts_that_cannot_be_deleted_do_not_end_a_run(

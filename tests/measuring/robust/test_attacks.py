@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.robust import Attack, apgd, fgsm, pgd
+from largemargin.measuring.robust.attacks import LOSSES
 
 STEPS = 12
 ATTACKS: dict[str, Callable[..., Tensor]] = {
@@ -251,6 +252,13 @@ def test_a_model_that_is_very_sure_is_attacked_all_the_same(name: str, loss: str
     attack = Attack(name, epsilon=0.2, steps=STEPS, loss=loss)
     found = attack(model, images, labels, seeded())
     assert float((model(found).argmax(1) == labels).float().mean()) < 0.5
+
+
+def test_the_ratio_of_logits_is_largest_where_three_others_lead() -> None:
+    logits = torch.tensor([[2.0, 2.0, 2.0, 0.0], [2.0, 1.9, 1.8, 0.0]])
+    equal, apart = LOSSES["dlr"](logits, torch.tensor([3, 3])).tolist()
+    assert apart == pytest.approx(2 / 0.2)
+    assert equal > 1e6
 
 
 class Treacherous(nn.Module):
