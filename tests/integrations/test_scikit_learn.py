@@ -553,3 +553,21 @@ def test_an_estimator_with_a_preset_is_one_line() -> None:
         "                      objective=preset('long_tail', class_counts=(1, 2, 3, 4, 5, 6, ...)))"
     )
     assert str(model.objective).startswith("preset long_tail: ldam\nsituation   CIFAR-10")
+
+
+@pytest.mark.parametrize(("enough", "networks"), [(48, 1), (49, 2), (97, 3)])
+def test_no_more_networks_are_trained_than_held_out_samples_are_needed(
+    monkeypatch: pytest.MonkeyPatch, enough: int, networks: int
+) -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(144, 4)), np.arange(144) % 3
+    begun = []
+    original = LargeMarginClassifier._begin
+    monkeypatch.setattr(
+        LargeMarginClassifier,
+        "_begin",
+        lambda self, samples, *rest: begun.append(len(samples)) or original(self, samples, *rest),
+    )
+    monkeypatch.setattr(scikit_learn, "TOLD", enough)
+    quick("cosface", epochs=1, folds=3).fit(X, y)
+    assert begun == [144] + [96] * networks
