@@ -192,7 +192,7 @@ def _beyond(mutants: dict[str, Any]) -> list[str]:
         "and works with other libraries, with the tests that run the changed line.",
         f"At commit `{mutants['commit']}` there were {total['possible']:,}. Of {drawn:,}, drawn at",
         f"random with seed {seed} (`{command}`),",
-        f"{drawn - total['tried']:,} detach a number that has no gradient and change nothing.",
+        f"{drawn - total['tried']:,} detach a number that has no gradient in any test.",
         f"Of the other {total['tried']:,}, {_found(total):,} were killed, {total['explained']:,}",
         f"are equivalent and {total['survived']:,} survived. Nothing is known of mutants that",
         "were not drawn. Tests were written for those of the sample that had survived at first, so",

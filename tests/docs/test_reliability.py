@@ -62,6 +62,6 @@ def test_mutants_beyond_the_losses_are_a_sample_and_called_one():
     text = make_reliability.page(faults, mutants, part).partition("## Mutants beyond")[2]
     text = " ".join(text.split())
     assert "there were 90. Of 12, drawn at random with seed 4 (" in text
-    assert "2 detach a number that has no gradient and change nothing. Of the other 10, 7" in text
+    assert "2 detach a number that has no gradient in any test. Of the other 10, 7" in text
     assert "7 were killed, 1 are equivalent and 2 survived. Nothing is known of mutants" in text
     assert "| `measuring/a.py` | 90 | 10 | 7 | 1 | 2 |" in text

@@ -493,3 +493,22 @@ def test_wrong_use_is_told_what_to_do(tmp_path: Path) -> None:
         trainer_of(vit(), criterion, tmp_path, max_steps=1).train()
     with pytest.raises(LargeMarginError, match="Attach with accumulate=2"):
         trainer_of(model, criterion, tmp_path, max_steps=1, gradient_accumulation_steps=2).train()
+
+
+def test_only_logs_of_the_loss_get_its_terms() -> None:
+    model = vit()
+    callback = CriterionCallback(lm.attach(model, lm.CosFace()))
+    logs = {"eval_accuracy": 1.0}
+    callback.on_log(None, SimpleNamespace(log_history=[logs]), None, logs=logs)
+    callback.on_log(None, SimpleNamespace(log_history=[logs]), None)
+    assert logs == {"eval_accuracy": 1.0}
+
+
+@pytest.mark.parametrize("step", [1, 7])
+def test_a_resumed_run_needs_the_state_of_its_criterion(step: int, tmp_path: Path) -> None:
+    model = vit()
+    callback = CriterionCallback(lm.attach(model, lm.CosFace()))
+    args = SimpleNamespace(output_dir=str(tmp_path), gradient_accumulation_steps=1)
+    callback.on_train_begin(args, SimpleNamespace(global_step=0), None, model=model)
+    with pytest.raises(LargeMarginError, match=f"resumes at step {step}"):
+        callback.on_train_begin(args, SimpleNamespace(global_step=step), None, model=model)

@@ -162,6 +162,11 @@ def test_scores_are_in_standard_deviations_of_what_was_held_out(sparse: bool) ->
     if sparse:
         np.testing.assert_allclose(rest, 0, atol=1e-9)
         return
+    features = torch.from_numpy(model.transform(X))
+    sums = torch.zeros(4, features.shape[1], dtype=features.dtype)
+    sums.index_add_(0, torch.from_numpy(y), features)
+    own = torch.cosine_similarity(sums[torch.from_numpy(y)] - features, features)
+    assert float(own.std()) == pytest.approx(model._spreads[1], rel=1e-5)
     assert np.std(logits) == pytest.approx(model._spreads[0], rel=0.3)
     assert np.std(rest) == pytest.approx(1, rel=0.3)
 

@@ -143,3 +143,22 @@ def test_products_reduced_on_one_backend_are_not_trusted(word: str) -> None:
         matmul.fp32_precision = usual
     assert exact == (word in ("none", "ieee"))
     assert found == want
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12))
+def test_tiles_hold_small_groups_together_and_parts_of_large_ones(sizes: list[int]) -> None:
+    groups = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    usual = pairs.blocks.__defaults__
+    pairs.blocks.__defaults__ = (10,)
+    try:
+        found = pairs._runs(groups)
+    finally:
+        pairs.blocks.__defaults__ = usual
+    assert [each.start for each in found] == [0, *(each.stop for each in found[:-1])]
+    assert found[-1].stop == len(groups)
+    limit = min(10, len(groups))
+    for each in found:
+        inside = set(groups[each].tolist())
+        assert 0 < each.stop - each.start <= limit
+        if len(inside) > 1:
+            assert sum(sizes[group] for group in inside) == each.stop - each.start
