@@ -389,3 +389,10 @@ def test_probabilities_are_those_of_the_head_to_a_few_percent(error: float, take
 def test_a_loss_in_place_of_the_model_is_told_the_order(model: Any) -> None:
     with pytest.raises(lm.LargeMarginError, match=r"The order is attach\(model, objective\)"):
         lm.attach(model, Mlp())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("error", "taken"), [(0.12, True), (0.25, False)])
+def test_far_from_zero_a_cast_may_change_more(error: float, taken: bool) -> None:
+    logits = 1e4 + torch.tensor([[0.0, 0.1, 0.05]])
+    given = logits + torch.tensor([[error, 0.0, 0.0]])
+    assert same(given, logits) == taken

@@ -110,8 +110,10 @@ def test_a_newer_format_is_refused_by_its_number(
 ) -> None:
     """Even where no entry is new: what one means may have changed."""
     path = tmp_path / "x.json"
-    written = measure_arrays(*arrays).to_dict()
-    path.write_text(json.dumps({**written, "format": written["format"] + 1}))
+    made = measure_arrays(*arrays)
+    path.write_text(json.dumps({**made.to_dict(), "format": 1}))  # of every release so far
+    assert Geometry.load(path) == made
+    path.write_text(json.dumps({**made.to_dict(), "format": 2}))
     with pytest.raises(LargeMarginError, match="newer version of largemargin: its format is"):
         Geometry.load(path)
 

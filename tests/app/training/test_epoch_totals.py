@@ -99,6 +99,7 @@ def test_before_the_first_step_there_is_nothing() -> None:
     sums = EpochTotals(torch.device("cpu"))
     assert sums.on_host
     assert sums.read() == Totals()
+    assert Totals().last_bad == -1
     assert not EpochTotals(torch.device("meta")).on_host
     assert EpochTotals(torch.device("meta")).state() == {**asdict(Totals()), "row": 0}
 
