@@ -571,3 +571,11 @@ def test_no_more_networks_are_trained_than_held_out_samples_are_needed(
     monkeypatch.setattr(scikit_learn, "TOLD", enough)
     quick("cosface", epochs=1, folds=3).fit(X, y)
     assert begun == [144] + [96] * networks
+
+
+def test_rows_may_be_arrays_or_lists_of_lists() -> None:
+    X, y = load_iris(return_X_y=True)
+    of_array, of_lists = quick(epochs=2).fit(X, y), quick(epochs=2).fit(X.tolist(), y.tolist())
+    for model in (of_array, of_lists):
+        for rows in (X, X.tolist()):
+            np.testing.assert_allclose(model.predict_proba(rows), of_array.predict_proba(X))
