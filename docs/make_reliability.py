@@ -49,8 +49,7 @@ def page(faults: dict[str, Any], mutants: dict[str, Any], beyond: dict[str, Any]
     injected, tried = (sum(faults[name].values()) for name in COUNTS)
     golden = [json.loads(path.read_text(encoding="utf-8")) for path in GOLDEN.glob("*.json")]
     cases = sum(len(item["cases"]) for item in golden)
-    total = mutants["total"]
-    found = total["killed"] + total["timed out"]
+    parts = {"losses, operators and heads": mutants, "a sample of the rest": beyond}
     lines = [
         "# Reliability",
         "",
@@ -65,7 +64,7 @@ def page(faults: dict[str, Any], mutants: dict[str, Any], beyond: dict[str, Any]
         f"| hostile, damaged and odd inputs tried | {given['tried']:,} | {tried:,} |",
         f"| tests with faults or such inputs | {faults['tests']:,} | {faults['passed']:,} |",
         f"| golden cases, values and gradients ({len(golden)} items) | {cases:,} | {cases:,} |",
-        f"| mutants tried | {total['tried']:,} | {found:,} found by a test |",
+        *(_tried(name, part) for name, part in parts.items()),
         "",
         "A fault or input counts as held if its whole test passed; the tables below count those.",
         "Golden cases have a separate test, `make conformance`, which fails if any of them fails.",
@@ -144,9 +143,18 @@ def _test(row: dict[str, Any]) -> str:
     return f"| {row['says']} | `{row['file']}` | {row['suite']} | {number} |"
 
 
+def _tried(what: str, mutants: dict[str, Any]) -> str:
+    total, where = mutants["total"], f"{mutants['date']}, commit `{mutants['commit']}`"
+    return f"| mutants tried: {what} ({where}) | {total['tried']:,} | {_found(total):,} killed |"
+
+
+def _found(total: dict[str, int]) -> int:
+    return total["killed"] + total["timed out"]
+
+
 def _mutants(mutants: dict[str, Any]) -> list[str]:
     total = mutants["total"]
-    found = total["killed"] + total["timed out"]
+    found = _found(total)
     whole = total["tried"] == total["possible"]
     share = found / max(total["tried"] - total["explained"], 1)
     extent = "all of them" if whole else f"a sample of {total['tried']:,}, not all"
@@ -159,7 +167,9 @@ def _mutants(mutants: dict[str, Any]) -> list[str]:
         "killed when a test fails, and a test that hangs counts as failed. `make mutants` runs",
         "them; Triton kernels, docstrings, type hints and messages are not changed.",
         "",
-        f"There are {total['possible']:,} mutants, and the numbers below are of {extent}. Of the",
+        f"At commit `{mutants['commit']}` there were {total['possible']:,} mutants, and the",
+        f"numbers below are of {extent}. Code that was changed or added after that commit",
+        "has not been tried again as a whole: these numbers say nothing about it. Of the",
         f"mutants tried, {found:,} were killed, {total['explained']:,} are equivalent to",
         "the original (each is explained in `tests/mutants/equivalent.yaml`), and"
         f" {total['survived']:,} survived.",
@@ -173,17 +183,20 @@ def _mutants(mutants: dict[str, Any]) -> list[str]:
 def _beyond(mutants: dict[str, Any]) -> list[str]:
     """The rooms beyond the losses, of which a part was tried."""
     total = mutants["total"]
-    found = total["killed"] + total["timed out"]
+    seed, drawn = mutants["seed"], mutants["sample"]
+    command = f"make mutants MUTANTS='--room beyond --sample {drawn} --seed {seed}'"
     return [
         f"## Mutants beyond the losses ({mutants['date']})",
         "",
-        "The same changes in what attaches, measures, exports, reads data, builds models and",
-        "works with other libraries (`make mutants MUTANTS='--room beyond'`), with the tests",
-        f"that speak of the file. There are {total['possible']:,}.",
-        f"Of {total['tried']:,}, drawn at random with seed {mutants['seed']}, {found:,} were",
-        f"killed, {total['explained']:,} are equivalent and {total['survived']:,} survived.",
-        "Nothing is known of the others, and nothing of the room of training, of which none was",
-        "drawn. Tests were written for those of the sample that had survived at first.",
+        "The same changes in what attaches, measures, exports, reads data, builds models, trains",
+        "and works with other libraries, with the tests that run the changed line.",
+        f"At commit `{mutants['commit']}` there were {total['possible']:,}. Of {drawn:,}, drawn at",
+        f"random with seed {seed} (`{command}`),",
+        f"{drawn - total['tried']:,} detach a number that has no gradient in any test.",
+        f"Of the other {total['tried']:,}, {_found(total):,} were killed, {total['explained']:,}",
+        f"are equivalent and {total['survived']:,} survived. Nothing is known of mutants that",
+        "were not drawn. Tests were written for those of the sample that had survived at first, so",
+        "more of the others may survive.",
         "",
         *_by_file(mutants),
     ]

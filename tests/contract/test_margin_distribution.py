@@ -215,6 +215,19 @@ def test_a_band_that_no_margin_is_in_is_warned_of(settings, said):
     assert said is None or said in messages[0]
 
 
+def test_each_of_several_bands_is_looked_at():
+    torch.manual_seed(0)
+    model = nn.Linear(2, 3)
+    good, far = lm.MarginDistribution(), lm.MarginDistribution(r=60.0)
+    criterion = lm.attach(model, lm.Objective(good=good, far=far))
+    criterion._watch = Watch(patience=20)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(100):
+            criterion(model(2 * torch.randn(16, 2)), torch.arange(16) % 3)
+    assert [each for each in caught if "term 'far'" in str(each.message)]
+
+
 def test_wrong_settings():
     for settings in ({"measured_steps": 0}, {"r": "automatic"}, {"r": 0.5}, {"eps": -1.0}):
         with pytest.raises(LargeMarginError, match=next(iter(settings))):

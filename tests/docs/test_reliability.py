@@ -58,9 +58,10 @@ def test_large_jobs_have_their_time_and_memory():
 def test_mutants_beyond_the_losses_are_a_sample_and_called_one():
     faults, mutants, beyond = numbers()
     row = {"possible": 90, "tried": 10, "killed": 6, "timed out": 1, "explained": 1, "survived": 2}
-    part = {**beyond, "seed": 4, "total": row, "files": {"measuring/a.py": row}}
+    part = {**beyond, "seed": 4, "sample": 12, "total": row, "files": {"measuring/a.py": row}}
     text = make_reliability.page(faults, mutants, part).partition("## Mutants beyond")[2]
     text = " ".join(text.split())
-    assert "There are 90. Of 10, drawn at random with seed 4, 7 were killed, 1 are" in text
-    assert "2 survived. Nothing is known of the others" in text
+    assert "there were 90. Of 12, drawn at random with seed 4 (" in text
+    assert "2 detach a number that has no gradient in any test. Of the other 10, 7" in text
+    assert "7 were killed, 1 are equivalent and 2 survived. Nothing is known of mutants" in text
     assert "| `measuring/a.py` | 90 | 10 | 7 | 1 | 2 |" in text

@@ -57,6 +57,13 @@ def test_whatever_the_model_returns(kind: str) -> None:
         assert got.value.dim() == 0
 
 
+def test_a_label_without_a_batch_is_refused() -> None:
+    model = Mlp()
+    criterion = lm.attach(model, lm.CosFace(scale=8.0), layer="fc")
+    with pytest.raises(lm.LargeMarginError, match="labels"):
+        criterion(model(vectors()), torch.tensor(1))
+
+
 @pytest.mark.parametrize("kind", OUTPUTS)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients(kind: str, mode: Any) -> None:

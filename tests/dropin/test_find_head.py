@@ -330,3 +330,25 @@ def test_outputs_and_heads_of_inference_mode() -> None:
         criterion(model(torch.randn(6, 3)), late)
     with pytest.raises(lm.LargeMarginError, match=r"copy\.deepcopy"):
         lm.attach(made, lm.CosFace())
+
+
+class Returns(nn.Module):
+    """Something of the features, the logits of another layer, and those of the last one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.other, self.last = nn.Linear(4, 6), nn.Linear(4, 3), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        features = self.body(x).relu()
+        return features.tanh(), self.other(x), self.last(features)
+
+
+def test_logits_of_another_layer_that_are_returned_first_may_be_those_meant() -> None:
+    model, x, labels = Returns(), torch.randn(5, 4), torch.arange(5) % 3
+    with pytest.raises(lm.LargeMarginError, match=r"output of 'other' .* before that of 'last'"):
+        lm.attach(model, lm.CrossEntropy(), warn=False)(model(x), labels)
+    model = Returns()
+    criterion = lm.attach(model, lm.CrossEntropy(), layer="other")
+    value = criterion(model(x), labels)
+    torch.testing.assert_close(value, nn.functional.cross_entropy(model.other(x), labels))

@@ -178,6 +178,23 @@ def test_all_terms_on_features_before_dropout() -> None:
     torch.testing.assert_close(got, want)
 
 
+def test_features_of_sequences_before_dropout() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.drop, self.fc = nn.Embedding(7, D), nn.Dropout(0.5), nn.Linear(D, C)
+
+        def forward(self, words: Tensor) -> Tensor:
+            return self.fc(self.drop(self.body(words)))
+
+    model, words = Words(), torch.arange(12).view(3, 4) % 7
+    labels = torch.arange(12).view(3, 4) % C
+    criterion = lm.attach(model, lm.Discriminative(C, D), features="body")
+    got = criterion(model(words), labels)
+    rows = model.body(words).flatten(0, 1)
+    torch.testing.assert_close(got, lm.Discriminative(C, D)(rows, model.fc, labels.flatten()))
+
+
 def test_noisy_features_of_another_module() -> None:
     model = ConvNet()
     criterion = lm.attach(model, lm.Objective(stay=lm.Stability()), features={"stay": "body"})

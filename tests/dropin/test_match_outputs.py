@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import largemargin as lm
 from largemargin.dropin import MarginWarning, match_outputs
+from largemargin.dropin.match_outputs import chosen_rows, same
 
 ORDER = torch.tensor([3, 0, 5, 1, 4, 2])
 
@@ -46,7 +47,7 @@ def test_rows_in_another_order_are_found_again(graph: bool) -> None:
         model = Mlp()
         criterion = lm.attach(model, cosface())
         outputs = model(vectors())
-        for rows in (ORDER, ORDER[:4]):
+        for rows in (ORDER, ORDER[:4], ORDER[:1]):
             got = criterion(outputs[rows].clone(), LABELS[rows])
             torch.testing.assert_close(got, by_outputs(outputs[rows], LABELS[rows]))
 
@@ -366,3 +367,32 @@ def test_networks_whose_head_is_zero_pass() -> None:
     criterion = lm.attach(model, lm.CrossEntropy())
     got = criterion(model(images()).double(), LABELS)
     assert float(got.detach()) == pytest.approx(math.log(C))
+
+
+def test_a_position_is_chosen_by_its_whole_row() -> None:
+    logits = torch.randn(2, 3, 4)
+    logits[0, 2, 0] = logits[0, 0, 0]  # one number alone is as in the row that was chosen
+    found = chosen_rows(logits[:, 0], logits)
+    assert found is not None
+    assert found.tolist() == [0, 3]
+
+
+@pytest.mark.parametrize(("error", "taken"), [(0.03, True), (0.07, False)])
+def test_probabilities_are_those_of_the_head_to_a_few_percent(error: float, taken: bool) -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0], [1.0, -1.0, 0.5]])
+    given = logits.softmax(1)
+    given[0, 2] *= 1 + error
+    assert same(given, logits) == taken
+
+
+@pytest.mark.parametrize("model", [lm.CosFace(), 0.5 * lm.CosFace(), lm.Objective(a=lm.CosFace())])
+def test_a_loss_in_place_of_the_model_is_told_the_order(model: Any) -> None:
+    with pytest.raises(lm.LargeMarginError, match=r"The order is attach\(model, objective\)"):
+        lm.attach(model, Mlp())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("error", "taken"), [(0.12, True), (0.25, False)])
+def test_far_from_zero_a_cast_may_change_more(error: float, taken: bool) -> None:
+    logits = 1e4 + torch.tensor([[0.0, 0.1, 0.05]])
+    given = logits + torch.tensor([[error, 0.0, 0.0]])
+    assert same(given, logits) == taken

@@ -555,6 +555,10 @@ def test_an_embedding_network_is_no_classifier() -> None:
     assert "nn.Sequential(model, lm.ClassHead(32, num_classes=10))" in said[0]
 
 
+def test_half_as_many_labels_as_rows_are_too_few() -> None:
+    assert len(embeddings(20, lambda y: y)) == 1
+
+
 @pytest.mark.parametrize(
     ("rows", "labels"),
     [
@@ -583,3 +587,24 @@ def test_labels_are_judged_by_enough_samples() -> None:
         return torch.where(y == 9, 31, y) if next(calls) == 25 else y
 
     assert embeddings(32, late) == []
+
+
+def test_batches_without_a_sample_are_no_reason_to_fail() -> None:
+    model = nn.Sequential(nn.Linear(3, 8))
+    criterion = lm.attach(model, lm.CosFace(), warn=False)
+    criterion._watch = quick()
+    for _ in range(90):
+        criterion(model(torch.zeros(0, 3)), torch.zeros(0, dtype=torch.long))
+
+
+def test_calls_without_gradients_are_no_training() -> None:
+    model = network()
+    criterion = lm.attach(model, lm.CosFace())
+    criterion._watch = quick()
+    images, targets = digits()
+    with torch.no_grad():
+        for _ in range(3):
+            criterion(model(images[:8]), targets[:8])
+    assert criterion._watch.calls == 0
+    criterion(model(images[:8]), targets[:8])
+    assert criterion._watch.calls == 1

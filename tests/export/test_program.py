@@ -10,6 +10,7 @@ from torch import nn
 
 import largemargin as lm
 from largemargin import LargeMarginError
+from largemargin.dropin.feature_hooks import NO_PASS
 from largemargin.export import to_exported_program
 
 SIMILARITIES = ("dot", "cosine", "cosine_prototypes", "euclidean")
@@ -172,11 +173,12 @@ def test_only_our_own_hooks_are_left_out():
 @pytest.mark.parametrize("strict", [False, True], ids=["traced", "strict"])
 def test_torch_export_of_an_attached_model_works_directly(strict):
     model = Backbone(nn.Linear(24, 5))
-    lm.attach(model, lm.CosFace(scale=12.0))
+    criterion = lm.attach(model, lm.CosFace(scale=12.0))
     model.eval()
     shapes = ({0: torch.export.Dim("batch")},)
     program = torch.export.export(model, (images(4),), dynamic_shapes=shapes, strict=strict)
     assert not any("largemargin" in name for name in operators(program))
+    assert criterion._hooks.last is NO_PASS  # none of tensors that hold nothing
     inputs = images(2)
     assert torch.allclose(program.module()(inputs), model(inputs), atol=1e-5)
 

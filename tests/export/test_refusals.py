@@ -2,17 +2,20 @@
 
 import json
 import os
+import pickle
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import largemargin as lm
 from largemargin import LargeMarginError
 from largemargin.export import load, read_config, save
 from largemargin.export import saved_model as folder_module
+from largemargin.export.tensor_files import is_pickle
 
 pytest.importorskip("safetensors", reason="needs safetensors: pip install 'largemargin[export]'")
 
@@ -105,6 +108,28 @@ def test_files_that_were_cut_short(saved, name):
 def test_edited_configurations(saved, change, message):
     edit(saved, change)
     assert message in refused(saved)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("value", [{}, {"weight": [0.5] * 100}, list(range(300))], ids=len)
+def test_a_pickle_of_any_protocol_and_size_is_called_one(tmp_path, protocol, value):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(pickle.dumps(value, protocol))
+    assert is_pickle(path)
+    for legacy in (False, True):
+        torch.save(value, path, _use_new_zipfile_serialization=not legacy)
+        assert is_pickle(path)
+    save_file({"weight": torch.ones(2)}, path)
+    assert not is_pickle(path)
+    assert not is_pickle(tmp_path / "missing")
+
+
+def test_only_an_entry_that_says_tensor_is_one():
+    kept = {"place": torch.ones(2)}
+    assert folder_module.decode({"$tensor": "place"}, kept).tolist() == [1, 1]
+    for damaged in ({"$tensor": "elsewhere"}, {"$tenor": "place"}):
+        with pytest.raises(LargeMarginError, match="means nothing, or names a tensor"):
+            folder_module.decode(damaged, kept)
 
 
 class Kept(nn.Identity):

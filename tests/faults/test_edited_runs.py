@@ -144,6 +144,21 @@ def test_a_best_checkpoint_is_checked_before_the_others_go(run: Run, faults: Fau
     assert files_of(run.folder) == before
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"size": [0, 8]}, {"size": [8]}, {"channels": 0, "mean": [], "std": []}, {"classes": []}],
+    ids=str,
+)
+def test_data_without_pixels_or_classes_are_none(
+    run: Run, faults: Faults, change: dict[str, Any]
+) -> None:
+    path = run.folder / "data.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    faults.attempt("edited facts about the data of a run")
+    with pytest.raises(LargeMarginError, match=r"data\.json is damaged: its sizes, counts or"):
+        _ = run.facts
+
+
 def test_a_lost_pointer_does_not_begin_the_run_again(run: Run, faults: Faults) -> None:
     (run.folder / "checkpoints" / "last.json").unlink()
     before = files_of(run.folder)

@@ -40,6 +40,15 @@ def test_bounds_shrink_with_the_sample_size():
     )
 
 
+@pytest.mark.parametrize("part", ["empirical", "union", "fixed"])
+def test_bounds_have_the_gradient_of_their_formula(part):
+    h = torch.tensor([-0.4, 0.1, 0.3, 0.6, 1.4], dtype=torch.float64, requires_grad=True)
+    how = {"weight_norm": 1.2, "num_samples": 50, **SETTINGS}
+    assert torch.autograd.gradcheck(lambda x: getattr(g.linear_margin_bound(x, **how), part), h)
+    ball = {"rho": 0.7, "feature_norm": 1.0, "centroid_norm": 1.0, "radius": 2.0}
+    assert torch.autograd.gradcheck(lambda x: g.ball_bound(x, **ball).bound, h)
+
+
 def test_when_the_ball_bound_is_informative():
     h = torch.full((10**6,), 100.0)
     tight = g.ball_bound(h, rho=100.0, feature_norm=0.01, centroid_norm=1.0, radius=10.0)
@@ -66,6 +75,12 @@ def test_divergences_are_ordered(size, seed):
     assert float(g.kl_divergence(q, p)) == math.inf
     stacked = g.jensen_shannon(torch.stack([p, p]), torch.stack([q, p]))
     torch.testing.assert_close(stacked, torch.tensor([jsd, 0.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("divergence", [g.kl_divergence, g.total_variation, g.jensen_shannon])
+def test_divergences_have_the_gradient_of_their_formula(divergence):
+    p, q = ((1 + row) / (1 + row).sum() for row in distributions(0, 4))
+    assert torch.autograd.gradcheck(divergence, (p.requires_grad_(), q.requires_grad_()))
 
 
 @given(st.floats(0.5, 1.0))

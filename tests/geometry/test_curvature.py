@@ -253,6 +253,15 @@ def test_bounds_report_their_parts():
     assert cheap.lhs_lower is None
 
 
+def test_bounds_need_two_classes_and_one_feature():
+    x, y = torch.randn(4, 3), torch.arange(4) % 2
+    how = {"sigma": 0.1, "radius": 1.0}
+    found = g.curvature_bounds(lambda z: z[:, :1], torch.randn(2, 1), x, y, **how)
+    assert found.upper.shape == (4,)
+    with pytest.raises(LargeMarginError, match="at least 2 classes"):
+        g.curvature_bounds(lambda z: z, torch.randn(1, 3), x, 0 * y, **how)
+
+
 def test_every_draw_inside_and_every_draw_outside():
     x, y, W = torch.zeros(2, 2), torch.tensor([0, 1]), torch.eye(2)
     inside = g.curvature_bounds(nn.Identity(), W, x, y, sigma=0.1, radius=50.0)

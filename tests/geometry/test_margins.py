@@ -171,6 +171,15 @@ def test_implicit_bias_of_large_float32_logits():
     assert float(g.implicit_bias(f, torch.tensor([0]))) == pytest.approx(want, abs=1e-6)
 
 
+def test_summaries_have_the_gradient_of_their_margins():
+    margins = torch.tensor([0.3, -1.0, 0.5, 2.0], dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([0, 1, 1, 0])
+    for part in ("minimum", "mean", "class_minimum"):
+        assert torch.autograd.gradcheck(
+            lambda x, part=part: getattr(g.summarize_margins(x, labels, 2), part), margins
+        )
+
+
 def test_summary_of_no_samples():
     summary = g.summarize_margins(torch.zeros(0), torch.zeros(0, dtype=torch.long), 2)
     assert summary.class_minimum.tolist() == [math.inf, math.inf]

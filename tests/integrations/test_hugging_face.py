@@ -322,11 +322,29 @@ def gpt2(seed: int = 0) -> Any:
     )
 
 
-@pytest.mark.parametrize("kind", ["with bias", "without", "inside"])
+def roberta() -> Any:
+    """Its head lies in a module without a configuration."""
+    torch.manual_seed(0)
+    return transformers.RobertaForSequenceClassification(
+        transformers.RobertaConfig(
+            vocab_size=20,
+            max_position_embeddings=10,
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            num_labels=CLASSES,
+            initializer_range=0.5,
+        )
+    )
+
+
+@pytest.mark.parametrize("kind", ["with bias", "without", "inside", "deeper"])
 def test_save_pretrained_takes_the_form_along(kind: str, tmp_path: Path) -> None:
     """Without callback or record_head; also of a model in another one, and of a copy."""
-    model = vit() if kind != "without" else gpt2()
-    x = Images(5, seed=3).images if kind != "without" else torch.randint(1, 20, (5, 6))
+    model = {"without": gpt2, "deeper": roberta}.get(kind, vit)()
+    words = kind in ("without", "deeper")
+    x = torch.randint(2, 20, (5, 6)) if words else Images(5, seed=3).images
     ramp = lm.schedules.Ramp("cosface.scale", 2.0, 9.0, steps=3)
     whole = nn.ModuleDict({"net": model}) if kind == "inside" else model
     criterion = lm.attach(whole, lm.CosFace(scale=9.0), schedule=ramp)
@@ -475,3 +493,22 @@ def test_wrong_use_is_told_what_to_do(tmp_path: Path) -> None:
         trainer_of(vit(), criterion, tmp_path, max_steps=1).train()
     with pytest.raises(LargeMarginError, match="Attach with accumulate=2"):
         trainer_of(model, criterion, tmp_path, max_steps=1, gradient_accumulation_steps=2).train()
+
+
+def test_only_logs_of_the_loss_get_its_terms() -> None:
+    model = vit()
+    callback = CriterionCallback(lm.attach(model, lm.CosFace()))
+    logs = {"eval_accuracy": 1.0}
+    callback.on_log(None, SimpleNamespace(log_history=[logs]), None, logs=logs)
+    callback.on_log(None, SimpleNamespace(log_history=[logs]), None)
+    assert logs == {"eval_accuracy": 1.0}
+
+
+@pytest.mark.parametrize("step", [1, 7])
+def test_a_resumed_run_needs_the_state_of_its_criterion(step: int, tmp_path: Path) -> None:
+    model = vit()
+    callback = CriterionCallback(lm.attach(model, lm.CosFace()))
+    args = SimpleNamespace(output_dir=str(tmp_path), gradient_accumulation_steps=1)
+    callback.on_train_begin(args, SimpleNamespace(global_step=0), None, model=model)
+    with pytest.raises(LargeMarginError, match=f"resumes at step {step}"):
+        callback.on_train_begin(args, SimpleNamespace(global_step=step), None, model=model)

@@ -17,7 +17,13 @@ from sklearn.linear_model import LogisticRegression
 import largemargin as lm
 from largemargin.integrations import linear_solver
 from largemargin.integrations.linear_solver import Search, assign_folds, calibrated
-from largemargin.integrations.scikit_learn import LargeMarginClassifier
+from largemargin.integrations.scikit_learn import (
+    LargeMarginClassifier,
+    SparseRows,
+    TensorSamples,
+    preparations,
+    rate_factors,
+)
 
 linear = partial(LargeMarginClassifier, hidden_sizes=(), random_state=0)
 
@@ -47,6 +53,45 @@ def test_the_head_is_that_of_logistic_regression(each: int, width: int, sparse: 
     theirs = LogisticRegression(C=c, tol=1e-10, max_iter=10_000).fit(X, y, weights)
     np.testing.assert_allclose(weight, theirs.coef_, atol=1e-5 * np.abs(theirs.coef_).max())
     np.testing.assert_allclose(bias - bias.mean(), theirs.intercept_, atol=1e-5)
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_a_head_finds_the_rows_that_its_preparation_makes(sparse: bool) -> None:
+    X, y = embeddings(each=5, width=6)
+    rows = SparseRows(scipy.sparse.csr_matrix(X)) if sparse else torch.from_numpy(X)
+    cpu = torch.device("cpu")
+    samples = TensorSamples(rows, torch.from_numpy(y), None, cpu, torch.float64)
+    given = torch.from_numpy(X)
+    found = {name: (module(given), rows) for name, module, rows in preparations(samples, True)}
+    assert list(found) == ["raw", "standard", "unit"] if not sparse else ["raw", "unit"]
+    for prepared, rows in found.values():
+        made = torch.from_numpy(rows.toarray()) if sparse else rows
+        torch.testing.assert_close(prepared.double(), made.double())
+
+
+@pytest.mark.parametrize(("decay", "first", "last"), [("cosine", 1, 0), ("constant", 1, 1)])
+def test_the_rate_falls_by_half_a_cosine_or_not_at_all(decay: str, first: int, last: int) -> None:
+    factors = list(rate_factors(decay, 100))
+    assert factors[0] == first
+    assert factors[50] == pytest.approx((first + last) / 2)
+    assert factors[99] == pytest.approx(last, abs=3e-4)
+    assert factors == sorted(factors, reverse=True)
+
+
+def test_tolerance_is_relative_to_the_loss() -> None:
+    """Where classes lie far apart the loss is small, and so is what may be left of it."""
+    X, y = embeddings(classes=3, each=20, width=10, spread=0.3)
+    rows, labels = torch.from_numpy(X), torch.from_numpy(y)
+    weights = torch.full((len(y), 1), 1 / len(y), dtype=torch.float64)
+    axes = linear_solver.centred(rows, weights[:, 0], lambda head: head)
+    problems = linear_solver.Problems(axes, labels, weights)
+    start = torch.zeros(1, 3, 11, dtype=torch.float64)
+    best, _ = linear_solver.minimise(problems, start, 1e-4, 1e-9, 10_000)
+    least = problems.evaluate(best, 1e-4)[0]
+    assert least < 0.01
+    for tolerance in (0.01, 0.003):
+        rough, _ = linear_solver.minimise(problems, start, 1e-4, tolerance, 10_000)
+        assert least <= problems.evaluate(rough, 1e-4)[0] <= 1.02 * least
 
 
 def test_many_sparse_rows_are_solved_without_axes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +148,27 @@ def test_few_labels(each: int) -> None:
     assert model.score(*embeddings(seed=1)) > 0.9
     assert np.isnan(model.held_out_margins_).all() == (each == 1)
     assert np.isfinite(model.score_samples(X)).all()
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_scores_are_in_standard_deviations_of_what_was_held_out(sparse: bool) -> None:
+    """Their sum, where there are two: the largest logit, and the cosine with a class mean."""
+    X, y = embeddings(each=40)
+    model = linear(standardize=False).fit(scipy.sparse.csr_matrix(X) if sparse else X, y)
+    Z, _ = embeddings(each=40, seed=1)
+    found = model.score_samples(scipy.sparse.csr_matrix(Z) if sparse else Z)
+    logits = model.decision_function(Z).max(1)
+    rest = found - logits / model._spreads[0]
+    if sparse:
+        np.testing.assert_allclose(rest, 0, atol=1e-9)
+        return
+    features = torch.from_numpy(model.transform(X))
+    sums = torch.zeros(4, features.shape[1], dtype=features.dtype)
+    sums.index_add_(0, torch.from_numpy(y), features)
+    own = torch.cosine_similarity(sums[torch.from_numpy(y)] - features, features)
+    assert float(own.std()) == pytest.approx(model._spreads[1], rel=1e-5)
+    assert np.std(logits) == pytest.approx(model._spreads[0], rel=0.3)
+    assert np.std(rest) == pytest.approx(1, rel=0.3)
 
 
 def test_a_long_tail() -> None:

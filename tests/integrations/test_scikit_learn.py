@@ -466,6 +466,13 @@ def test_a_wide_sparse_matrix_is_never_made_dense(monkeypatch: pytest.MonkeyPatc
     assert max(rows) == scikit_learn.CHUNK < 6000
 
 
+def test_a_class_of_one_sample_can_be_held_out_from() -> None:
+    X, y = load_iris(return_X_y=True)
+    y[0] = 3
+    model = quick(early_stopping=True, validation_fraction=0.3, epochs=3).fit(X, y)
+    assert model.classes_.tolist() == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [
@@ -578,3 +585,29 @@ def test_settings_may_be_numbers_of_numpy() -> None:
     ]
     assert fitted[0].temperature_ == fitted[1].temperature_ != 1
     np.testing.assert_allclose(*(each.predict_proba(X) for each in fitted), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("enough", "networks"), [(48, 1), (49, 2), (97, 3)])
+def test_no_more_networks_are_trained_than_held_out_samples_are_needed(
+    monkeypatch: pytest.MonkeyPatch, enough: int, networks: int
+) -> None:
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(144, 4)), np.arange(144) % 3
+    begun = []
+    original = LargeMarginClassifier._begin
+    monkeypatch.setattr(
+        LargeMarginClassifier,
+        "_begin",
+        lambda self, samples, *rest: begun.append(len(samples)) or original(self, samples, *rest),
+    )
+    monkeypatch.setattr(scikit_learn, "TOLD", enough)
+    quick("cosface", epochs=1, folds=3).fit(X, y)
+    assert begun == [144] + [96] * networks
+
+
+def test_rows_may_be_arrays_or_lists_of_lists() -> None:
+    X, y = load_iris(return_X_y=True)
+    of_array, of_lists = quick(epochs=2).fit(X, y), quick(epochs=2).fit(X.tolist(), y.tolist())
+    for model in (of_array, of_lists):
+        for rows in (X, X.tolist()):
+            np.testing.assert_allclose(model.predict_proba(rows), of_array.predict_proba(X))

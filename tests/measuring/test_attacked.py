@@ -190,7 +190,7 @@ def test_bad_attacks() -> None:
     with pytest.raises(LargeMarginError, match="epsilon must be"):
         attacks_of(["pgd"], linf=[-0.1], l2=[], steps=2)
     wrong: Any
-    for wrong in (Attack(), "pgd", ["pgd"]):
+    for wrong in (Attack(), "pgd", "", ["pgd"]):
         with pytest.raises(LargeMarginError, match="attacks must be a list of attacks"):
             attacked_accuracy(model, samples, wrong)
     with pytest.raises(LargeMarginError, match="data is empty"):

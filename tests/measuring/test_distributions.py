@@ -1,5 +1,6 @@
 """Summaries of numbers against NumPy and SciPy."""
 
+import itertools
 import math
 
 import numpy as np
@@ -51,7 +52,16 @@ def test_moments_quantiles_and_histogram(numbers: list[float], bins: int) -> Non
     assert found.edges[0] <= x.min() <= x.max() <= found.edges[-1]
 
 
+@pytest.mark.parametrize("number", [0.0, 1e-9, -0.1, 7.0, -1e9])
+def test_equal_numbers_have_a_histogram_around_them(number: float) -> None:
+    found = describe(torch.full((7,), number, dtype=torch.float64), bins=4)
+    assert all(low < high for low, high in itertools.pairwise(found.edges))
+    assert found.edges[0] < number < found.edges[-1]
+    assert sum(found.counts) == 7
+
+
 def test_equal_numbers() -> None:
+    assert len(describe(torch.arange(9.0)).counts) == 50
     found = describe(torch.full((7,), 0.1))
     assert (found.std, found.ratio, found.density) == (0.0, math.inf, ())
     assert describe(torch.full((7,), -0.1)).ratio == -math.inf

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
+from largemargin.heads.head_spec import HeadView
 from largemargin.measuring import (
     Geometry,
     accuracy_of,
@@ -19,7 +20,7 @@ from largemargin.measuring import (
     measure_input_margins,
 )
 from largemargin.measuring.batches import _length
-from largemargin.measuring.stream import ClassSums
+from largemargin.measuring.stream import PER_SAMPLE, ClassSums, Stream
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e6])
@@ -95,6 +96,16 @@ def test_one_sample() -> None:
     assert "all features are equal: the ratio of variances is NaN" in g.notes
     assert Geometry.from_json(g.to_json()) == g
     str(g)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+@pytest.mark.parametrize("feature", [0.1, 1 / 3, 1e6 + 0.1])
+def test_means_that_coincide_are_found_at_any_place(classes: int, feature: float) -> None:
+    features = torch.full((4 * classes, 3), feature, dtype=torch.float64)
+    g = measure_arrays(features, torch.arange(4 * classes) % classes, torch.ones(classes, 3))
+    assert any(note.startswith("class means coincide: ") for note in g.notes)
+    assert g.collapse is not None
+    assert math.isnan(g.collapse.norm_spread)
 
 
 def test_zero_features_and_zero_class_vectors() -> None:
@@ -395,3 +406,9 @@ def test_a_batch_is_as_long_as_its_first_input() -> None:
     assert _length(dict(zip("ab", several, strict=True))) == 3
     assert _length((several, several[1])) == 3
     assert _length(torch.zeros(())) == 1
+
+
+def test_columns_of_a_pass_without_a_sample_are_empty() -> None:
+    """As on a process that a few batches do not reach."""
+    stream = Stream(HeadView(torch.eye(3), None, "dot", 1.0))
+    assert all(stream.column(name).shape == (0,) for name in PER_SAMPLE)

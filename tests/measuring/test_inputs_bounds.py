@@ -110,6 +110,12 @@ def test_divergence_of_tight_and_loose_classes():
     entropy = -(0.8 * math.log(0.8) + 0.2 * math.log(0.2))
     assert partly.value == pytest.approx(math.log(2) - entropy)
     assert partly.parts["paper"] == pytest.approx(0.6**2 / 2)
+    turns = torch.arange(5) * (2 * math.pi / 5)
+    spread[:5] = tight[:5] + 5 * torch.stack([turns.cos(), turns.sin()], 1)  # 5 of 10 stay
+    half = found(model, [(spread, y)], radius=1.0)["NGY-6.1"]
+    assert half.value == 0
+    assert not half.informative
+    assert "a divergence is at least 0 anyway" in half.verdict
     for radius, message in ((6.0, "apart"), (0.001, "% of its samples")):
         broken = found(model, [(tight, y)], radius=radius)["NGY-6.1"]
         assert math.isnan(broken.value)

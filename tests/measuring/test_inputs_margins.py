@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import largemargin as lm
 from largemargin.errors import LargeMarginError
 from largemargin.losses.input_margin import linearized_margins
 from largemargin.losses.layer_margin import layer_margin
@@ -165,9 +166,12 @@ def test_dead_samples_are_counted_not_averaged():
     model[0].weight.data.copy_(torch.eye(2))
     model[2].weight.data.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
     model[2].bias.data.zero_()
-    x = torch.tensor([[3.0, 1.0], [-1.0, -1.0]]).double()
-    found = measure_input_margins(model, [(x, torch.tensor([0, 0]))]).input
-    assert (found.samples, found.dead, found.overall.count) == (2, 1, 1)
+    x = torch.tensor([[3.0, 1.0], [-1.0, -1.0], [3.0, 1.0]]).double()
+    loader = [(x, torch.tensor([0, 0, 0]))]
+    found = measure_input_margins(model, loader).input
+    assert (found.samples, found.dead, found.overall.count) == (3, 1, 2)
+    notes = lm.measure(model, loader, input_margins=True).notes
+    assert any("1 of 3 samples have no linearised margin" in note for note in notes)
     assert found.overall.mean == pytest.approx(2 / math.sqrt(2), rel=1e-5)
     assert math.isnan(found.classes.mean[1])
 

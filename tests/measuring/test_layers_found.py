@@ -23,6 +23,12 @@ from largemargin.measuring.layers import block_names, pool_output
         (nn.TransformerEncoderLayer(4, 1), (3, 5, 4), "mean over positions", (1,)),
         (nn.Conv1d(4, 4, 1), (3, 4, 5), "mean over positions, the last dimension", (2,)),
         (
+            nn.Sequential(nn.Conv1d(5, 5, 1), nn.Linear(4, 4)),
+            (3, 5, 4),
+            "mean over positions",
+            (1,),
+        ),
+        (
             nn.Sequential(nn.Conv1d(4, 4, 1), nn.BatchNorm1d(4), nn.ReLU()),
             (3, 4, 5),
             "mean over positions, the last dimension",

@@ -14,7 +14,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
+from largemargin.heads.head_spec import HeadView
 from largemargin.measuring import Geometry, measure, measure_arrays
+from largemargin.measuring.probe import differs
 
 C, D, N = 4, 6, 30
 
@@ -358,3 +360,15 @@ def test_a_progress_bar(data: tuple[Tensor, Tensor], capsys: pytest.CaptureFixtu
     pytest.importorskip("tqdm")
     measure(Net(), batches(*data), progress=True)
     assert "measuring" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 0.01), (torch.bfloat16, 0.05)])
+def test_logits_are_the_heads_to_rounding(dtype: torch.dtype, rounding: float) -> None:
+    """Of the largest; what a half precision layer rounds is no other head."""
+    view = HeadView(torch.randn(3, 4), None, "dot", 1.0)
+    features = torch.randn(9, 4)
+    logits = view(features)
+    for error, other in ((0.5 * rounding, False), (1.6 * rounding, True)):
+        given = logits.clone()
+        given[0, logits[0].abs().argmin()] += error * logits.abs().max()
+        assert differs(view, features, given.to(dtype)) == other

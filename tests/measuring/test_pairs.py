@@ -55,14 +55,14 @@ def test_pairs_are_those_of_all_distances(kind: str, n: int, tile: int, seed: in
     points, groups = rows(kind, n, seed)
     table = torch.linalg.vector_norm(points.double()[:, None] - points.double(), dim=2)
     other = groups[:, None] != groups
-    usual = pairs.blocks.__defaults__
-    pairs.blocks.__defaults__ = (tile,)
+    usual, many = pairs.blocks.__defaults__, pairs.TILE
+    pairs.blocks.__defaults__, pairs.TILE = (tile,), tile
     try:
         far = pairs.row_distance(points, pairs.farthest_pair(points))
         near = pairs.closest_pair(points)
         between = pairs.closest_pair(points, groups)
     finally:
-        pairs.blocks.__defaults__ = usual
+        pairs.blocks.__defaults__, pairs.TILE = usual, many
     torch.testing.assert_close(far, table.max(), rtol=1e-12, atol=0)
     assert near is not None
     assert near[0] < near[1]
@@ -143,3 +143,22 @@ def test_products_reduced_on_one_backend_are_not_trusted(word: str) -> None:
         matmul.fp32_precision = usual
     assert exact == (word in ("none", "ieee"))
     assert found == want
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12))
+def test_tiles_hold_small_groups_together_and_parts_of_large_ones(sizes: list[int]) -> None:
+    groups = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    usual = pairs.blocks.__defaults__
+    pairs.blocks.__defaults__ = (10,)
+    try:
+        found = pairs._runs(groups)
+    finally:
+        pairs.blocks.__defaults__ = usual
+    assert [each.start for each in found] == [0, *(each.stop for each in found[:-1])]
+    assert found[-1].stop == len(groups)
+    limit = min(10, len(groups))
+    for each in found:
+        inside = set(groups[each].tolist())
+        assert 0 < each.stop - each.start <= limit
+        if len(inside) > 1:
+            assert sum(sizes[group] for group in inside) == each.stop - each.start

@@ -113,6 +113,23 @@ def test_what_is_no_image_is_measured_as_it_is(setting: Setting) -> None:
         perturbed_accuracy(net, data, NOISE, normalization=(0, 1))
 
 
+def test_features_of_vectors_are_normalised_one_by_one(setting: Setting) -> None:
+    """A mean and a standard deviation for each of the entries, as for channels of images."""
+    _, images, labels = setting
+    rows = images.flatten(1)
+    mean, std = rows.mean(0), 1 + rows.std(0)
+    net = nn.Linear(rows.shape[1], int(labels.max()) + 1).to(rows)
+    found = measure_curvature(
+        net, [((rows - mean) / std, labels)], normalization=(mean.tolist(), std.tolist())
+    )
+    with torch.no_grad():
+        before = nn.Linear(rows.shape[1], net.out_features).to(rows)
+        before.weight.copy_(net.weight / std)
+        before.bias.copy_(net.bias - net.weight @ (mean / std))
+    wanted = measure_curvature(before, [(rows, labels)], normalization=(0, 1))
+    assert found.values == pytest.approx(wanted.values, rel=1e-4)
+
+
 def test_embedded_noise_is_in_pixels(setting: Setting) -> None:
     net, images, labels = setting
     whole = nn.Sequential(Normalize(MEAN, STD).double(), net)

@@ -112,6 +112,8 @@ def test_the_histogram_is_that_of_the_margins() -> None:
     assert [text.replace("−", "-") for text in legend(ax)] == shown
     marks = sorted(line.get_xdata()[0] for line in ax.lines)
     assert marks == pytest.approx(sorted([values.min(), np.median(values), 0]))
+    (least,) = (line for line in ax.lines if line.get_label().startswith("minimum"))
+    assert not least.get_clip_on()  # it lies on the edge of the picture
 
 
 @pytest.mark.parametrize("kind", ["raw", "cosine", "distance"])
@@ -237,6 +239,17 @@ def test_the_surface_has_the_gradient_to_the_right() -> None:
     assert at.keys() == {"cat", "owl"}
     assert at["cat"] < 0.25 < at["owl"]
     assert "class cat" in ax.get_title()
+
+
+def test_a_class_with_a_small_region_alone_has_no_name() -> None:
+    places = tuple(range(-5, 6))
+    predicted = [[2 if a >= 0 else 0 for _ in places] for a in places]
+    predicted[0][0], predicted[3][3] = 1, 3  # of 121 places
+    zeros = tuple((0.0,) * 11 for _ in places)
+    many = LossSurface(3, 0, "as the loader gives them", 2.0, 1.0, places, places, zeros,
+                       tuple(map(tuple, predicted)), 0)  # fmt: skip
+    ax = many.plot(class_names=["cat", "dog", "owl", "eel"])
+    assert {text.get_text() for text in ax.texts} == {"cat", "owl"}
 
 
 def test_what_is_not_there_is_said() -> None:

@@ -105,6 +105,19 @@ def test_files_that_are_no_results(tmp_path: Path) -> None:
         Geometry.load(path)
 
 
+def test_a_newer_format_is_refused_by_its_number(
+    arrays: tuple[Tensor, ...], tmp_path: Path
+) -> None:
+    """Even where no entry is new: what one means may have changed."""
+    path = tmp_path / "x.json"
+    made = measure_arrays(*arrays)
+    path.write_text(json.dumps({**made.to_dict(), "format": 1}))  # of every release so far
+    assert Geometry.load(path) == made
+    path.write_text(json.dumps({**made.to_dict(), "format": 2}))
+    with pytest.raises(LargeMarginError, match="newer version of largemargin: its format is"):
+        Geometry.load(path)
+
+
 @dataclass(frozen=True)
 class Sample(Record):
     pair: tuple[int, float]

@@ -99,6 +99,7 @@ def test_refusals() -> None:
         calibrate_threshold(model, [], rule="best")
     with pytest.raises(LargeMarginError, match="target must be"):
         calibrate_threshold(model, [], target=1.5)
+    assert threshold_of(margins, everything, target=0.9).accepted >= 0.9  # ten suffice
     alright = threshold_of(margins, everything, target=0.5)
     assert math.isnan(alright.errors_found)
 

@@ -66,7 +66,8 @@ class Worker:
     def start(self, mutant: Mutant) -> None:
         self.mutant, self.began, self.checking = mutant, time.monotonic(), ""
         tests = self.noted(mutant) if self.noted is not None else []
-        self.stages = [tests] if tests else stages(mutant.file)
+        # A test may read a constant without a function that speaks of it.
+        self.stages = [tests, *stages(mutant.file)[:1]] if tests else stages(mutant.file)
         self.real = mutant.kind != "detach"
         if self.quick:
             self.stages = self.stages[:QUICK]

@@ -19,6 +19,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -238,7 +239,15 @@ def score(every: dict[str, list[Mutant]], results: dict[str, Any], seed: int) ->
     total = {name: sum(row[name] for row in rows.values()) for name in next(iter(rows.values()))}
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     tried = {file: row for file, row in rows.items() if row["tried"]}
-    return {"date": today, "seed": seed, "total": total, "files": tried}
+    drawn = sum(mutant.key in results for made in every.values() for mutant in made)
+    about = {"date": today, "commit": commit(), "seed": seed, "sample": drawn}
+    return {**about, "total": total, "files": tried}
+
+
+def commit() -> str:
+    """The last one that changed the package."""
+    asked = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", str(PACKAGE)]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _stop(*_: object) -> None:
@@ -277,7 +286,8 @@ def main() -> int:
     every, results, reasons = all_mutants(options.file), read_results(), explained()
     chosen = [mutant for made in every.values() for mutant in made]
     if options.sample is not None:
-        chosen = random.Random(options.seed).sample(chosen, min(options.sample, len(chosen)))
+        # The whole order is drawn, so that a smaller sample is the first part of a larger one.
+        chosen = random.Random(options.seed).sample(chosen, len(chosen))[: options.sample]
     if options.survivors:
         again = {k for k, row in results.items() if row["outcome"] == "survived"} - reasons.keys()
         todo = [m for m in chosen if m.key in again]
@@ -300,9 +310,11 @@ def main() -> int:
     in_copies(cold, book, options, ends)
     if options.score:
         whole = all_mutants([]) if options.file else every
+        drawn = {m.key for m in chosen} if options.sample is not None else results.keys()
+        counted = {key: row for key, row in results.items() if key in drawn}
         for path, beyond in ((SCORE, False), (SCORE_BEYOND, True)):
             part = {file: made for file, made in whole.items() if is_beyond(file) is beyond}
-            sums = score(part, results, options.seed)
+            sums = score(part, counted, options.seed)
             if sums["total"]["tried"]:
                 write(path, sums)
     left = [

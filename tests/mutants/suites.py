@@ -77,6 +77,9 @@ WARM_BEYOND = (
     *(f"tests/{room}" for room in ("dropin", "geometry", "measuring", "export", "integrations")),
     *(f"tests/{room}" for room in ("heads/optim", "app/data", "app/models", "app/training")),
     *("tests/app/cli", "tests/properties/test_items_measures.py", GOLDEN, EXAMPLES),
+    "tests/contract/test_margin_distribution.py",
+    *(f"tests/faults/test_{name}.py" for name in ("configs", "diverged", "edited_runs", "paused")),
+    *(f"tests/faults/test_{name}.py" for name in ("launchers", "not_finite", "values", "versions")),
 )
 """Tests of mutants beyond the losses in forks."""
 ALSO = {

@@ -254,6 +254,9 @@ class Forks:
         self.record(mutant, found)
 
     def _try(self, job: Job) -> int:
+        if not job.tests:
+            (job.folder / "said").write_text("no test in this process runs it", encoding="utf-8")
+            return BROKEN
         names = self.swap.put(job.mutant) if job.mutant is not None else {}
         for number, (name, following) in enumerate(pairwise([*job.tests, None])):
             signal.alarm(self._patience(name))

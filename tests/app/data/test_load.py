@@ -12,7 +12,7 @@ from app.data.pictures import class_folders
 
 from largemargin.app.data import DataConfig, Samples, load_data
 from largemargin.app.data.image_files import ImageFiles
-from largemargin.app.data.load import pixel_statistics
+from largemargin.app.data.load import pixel_statistics, resized
 from largemargin.app.data.sources import SOURCES
 from largemargin.errors import LargeMarginError
 
@@ -158,3 +158,16 @@ def test_arrays_under_two_labels_are_reported_up_to_a_size(tmp_path, monkeypatch
     monkeypatch.setattr("largemargin.app.data.load.MOST_COMPARED", 5)
     found = load_data(config).record["duplicates"]["train under two labels"]
     assert found == {"looked_for": False, "reason": "more than 5 images"}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_images_that_would_grow_beyond_memory_are_refused(monkeypatch, dtype):
+    small = Samples(torch.zeros(2).long(), ("a", "b"), torch.zeros(2, 3, 4, 4, dtype=dtype))
+    config = DataConfig(size=8)
+    whole = 2 * 3 * 8 * 8 * dtype.itemsize
+    monkeypatch.setattr("largemargin.app.data.load.IN_MEMORY", whole)
+    assert resized(small, config).pixels.nbytes == whole
+    monkeypatch.setattr("largemargin.app.data.load.IN_MEMORY", whole - 1)
+    with pytest.raises(LargeMarginError, match="2 images of 8 x 8 pixels take"):
+        resized(small, config)
+    assert resized(small, replace(config, resident="yes")).pixels.nbytes == whole

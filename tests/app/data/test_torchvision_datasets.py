@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from largemargin.app.data import DataConfig, load_data
+from largemargin.app.data.sources.standard_datasets import KNOWN
 from largemargin.errors import LargeMarginError
 
 RNG = np.random.default_rng(1)
@@ -114,6 +115,21 @@ def cifar_files(folder, monkeypatch):
     for name, value in lists.items():
         monkeypatch.setattr(CIFAR10, name, value)
     return batches
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "std"),
+    [
+        ("mnist", (0.1307,), (0.3081,)),
+        ("fashion_mnist", (0.2860,), (0.3530,)),
+        ("cifar10", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        ("cifar100", (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+        ("svhn", (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+    ],
+)
+def test_pixels_are_normalised_as_published(name, mean, std):
+    assert KNOWN[name].statistics[0] == pytest.approx(mean, abs=6e-5)
+    assert KNOWN[name].statistics[1] == pytest.approx(std, abs=6e-5)
 
 
 @pytest.mark.parametrize("inner", [False, True])

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -174,9 +175,12 @@ def test_unequal_budgets_of_earlier_searches_are_refused(tmp_path: Path, data: D
 def test_methods_are_tuned_alike_on_validation_images(tmp_path: Path, data: Data) -> None:
     pytest.importorskip("optuna")
     train = FakeTraining(learned)
+    began = time.perf_counter()
     found = run(tmp_path, data, train, trials=3, seeds=[4, 5])
+    took = time.perf_counter() - began
     assert [method.trials for method in found.methods] == [3, 3, 3]
     assert all(method.tuning_seconds > 0 for method in found.methods)
+    assert sum(method.tuning_seconds for method in found.methods) < took
     tested = [(config, seen) for (config, _), seen in zip(train.calls, train.data, strict=True)]
     trials = [(config, seen) for config, seen in tested if config.name.startswith("trial-")]
     finals = [(config, seen) for config, seen in tested if not config.name.startswith("trial-")]

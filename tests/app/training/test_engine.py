@@ -2,6 +2,7 @@
 
 import math
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from largemargin.app.training import (
     train,
     train_many,
 )
+from largemargin.app.training.engine import _explanation
+from largemargin.app.training.files import remove_drafts
 from largemargin.app.training.step import Step
 from largemargin.dropin import MarginWarning
 from largemargin.errors import LargeMarginError
@@ -57,7 +60,9 @@ def assert_same(one: Run, other: Run) -> None:
 
 
 def test_a_run_leaves_everything_in_its_folder(tmp_path: Path, data: Data) -> None:
+    began = time.perf_counter()
     run = train(config(tmp_path, epochs=3), data=data, progress=False)
+    took = time.perf_counter() - began
     assert {path.name for path in run.folder.iterdir()} == {
         "checkpoints",
         "config.yaml",
@@ -73,6 +78,8 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path: Path, data: Data) -> No
     epochs = run.metrics("epoch")
     assert [row["epoch"] for row in epochs] == [0, 1, 2]
     assert epochs[-1]["loss"] < epochs[0]["loss"]
+    assert min(row["seconds"] for row in epochs) > 0
+    assert sum(row["seconds"] for row in epochs) <= took
     assert epochs[0]["lr"] > epochs[1]["lr"] > epochs[2]["lr"]
     assert run.metrics("gradients")[0]["norms"]["softmax"] > 0
     result = run.result
@@ -291,6 +298,40 @@ def test_a_damaged_checkpoint_is_not_loaded(tmp_path: Path, data: Data) -> None:
         run.model()
 
 
+def test_a_bar_is_shown_unless_it_is_not_wanted(
+    tmp_path: Path, data: Data, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(config(tmp_path, epochs=1), data=data, progress=False)
+    assert "".join(capsys.readouterr()) == ""
+    train(config(tmp_path, epochs=1), data=data)
+    assert "step" in "".join(capsys.readouterr())
+
+
+def test_drafts_that_cannot_be_deleted_do_not_end_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = tmp_path / ".draft-0123abcd-epoch-0009"
+    (draft / "inner").mkdir(parents=True)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.rmdir", refuse)
+        remove_drafts(tmp_path)
+    assert draft.exists()
+    remove_drafts(tmp_path)
+    assert not draft.exists()
+
+
+@pytest.mark.parametrize(("processes", "about_another"), [(1, False), (2, True)])
+def test_other_processes_are_blamed_only_where_there_are_some(
+    processes: int, about_another: bool
+) -> None:
+    said = _explanation(RuntimeError("Connection closed by peer"), processes, 60)
+    assert (said is not None) == about_another
+
+
 def test_many_runs_equal_single_ones(tmp_path: Path, data: Data) -> None:
     settings = [config(tmp_path, seed=seed, name=f"seed{seed}") for seed in (0, 1)]
     together = train_many(settings, data=data, progress=False)
@@ -313,6 +354,7 @@ def test_averaged_weights_are_the_ones_evaluated(tmp_path: Path, data: Data) -> 
     ("changes", "message"),
     [
         ({"epochs": 0}, "epochs must be"),
+        ({"patience": 0}, "patience must be"),
         ({"device": "tpu9"}, "device must be auto, cpu, cuda"),
         ({"graph": "on"}, "graph is on, but there is no CUDA device"),
         ({"objective": ObjectiveConfig("cosfac")}, "Closest: cosface"),

@@ -2,12 +2,13 @@
 
 import json
 import math
+import time
 from dataclasses import asdict
 
 import pytest
 import torch
 
-from largemargin.app.training.journal import EpochTotals, Totals
+from largemargin.app.training.journal import EpochTotals, Progress, Totals
 
 BOTH = pytest.mark.parametrize("on_host", [True, False], ids=["numbers", "tensors"])
 GOOD, BAD = True, False
@@ -45,6 +46,11 @@ def test_rows_hold_means_over_the_finite_steps(on_host: bool) -> None:
     add(sums, GOOD, loss=8.0)
     row = {"loss": 8.0, "terms": {"a": 2.0, "b": 6.0}, "gradient_norm": 80.0, "images": 4}
     assert sums.read().row() == row
+
+
+@BOTH
+def test_every_bad_step_of_a_term_is_counted(on_host: bool) -> None:
+    assert add(new(on_host), BAD, GOOD, BAD, BAD).read().bad_terms == {"b": 3}
 
 
 @BOTH
@@ -93,5 +99,22 @@ def test_before_the_first_step_there_is_nothing() -> None:
     sums = EpochTotals(torch.device("cpu"))
     assert sums.on_host
     assert sums.read() == Totals()
+    assert Totals().last_bad == -1
     assert not EpochTotals(torch.device("meta")).on_host
     assert EpochTotals(torch.device("meta")).state() == {**asdict(Totals()), "row": 0}
+
+
+def test_the_bar_shows_images_per_second_since_it_was_last_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("tqdm")
+    clock = iter([100.0, 104.0, 106.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    bar, said = Progress(total=9), []
+    assert bar.bar is not None
+    monkeypatch.setattr(bar.bar, "set_postfix_str", lambda text, **_: said.append(text))
+    for images in (40, 50):
+        bar.step(images)
+        bar.show(Totals(steps=2, terms={"a": 3.0}))
+    bar.bar.close()
+    assert said == ["a 1.5, 10 images/s", "a 1.5, 25 images/s"]

@@ -291,6 +291,11 @@ def test_a_range_test_that_never_diverges_says_so() -> None:
     assert "the loss never diverges" in str(found)
     assert found.suggestion == 0.1
     assert RateRange((0.001, 0.01, 0.1, 0.5), (2.0, 1.1, 1.0, 5.0)).suggestion == 0.01
+    for steps in (16, 17, 200):
+        losses = tuple(2.0 - each / steps for each in range(steps))
+        _, *curve = str(RateRange(tuple(range(1, steps + 1)), losses)).splitlines()[:-2]
+        assert 8 <= len(curve) <= 16
+        assert len(curve[0]) <= 20 + 40
 
 
 def test_flips_average_the_features_of_an_image_and_its_mirror_image() -> None:

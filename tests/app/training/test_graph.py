@@ -70,6 +70,8 @@ def test_a_graph_reads_the_images_of_the_batches(twice: bool, mix: Mix | None) -
             images, labels = graph.batch(number)
             assert torch.equal(images, plain.images)
             assert torch.equal(labels, plain.labels)
+    if not twice:  # plain steps, at first
+        assert [graph(number) for number in range(len(batches))] == [8, 8, 4]
 
 
 def test_an_error_inside_turns_it_on_again() -> None:

@@ -115,9 +115,11 @@ class OnDevice:
         return ~self.value
 
 
-@pytest.mark.parametrize("clip", [None, 0.5, 20.0])
-def test_fused_optimizers_clip_and_skip_by_themselves(clip: float | None) -> None:
-    """As on an accelerator, where nobody looks at the numbers in between."""
+@pytest.mark.parametrize(
+    ("clip", "unit"), [(None, 1.0), (0.5, 1.0), (20.0, 1.0), (5e-6, 1e-6)], ids=str
+)
+def test_fused_optimizers_clip_and_skip_by_themselves(clip: float | None, unit: float) -> None:
+    """As on an accelerator, where nobody looks at the numbers in between; and as torch clips."""
     weight = nn.Parameter(torch.zeros(2))
     optimizer = torch.optim.SGD([weight], lr=RATE, fused=True)
     sums = EpochTotals(torch.device("cpu"))
@@ -125,13 +127,15 @@ def test_fused_optimizers_clip_and_skip_by_themselves(clip: float | None) -> Non
     step = Step(
         nn.Identity(), criterion, optimizer, noise=NoiseConfig(), clip_norm=clip, totals=sums
     )
-    weight.grad = torch.tensor([3.0, 4.0])
-    step._update(torch.tensor(5.0), OnDevice(False))  # type: ignore[arg-type]
+    weight.grad = unit * torch.tensor([3.0, 4.0])
+    step._update(torch.tensor(5 * unit), OnDevice(False))  # type: ignore[arg-type]
     assert weight.tolist() == [0.0, 0.0]
-    weight.grad = torch.tensor([3.0, 4.0])
-    step._update(torch.tensor(5.0), OnDevice(True))  # type: ignore[arg-type]
-    share = RATE * min(1.0, (clip or math.inf) / 5)
-    torch.testing.assert_close(weight.detach(), torch.tensor([-3 * share, -4 * share]))
+    weight.grad = unit * torch.tensor([3.0, 4.0])
+    step._update(torch.tensor(5 * unit), OnDevice(True))  # type: ignore[arg-type]
+    other = nn.Parameter(torch.zeros(2))
+    other.grad = unit * torch.tensor([3.0, 4.0])
+    nn.utils.clip_grad_norm_(other, clip or math.inf)
+    torch.testing.assert_close(weight.detach(), -RATE * other.grad, atol=0, rtol=1e-5)
 
 
 def test_only_full_batches_are_given_to_the_compiled_function() -> None:

@@ -114,6 +114,7 @@ def test_changes_of_the_space() -> None:
         ({"optimizer.lrr": [0, 1]}, "optimizer.lr"),
         ({"optimizer.lr": 0.1}, "must be \\[low, high\\]"),
         ({"optimizer.lr": [0.5, 0.1]}, "must be \\[low, high\\]"),
+        ({"optimizer.lr": [0.1, 0.1]}, "must be \\[low, high\\]"),
         ({"objective.cosface.margin": [0.1, 0.2]}, "nothing that can be tuned here"),
     ],
 )

@@ -137,6 +137,16 @@ def test_random_rounding_is_right_on_average() -> None:
     assert torch.equal(kept[special.isinf()], special[special.isinf()])
 
 
+@pytest.mark.parametrize("optimizer", [RowwiseAdam, HeadSGD])
+def test_blocks_do_not_change_what_is_rounded_at_random(
+    monkeypatch: pytest.MonkeyPatch, optimizer: Any
+) -> None:
+    start, given = torch.randn(SHAPE).bfloat16(), gradients()
+    whole = stepped(optimizer, start, given, lr=0.1)
+    monkeypatch.setitem(row_optimizer.BLOCK_NUMBERS, "cpu", 2 * SHAPE[1])
+    assert torch.equal(stepped(optimizer, start, given, lr=0.1), whole)
+
+
 def test_bfloat16_weights_learn_only_when_rounded_at_random() -> None:
     """A step of 1/1000 of a weight is below what bfloat16 can tell."""
     start, given = torch.ones(64, 64, dtype=torch.bfloat16), [torch.ones(64, 64)] * 50

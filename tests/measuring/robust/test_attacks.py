@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.robust import Attack, apgd, fgsm, pgd
+from largemargin.measuring.robust.attacks import LOSSES
 
 STEPS = 12
 ATTACKS: dict[str, Callable[..., Tensor]] = {
@@ -251,6 +252,45 @@ def test_a_model_that_is_very_sure_is_attacked_all_the_same(name: str, loss: str
     attack = Attack(name, epsilon=0.2, steps=STEPS, loss=loss)
     found = attack(model, images, labels, seeded())
     assert float((model(found).argmax(1) == labels).float().mean()) < 0.5
+
+
+def test_the_ratio_of_logits_is_largest_where_three_others_lead() -> None:
+    logits = torch.tensor([[2.0, 2.0, 2.0, 0.0], [2.0, 1.9, 1.8, 0.0]])
+    equal, apart = LOSSES["dlr"](logits, torch.tensor([3, 3])).tolist()
+    assert apart == pytest.approx(2 / 0.2)
+    assert equal > 1e6
+
+
+class Treacherous(nn.Module):
+    """The loss is largest in the middle, where the prediction is right; above 0.7 it is wrong."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = images.flatten(1)[:, 0]
+        own = 0.38 + 0.4 * (x - 0.5) ** 2
+        other = torch.where(x > 0.7, 0.99, 0.5) * (1 - own)
+        return torch.stack([own, other, 1 - own - other], 1).log()
+
+
+@pytest.mark.parametrize("restarts", [1, 3])
+def test_what_fooled_the_model_is_kept_though_another_point_has_a_higher_loss(
+    restarts: int,
+) -> None:
+    images, labels = torch.full((20, 1, 1, 1), 0.5), torch.zeros(20).long()
+    model = Treacherous()
+    found = apgd(
+        model, images, labels, epsilon=0.5, steps=30, restarts=restarts, generator=seeded()
+    )
+    assert (model(found).argmax(1) != labels).all()
+
+
+def test_the_ratio_of_logits_takes_three_classes_and_no_fewer() -> None:
+    model, images, labels = problem(count=4)
+    model.head = nn.Linear(model.head.in_features, 3)
+    found = fgsm(model, images, labels % 3, epsilon=0.2, loss="dlr")
+    assert float((found - images).abs().max()) == pytest.approx(0.2, rel=1e-5)
+    model.head = nn.Linear(model.head.in_features, 2)
+    with pytest.raises(LargeMarginError, match="difference of three logits"):
+        fgsm(model, images, labels % 2, epsilon=0.2, loss="dlr")
 
 
 def test_restarts_find_what_one_run_misses() -> None:

@@ -10,8 +10,11 @@ from oracles.golden import FOLDER, decode_all
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.robust import (
     GAUSSIAN_CIFAR10,
+    GAUSSIAN_ROAD,
+    GAUSSIAN_SVHN,
     ROAD_400X500,
     SCALED_32,
+    UNIFORM_CIFAR10,
     UNIFORM_SVHN,
     DownUp,
     Patches,
@@ -119,14 +122,36 @@ def test_paper_settings_fit_their_images():
     assert down_up(images).shape == images.shape
 
 
-def test_noise_has_the_stated_size():
+@pytest.mark.parametrize(
+    ("noise", "sigma"),
+    [
+        (GAUSSIAN_CIFAR10, 0.06),
+        (GAUSSIAN_SVHN, 0.15),
+        (GAUSSIAN_ROAD, 40 / 255),
+        (UNIFORM_CIFAR10, 0.06 / 3**0.5),
+        (UNIFORM_SVHN, 0.15 / 3**0.5),
+    ],
+)
+def test_noise_has_the_stated_size(noise, sigma):
     images = torch.full((40, 3, 32, 32), 0.5)
-    generator = torch.Generator().manual_seed(0)
-    gaussian = GAUSSIAN_CIFAR10(images, generator=generator) - images
-    uniform = UNIFORM_SVHN(images, generator=generator) - images
-    assert float(gaussian.std()) == pytest.approx(0.06, rel=0.01)
-    assert float(uniform.std()) == pytest.approx(0.15 / 3**0.5, rel=0.01)
-    assert float(uniform.abs().max()) <= 0.15 + 1e-6
+    added = noise(images, generator=torch.Generator().manual_seed(0)) - images
+    assert float(added.std()) == pytest.approx(sigma, rel=0.01)
+    if noise.amplitude is not None:
+        assert float(added.abs().max()) <= noise.amplitude + 1e-6
+
+
+def test_the_columns_of_the_paper():
+    patches, stripes = Patches(20, 70, 70), Stripes(10, 6)
+    assert dict(ROAD_400X500) == {
+        "occlusion": Perturbation(occlusion=patches),
+        "occlusion_gaussian": Perturbation(occlusion=patches, sigma=40 / 255),
+        "down_up": Perturbation(down_up=DownUp(3)),
+        "down_up_occlusion": Perturbation(down_up=DownUp(3), occlusion=patches),
+        "stripes": Perturbation(stripes=stripes),
+        "down_up_stripes": Perturbation(down_up=DownUp(3), stripes=stripes),
+    }
+    assert SCALED_32["occlusion"] == Perturbation(occlusion=Patches(20, 6, 4))
+    assert SCALED_32["stripes"] == Perturbation(stripes=Stripes(4, 1))
 
 
 def test_clipping_only_when_asked():

@@ -25,7 +25,8 @@ def numbers_per_class(name: str, values: Sequence[float] | Tensor, hint: str) ->
         numbers = torch.as_tensor(values)
         if not numbers.is_complex():
             return numbers
-    raise LargeMarginError(f"{name} must be numbers, one per class, but {values!r} was given.{hint}")
+    given = f"{name} must be numbers, one per class, but {values!r} was given."
+    raise LargeMarginError(given + hint)
 
 
 def check_counts(class_counts: Sequence[float] | Tensor, name: str = "class_counts") -> Tensor:
