@@ -47,9 +47,9 @@ def test_the_head_is_that_of_logistic_regression(each: int, width: int, sparse: 
     labels = torch.from_numpy(y)
     fold = assign_folds(torch.arange(len(y)).double(), labels, 4, 0)
     found = Search(features, labels, torch.from_numpy(weights), fold, 4)
-    found.size = 0.0  # without the temperature
+    found.chosen.size = 0.0  # without the temperature
     weight, bias = found.finish()
-    c = 1 / (found.share * found.length * weights.sum())
+    c = 1 / (found.chosen.share * found.length * weights.sum())
     theirs = LogisticRegression(C=c, tol=1e-10, max_iter=10_000).fit(X, y, weights)
     np.testing.assert_allclose(weight, theirs.coef_, atol=1e-5 * np.abs(theirs.coef_).max())
     np.testing.assert_allclose(bias - bias.mean(), theirs.intercept_, atol=1e-5)
@@ -139,6 +139,64 @@ def test_the_temperature_is_the_best(factor: float) -> None:
     for other in (found / 1.03, found * 1.03):
         worse = torch.nn.functional.cross_entropy(logits * other, labels)
         assert float(worse) > float(losses.mean())
+
+
+def test_few_right_samples_do_not_make_sure() -> None:
+    """As Platt's targets: of n held-out samples that are all right, one in n + 2 may be wrong."""
+    logits = torch.tensor([[3.0, -3.0], [-3.0, 3.0]], dtype=torch.float64)
+    labels = torch.tensor([0, 1])
+    factor, _ = calibrated(logits, labels, torch.ones(2))
+    assert float((factor * logits).softmax(1)[0, 0]) == pytest.approx(3 / 4, abs=0.01)
+    factor, _ = calibrated(logits, labels, torch.full((2,), 49.0))
+    assert float((factor * logits).softmax(1)[0, 0]) == pytest.approx(99 / 100, abs=0.001)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_head_that_rounding_holds_up_is_finished(dtype: Any) -> None:
+    """Separable classes and a weak penalty: losses cannot fall further, gradients are noise."""
+    X, y = embeddings(classes=6, each=10, width=120, spread=0.1)
+    rows = torch.from_numpy(X.astype(dtype))
+    labels = torch.from_numpy(y)
+    fold = assign_folds(torch.arange(len(y)).double(), labels, 5, 0)
+    found = Search(rows - rows.mean(0), labels, torch.ones(len(y)).double(), fold, 6)
+    found.chosen.share = 1e-7
+    before = found.iterations
+    found.finish()
+    assert found.iterations - before < 300
+
+
+def test_units_of_single_features_do_not_matter() -> None:
+    """One large feature must not hide the others, also where no sample can be held out."""
+    units = 10 ** np.random.default_rng(3).uniform(-3, 3, size=30)
+    for each in (1, 6):
+        X, y = embeddings(classes=10, each=each, width=30, spread=0.5)
+        test, truth = embeddings(classes=10, each=20, width=30, spread=0.5, seed=1)
+        score = linear().fit(X * units, y).score(test * units, truth)
+        assert score > linear().fit(X, y).score(test, truth) - 0.05
+
+
+@pytest.mark.parametrize("begun", [1.0, 1e-7])
+def test_a_search_walks_to_the_best_penalty_from_both_sides(begun: float) -> None:
+    X, y = embeddings(each=12, width=60, spread=2.5)
+    features = torch.from_numpy(X - X.mean(0))
+    labels = torch.from_numpy(y)
+    fold = assign_folds(torch.arange(len(y)).double(), labels, 4, 0)
+    ones = torch.ones(len(y)).double()
+    free = Search(features, labels, ones, fold, 4)
+    rival = Search(features, labels, ones, fold, 4)
+    rival.best.share, rival.best.losses = begun, rival.best.losses + 9.0
+    found = Search(features, labels, ones, fold, 4, rival)
+    assert found.best.loss < 1.02 * free.best.loss
+
+
+def test_a_search_that_is_far_behind_ends_early() -> None:
+    X, y = embeddings(each=12, spread=0.5)
+    features, noise = torch.from_numpy(X), torch.randn(X.shape, dtype=torch.float64)
+    labels, ones = torch.from_numpy(y), torch.ones(len(y)).double()
+    fold = assign_folds(torch.arange(len(y)).double(), labels, 4, 0)
+    best = Search(features - features.mean(0), labels, ones, fold, 4)
+    alone = Search(noise, labels, ones, fold, 4)
+    assert len(Search(noise, labels, ones, fold, 4, best).path) <= 3 < len(alone.path)
 
 
 @pytest.mark.parametrize("each", [1, 2, 3])

@@ -17,14 +17,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
-PENALTIES = tuple(10 ** (-step / 2) for step in range(3, 15))
-"""Tried from strong to weak, as parts of the features' mean squared length: 0.03 to 1e-7."""
+PENALTIES = tuple(10 ** (-step / 2) for step in range(15))
+"""From strong to weak, as parts of the features' mean squared length: 1 to 1e-7."""
 
 USUAL = 1e-4
 """The penalty where no sample can be held out."""
 
 PATIENCE = 2
-"""Penalties without improvement after which weaker ones are not tried."""
+"""Penalties without improvement after which none further on is tried."""
+
+HOPE = 4
+"""Steps as large as the last that may be missing to the best of another preparation."""
 
 NOTICED = 0.005
 """The part of the log-loss that is an improvement."""
@@ -179,11 +182,11 @@ class Problems:
             residuals = self.logits(heads, part)
             weights = self.weights[part]
             index = self.labels[part, None, None].expand(-1, len(heads), 1)
-            total = residuals.logsumexp(2, keepdim=True)
-            losses = total - residuals.gather(2, index)
-            values += (losses[..., 0] * weights).sum(0)
-            residuals.sub_(total).exp_().scatter_add_(2, index, -torch.ones_like(losses))
-            residuals.mul_(weights[..., None])
+            own, largest = residuals.gather(2, index), residuals.amax(2, keepdim=True)
+            total = residuals.sub_(largest).exp_().sum(2, keepdim=True)
+            values += ((total.log() + largest - own)[..., 0] * weights).sum(0)
+            residuals.mul_(weights[..., None] / total)
+            residuals.scatter_add_(2, index, -weights[..., None])
             gradient[..., -1] += residuals.sum(0)
             flat = residuals.flatten(1)
             pulled = self.axes.transposed[:, part] if self._dense else self.axes.transposed
@@ -229,10 +232,10 @@ def minimise(
     point = heads / units
     values, gradient = evaluate(point)
     history: list[tuple[Tensor, Tensor, Tensor]] = []
-    steps = 0
+    steps, stalled = 0, torch.zeros_like(values)
     while steps < iterations:
         floor = values.abs().clamp_min(1e-3)
-        active = inner(gradient, gradient) > tolerance**2 * floor
+        active = (inner(gradient, gradient) > tolerance**2 * floor) & (stalled < MEMORY)
         if not active.any():
             break
         steps += 1
@@ -254,6 +257,7 @@ def minimise(
             length = torch.where(fine, length, 0.35 * length)
         change, bend = moved - point, new_gradient - gradient
         history = [*history[1 - MEMORY :], (change, bend, inner(change, bend))]
+        stalled = torch.where(values - new_values > rounding * floor, 0, stalled + 1)
         point, values, gradient = moved, new_values, new_gradient
     return point * units, steps
 
@@ -300,10 +304,18 @@ def assign_folds(fingerprint: Tensor, labels: Tensor, folds: int, seed: int) -> 
 
 
 def calibrated(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[float, Tensor]:
-    """The factor of logits, on a grid of 2 %, with the least mean log-loss, and losses (N,)."""
+    """The factor of logits, on a grid of 2 %, with the least mean log-loss, and losses (N,).
 
-    def losses(step: int) -> Tensor:
-        return cross_entropy(logits * 1.02**step, labels, reduction="none")
+    Where none of n samples is wrong, one in n + 2 counts as if it were, as in Platt's scaling: that
+    none of a few is does not show that none will be. Where some are, these tell more.
+    """
+    classes = logits.shape[1]
+    wrong = float((weights * (logits.argmax(1) != labels)).sum())
+    doubt = classes / (classes - 1) / (float(weights.sum()) + 2) / (1 + wrong)
+
+    def losses(step: int, smoothing: float = doubt) -> Tensor:
+        scaled = logits * 1.02**step
+        return cross_entropy(scaled, labels, reduction="none", label_smoothing=min(smoothing, 1.0))
 
     low, high = -150, 250  # the loss is convex in the factor: the grid is searched by thirds
     while high > low:
@@ -312,11 +324,27 @@ def calibrated(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[float, 
             high = right - 1 if right > left else left
         else:
             low = left + 1
-    return 1.02**low, losses(low)
+    return 1.02**low, losses(low, 0.0)
 
 
 def mean(values: Tensor, weights: Tensor) -> float:
     return float((values * weights).sum() / weights.sum())
+
+
+@dataclass
+class Point:
+    """A penalty on the path of a :class:`Search`.
+
+    ``losses`` are those of samples held out, ``held_out`` their logits (N, C), both calibrated; a
+    ``head`` (1, C, r + 1) of ``size`` would be so.
+    """
+
+    share: float
+    loss: float
+    losses: Tensor
+    head: Tensor
+    size: float
+    held_out: Tensor
 
 
 class Search:
@@ -326,16 +354,15 @@ class Search:
         features: (N, D), centred, or a sparse matrix.
         weights: (N,) of samples.
         fold: (N,) from :func:`assign_folds`.
-        near: search around this penalty only.
+        rival: the search on another preparation. This one starts from its penalty, and ends early
+            where it is behind.
 
     Attributes:
         path: of each penalty its share of the features' mean squared length, and the log-loss and
             accuracy on samples held out.
-        loss: the least log-loss.
-        share: the penalty chosen, the weakest whose log-loss is within a standard error of the
-            least: heads trained on a part of the samples need stronger ones than the last head.
-        size: the length of a head that is calibrated on samples held out.
-        held_out: logits (N, C) of samples by heads that were trained without them, or NaN.
+        best: the penalty with the least log-loss.
+        chosen: the weakest penalty whose log-loss is within a standard error of the least: heads
+            trained on a part of the samples need stronger ones than the last head.
     """
 
     def __init__(
@@ -345,55 +372,98 @@ class Search:
         weights: Tensor,
         fold: Tensor,
         classes: int,
-        near: float | None = None,
+        rival: "Search | None" = None,
     ) -> None:
         self.axes = axes(features, weights)
         self.labels, self.weights, self.fold = labels, weights, fold
         lengths = squared_lengths(features).to(weights)
         self.length = float((lengths * weights).sum() / weights.sum())
         self.path: list[dict[str, float]] = []
-        self.loss, self.size, self.share, self.iterations = math.inf, 0.0, USUAL, 0
+        self.iterations = 0
+        self.known = fold >= 0
         width = len(self.axes.curvature) + 1
         like: dict[str, Any] = {"dtype": self.axes.curvature.dtype, "device": labels.device}
         self.head = torch.zeros(1, classes, width, **like)
-        self.held_out = torch.full((len(labels), classes), math.nan, **like)
-        if (fold >= 0).any():
-            self._follow(classes, width, near)
+        nothing = torch.full((len(labels), classes), math.nan, **like)
+        self.best = self.chosen = Point(USUAL, math.inf, nothing[:, 0], self.head, 0.0, nothing)
+        if self.known.any():
+            self._follow(rival)
 
-    def _follow(self, classes: int, width: int, near: float | None) -> None:
-        fold, known, folds = self.fold, self.fold >= 0, int(self.fold.max()) + 1
-        trained = torch.arange(folds, device=fold.device) != fold[:, None]
-        dtype = self.axes.curvature.dtype
-        problems = Problems(self.axes, self.labels, self._shares(trained).to(dtype))
-        heads = self.head.repeat(folds, 1, 1)
-        group, waited = max(PARAMETERS // (classes * width), 1), 0
-        best = self.head.new_zeros(())
-        tried = [each for each in PENALTIES if near is None or 0.2 < each / near < 5]
-        for share in tried:
-            for start in range(0, folds, group):
-                some = slice(start, start + group)
-                heads[some], steps = minimise(
-                    problems.of(some), heads[some], share * self.length, SEARCHING, 100
-                )
-                self.iterations += steps
-            logits = problems.held_out(heads, fold.clamp_min(0))
-            weights = self.weights[known].to(dtype)
-            factor, losses = calibrated(logits[known], self.labels[known], weights)
-            loss = mean(losses, weights)
-            accuracy = mean((logits.argmax(1) == self.labels)[known].to(dtype), weights)
-            self.path.append({"penalty": share, "valid_loss": loss, "valid_accuracy": accuracy})
-            if loss < (1 - NOTICED) * self.loss:
-                self.loss, best, waited = loss, losses, 0
-            else:
+    def _follow(self, rival: "Search | None") -> None:
+        """Solve the folds for weaker penalties, then for stronger ones, while these improve."""
+        folds = int(self.fold.max()) + 1
+        trained = torch.arange(folds, device=self.fold.device) != self.fold[:, None]
+        problems = Problems(self.axes, self.labels, self._shares(trained).to(self.head.dtype))
+        start = self._start() if rival is None else PENALTIES.index(rival.best.share)
+        begun = heads = self.head.repeat(folds, 1, 1)
+        last, close = math.inf, []
+        for tried in (PENALTIES[start:], PENALTIES[:start][::-1]):
+            waited = 0
+            for share in tried:
+                heads = self._solve(problems, heads, share)
+                begun = begun if self.path else heads
+                point = self._judge(problems, heads, share)
                 waited += 1
-            extra = losses - best
-            error = (mean(extra.square(), weights) / float(weights.sum())) ** 0.5
-            if waited == 0 or mean(extra, weights) <= error:
-                self.share, self.head = share, heads.mean(0, keepdim=True)
-                self.size = factor * float(heads[..., :-1].square().sum((1, 2)).mean().sqrt())
-                self.held_out = torch.where(known[:, None], factor * logits, math.nan)
-            if waited == PATIENCE:
+                if point.loss < (1 - NOTICED) * self.best.loss:
+                    self.best, waited = point, 0
+                close = [each for each in [*close, point] if self._weaker(each)]
+                if waited == PATIENCE or (rival and rival.ahead(point, last - point.loss)):
+                    break
+                last = point.loss
+            losses = [each["valid_loss"] for each in self.path]
+            if losses[1:] and losses[1] < losses[0]:
                 break
+            heads, last = begun, losses[0]
+        self.chosen = min(close, key=lambda each: each.share)
+
+    def _start(self) -> int:
+        """Where heads begin to differ from class means, as far as the largest curvature tells."""
+        classes = self.head.shape[1]
+        steepness = (classes - 1) / classes**2
+        share = float(self.axes.curvature.max()) * steepness / max(self.length, 1e-300)
+        weaker = [place for place, each in enumerate(PENALTIES) if each < share]
+        return max(weaker[0] - 1 if weaker else len(PENALTIES) - 1, 0)
+
+    def _solve(self, problems: "Problems", heads: Tensor, share: float) -> Tensor:
+        group = max(PARAMETERS // heads[0].numel(), 1)
+        found = []
+        for start in range(0, len(heads), group):
+            some = slice(start, start + group)
+            part, steps = minimise(
+                problems.of(some), heads[some], share * self.length, SEARCHING, 100
+            )
+            found.append(part)
+            self.iterations += steps
+        return torch.cat(found)
+
+    def _judge(self, problems: "Problems", heads: Tensor, share: float) -> Point:
+        """What heads of the folds, (K, C, r + 1), are worth on the samples held out."""
+        logits = problems.held_out(heads, self.fold.clamp_min(0))
+        weights = self.weights[self.known].to(logits)
+        factor, losses = calibrated(logits[self.known], self.labels[self.known], weights)
+        loss = mean(losses, weights)
+        right = (logits.argmax(1) == self.labels)[self.known].to(logits)
+        accuracy = mean(right, weights)
+        self.path.append({"penalty": share, "valid_loss": loss, "valid_accuracy": accuracy})
+        size = factor * float(heads[..., :-1].square().sum((1, 2)).mean().sqrt())
+        held_out = torch.where(self.known[:, None], factor * logits, math.nan)
+        return Point(share, loss, losses, heads.mean(0, keepdim=True), size, held_out)
+
+    def _behind(self, point: Point) -> tuple[float, float]:
+        """By how much a point's log-loss is above the best, and the standard error of that."""
+        extra, weights = point.losses - self.best.losses, self.weights[self.known].to(point.losses)
+        error = (mean(extra.square(), weights) / float(weights.sum())) ** 0.5
+        return mean(extra, weights), error
+
+    def _weaker(self, point: Point) -> bool:
+        """Whether a point has the weakest penalty so far that is as good as the best."""
+        gap, error = self._behind(point)
+        return point.share <= self.best.share and gap <= error
+
+    def ahead(self, point: Point, gained: float) -> bool:
+        """Whether this search is far ahead of a point that has ``gained`` by the last step."""
+        gap, error = self._behind(point)
+        return gap > 2 * error and HOPE * gained < gap
 
     def _shares(self, trained: Tensor) -> Tensor:
         """Weights (N, K) of the samples trained on, with the classes' shares of the whole set.
@@ -408,26 +478,27 @@ class Search:
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """Weight (C, D) and bias (C,) for the penalty chosen, converged and calibrated."""
-        start = self.head
+        start = self.chosen.head
         every = torch.ones_like(self.labels[:, None], dtype=torch.bool)
         problems = Problems(self.axes, self.labels, self._shares(every).to(start.dtype))
-        tolerance = torch.finfo(start.dtype).eps ** 0.5
-        found, steps = minimise(problems, start, self.share * self.length, tolerance, 1000)
+        tolerance = max(torch.finfo(start.dtype).eps ** 0.5, 1e-6)
+        found, steps = minimise(problems, start, self.chosen.share * self.length, tolerance, 1000)
         self.iterations += steps
         length = float(found[..., :-1].norm())
-        head = found[0] * (self.size / length if self.size and length else 1.0)
+        size = self.chosen.size
+        head = found[0] * (size / length if size and length else 1.0)
         weight = head[:, :-1]
         return self.axes.back(weight), head[:, -1] - (weight * self.axes.centre).sum(1)
 
     def margins(self) -> Tensor:
         """(N,): the label's logit less its largest rival's, of samples held out."""
         index = self.labels[:, None]
-        rivals = self.held_out.scatter(1, index, -math.inf).amax(1)
-        return self.held_out.gather(1, index)[:, 0] - rivals
+        rivals = self.chosen.held_out.scatter(1, index, -math.inf).amax(1)
+        return self.chosen.held_out.gather(1, index)[:, 0] - rivals
 
     def gaps(self) -> Tensor:
         """(N,): the largest logit less the second, of samples held out."""
-        first, second = self.held_out.topk(2, dim=1).values.unbind(1)
+        first, second = self.chosen.held_out.topk(2, dim=1).values.unbind(1)
         return first - second
 
     def typical(self, features: Any) -> tuple[tuple[float, float], Tensor | None]:
@@ -435,7 +506,7 @@ class Search:
 
         Both without the sample itself; on the CPU. Sparse features have no means.
         """
-        logits = self.held_out.amax(1).cpu()
+        logits = self.chosen.held_out.amax(1).cpu()
         logit_spread = spread(logits[~logits.isnan()])
         if not isinstance(features, Tensor):
             return (logit_spread, 1.0), None

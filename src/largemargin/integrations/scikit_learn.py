@@ -406,17 +406,17 @@ class LargeMarginClassifier(
         weights = samples.all_weights().to(samples.device)
         tried: list[tuple[Search, Standardize, Any]] = []
         history: dict[str, list[Any]] = {}
-        fold = near = None
+        fold = rival = None
         for name, module, features in preparations(samples, self.standardize):
             if fold is None:
                 fold = self._folds(features, labels, seed)
-            found = Search(features, labels, weights, fold, len(self.classes_), near)
-            near = found.share
+            found = Search(features, labels, weights, fold, len(self.classes_), rival)
+            rival = found if rival is None or found.best.loss < rival.best.loss else rival
             tried.append((found, module, features))
             for point in found.path:
                 for key, value in {"preparation": name, **point}.items():
                     history.setdefault(key, []).append(value)
-        best, module, features = min(tried, key=lambda each: each[0].loss)
+        best, module, features = min(tried, key=lambda each: each[0].best.loss)
         with own_random_numbers(seed, samples.device):
             self._begin(samples, False, module)
         weight, bias = best.finish()
@@ -820,10 +820,19 @@ def _prepared(
     centred = rows - mean.to(rows)
     factor = _root_mean_square(centred, samples.all_weights()) if several else 1.0
     module = kind(mean.to(**like), torch.tensor(factor, **like))
-    yield name, module, (centred / factor).to(**like)
+    found = [(name, module, (centred / factor).to(**like))]
     if name == "raw" and several:
         module = Standardize(mean.to(**like), spread.to(**like))
-        yield "standard", module, (centred / spread.to(rows)).to(**like)
+        found.append(("standard", module, (centred / spread.to(rows)).to(**like)))
+        if _uneven(found[0][2], samples.all_weights()):
+            found.reverse()
+    yield from found
+
+
+def _uneven(rows: Tensor, weights: Tensor) -> bool:
+    """Whether the variance of centred rows is that of less than a tenth of as many even columns."""
+    parts = weights.to(rows) @ rows.square()
+    return bool(parts.sum() ** 2 < 0.1 * len(parts) * parts.square().sum())
 
 
 def _root_mean_square(rows: Any, weights: Tensor) -> float:
