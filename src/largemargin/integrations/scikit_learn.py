@@ -856,7 +856,7 @@ def _width(first: nn.Module, backbone: nn.Module, sample: Tensor) -> int:
     return int(features.shape[1])
 
 
-def check_setting(name: str, value: Any, *, whole: bool = False, **limits: float) -> None:
+def check_setting(name: str, value: Any, *, whole: bool = False, **limits: Any) -> None:
     """Check a number; NumPy's are numbers, too, as grids of settings are made of them."""
     value = value.item() if getattr(value, "ndim", None) == 0 else value
     check_number(name, value, **limits)
