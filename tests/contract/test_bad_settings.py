@@ -181,6 +181,24 @@ def test_numbers_have_a_size_that_can_be_computed_with(name):
         assert told in message_of(made)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_near_zero_are_refused_or_give_a_value_and_text_is_none(name):
+    for each in inspect.signature(LOSSES[name].__init__).parameters.values():
+        if isinstance(each.default, bool) or not isinstance(each.default, float):
+            continue
+
+        def made(value, setting=each.name):
+            return call(build(name, PROBLEM, {setting: value}), PROBLEM)
+
+        assert each.name in message_of(made, "wide")
+        try:
+            value = made(1e-300)
+        except LargeMarginError as error:
+            assert each.name in str(error)
+        else:
+            assert torch.isfinite(value)
+
+
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan])
 @pytest.mark.parametrize("name", [n for n in OF_SAMPLES if takes(n, "scale")])
 def test_scale_must_be_positive(name, scale):
