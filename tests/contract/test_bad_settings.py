@@ -2,8 +2,8 @@
 
 import inspect
 import math
-from contextlib import suppress
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 import torch
