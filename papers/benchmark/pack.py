@@ -61,8 +61,8 @@ def mosaics(*places: str) -> None:
         labels = np.load(files[f"labels-{split}.npy"])
         parts = []
         for number in range(-(-len(labels) // PER_MOSAIC)):
-            picture = np.asarray(Image.open(files[f"{split}-{number}.webp"]).convert("RGB"))
-            tiles = picture.reshape(-1, SIDE, 10, SIDE, 3).swapaxes(1, 2)
+            picture = Image.open(files[f"{split}-{number}.webp"], formats=["WEBP"])
+            tiles = np.asarray(picture.convert("RGB")).reshape(-1, SIDE, 10, SIDE, 3).swapaxes(1, 2)
             parts.append(tiles.reshape(-1, SIDE, SIDE, 3))
         arrays[f"{split}_images"] = np.concatenate(parts)[: len(labels)]
         arrays[f"{split}_labels"] = labels.astype(np.int64)
@@ -158,7 +158,7 @@ def omniglot(source: str, target: str) -> None:
             part, alphabet, character = parts[-4], parts[-3], parts[-2]
             file = archive.extractfile(member)
             assert file is not None
-            image = Image.open(io.BytesIO(file.read())).convert("L")
+            image = Image.open(io.BytesIO(file.read()), formats=["PNG"]).convert("L")
             small = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX))
             late = part == "images_evaluation"
             drawings.setdefault((late, f"{alphabet}/{character}"), []).append(small)

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 import torch
@@ -179,6 +180,20 @@ def test_numbers_have_a_size_that_can_be_computed_with(name):
             call(build(name, PROBLEM, {setting: value}), PROBLEM)
 
         assert told in message_of(made)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers_near_zero_are_refused_or_give_a_value_and_text_is_none(name):
+    for each in inspect.signature(LOSSES[name].__init__).parameters.values():
+        if isinstance(each.default, bool) or not isinstance(each.default, float):
+            continue
+
+        def made(value, setting=each.name):
+            return call(build(name, PROBLEM, {setting: value}), PROBLEM)
+
+        assert each.name in message_of(made, "wide")
+        with suppress(LargeMarginError):
+            assert torch.isfinite(made(1e-300))
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, math.nan])

@@ -1,5 +1,6 @@
 """Attached models through torch.fx, torch.jit.trace and torch.export: as they predict."""
 
+import copy
 import io
 from typing import Any
 
@@ -130,3 +131,26 @@ def test_exporting_a_loss_on_gradients_says_what_to_do_instead(build: Any) -> No
     assert Step()(x, LABELS).isfinite()
     with pytest.raises(LargeMarginError, match=r"cannot be exported.*Export the model"):
         torch.export.export(Step(), (x, LABELS), strict=False)
+
+
+@jit_warns
+@pytest.mark.parametrize("by", [torch.jit.script, lambda body: by_jit(body, vectors())])
+def test_a_backbone_of_torchscript_below_a_plain_head(by: Any) -> None:
+    torch.manual_seed(0)
+    x = vectors()
+    body, head = nn.Sequential(nn.Linear(x.shape[1], 8), nn.Tanh()), nn.Linear(8, 3)
+    labels, slopes = torch.arange(len(x)) % 3, []
+    for each in (body, by(body)):
+        model = nn.Sequential(each, copy.deepcopy(head))
+        criterion = lm.attach(model, lm.CosFace(scale=4.0))
+        parameter = next(model.parameters())
+        slopes.append(torch.autograd.grad(criterion(model(x), labels), parameter)[0])
+    torch.testing.assert_close(*slopes)
+    with pytest.raises(LargeMarginError, match="has no linear layer"):
+        lm.measure(by(body), [(x, labels)])
+
+
+def test_complex_weights_have_no_margin() -> None:
+    model = nn.Sequential(nn.Linear(6, 3, dtype=torch.complex64))
+    with pytest.raises(LargeMarginError, match=r"layer '0' is torch\.complex64"):
+        lm.attach(model, lm.CosFace())

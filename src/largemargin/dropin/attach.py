@@ -198,6 +198,11 @@ def _head(model: nn.Module, layer: str | None) -> tuple[str, nn.Module, tuple[in
             f"the weight of layer {path!r} was made under torch.inference_mode() and cannot be "
             "trained. Build the model outside of it, or train copy.deepcopy(model)."
         )
+    if weight.is_complex():
+        raise LargeMarginError(
+            f"the weight of layer {path!r} is {weight.dtype}, but margins are those of real "
+            "numbers. Let the head take real features."
+        )
     return path, head, (int(weight.shape[0]), int(weight.shape[-1]))
 
 

@@ -238,10 +238,10 @@ def _candidates(model: nn.Module) -> dict[str, nn.Module]:
 
 def active_copy(module: Any) -> nn.Module | None:
     """What runs in place of a layer that PEFT trains as a copy of it (``modules_to_save``)."""
-    children = module._modules
-    copies, original = children.get("modules_to_save"), children.get("original_module")
-    if copies is None or original is None:
+    children = module._modules  # TorchScript's have no ``get``
+    if "modules_to_save" not in children or "original_module" not in children:
         return None
+    copies, original = children["modules_to_save"], children["original_module"]
     names = () if getattr(module, "disable_adapters", False) else module.active_adapters
     used: nn.Module = next((copies[name] for name in names if name in copies), original)
     return used
@@ -252,8 +252,8 @@ def _adapters(model: nn.Module) -> set[nn.Module]:
     found: set[nn.Module] = set()
     for module in model.modules():
         used = active_copy(module)
-        if used is None:
-            used = module._modules.get("base_layer")
+        if used is None and "base_layer" in module._modules:
+            used = module._modules["base_layer"]
         if used is not None:
             found |= {*module.modules()} - {*used.modules()}
     return found

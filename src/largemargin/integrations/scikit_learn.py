@@ -26,6 +26,7 @@ from largemargin.errors import (
     MarginWarning,
     MissingPackage,
     check_choice,
+    check_count,
     check_number,
 )
 from largemargin.integrations.linear_solver import (
@@ -243,7 +244,7 @@ class LargeMarginClassifier(
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on samples X and labels y; ``sample_weight`` (N,) where the objective has it."""
-        check_setting("epochs", self.epochs, whole=True, at_least=1)
+        check_count("epochs", self.epochs, at_least=1)
         check_choice("calibrate", self.calibrate, ("auto", True, False))
         resumed = bool(self.warm_start) and hasattr(self, "model_")
         samples, seed = self._read(X, y, sample_weight, resumed)
@@ -341,7 +342,7 @@ class LargeMarginClassifier(
         self, X: Any, y: Any, sample_weight: Any, resumed: bool, classes: Any = None
     ) -> tuple["TensorSamples", int]:
         """Checked samples of the classes to be trained, and the seed of this fit."""
-        check_setting("batch_size", self.batch_size, whole=True, at_least=1)
+        check_count("batch_size", self.batch_size, at_least=1)
         rows, shape = as_rows(X)
         rows, y = validate_data(self, rows, y, accept_sparse="csr", reset=not resumed)
         check_classification_targets(y)
@@ -433,7 +434,7 @@ class LargeMarginClassifier(
 
     def _folds(self, features: Any, labels: Tensor, seed: int) -> Tensor:
         """Which fold holds out each sample, -1 for none; the same for equal samples."""
-        check_setting("folds", self.folds, whole=True, at_least=2)
+        check_count("folds", self.folds, at_least=2)
         rng = np.random.default_rng(seed)
         direction = rng.normal(size=features.shape[1])
         if isinstance(features, Tensor):
@@ -597,7 +598,7 @@ class LargeMarginClassifier(
         self, samples: "TensorSamples", seed: int
     ) -> tuple["TensorSamples", "TensorSamples"]:
         check_setting("validation_fraction", self.validation_fraction, above=0, below=1)
-        check_setting("patience", self.patience, whole=True, at_least=1)
+        check_count("patience", self.patience, at_least=1)
         labels = samples.labels.numpy()
         held = max(math.ceil(self.validation_fraction * len(labels)), 1)
         counts = np.bincount(labels)
@@ -887,19 +888,16 @@ def _width(first: nn.Module, backbone: nn.Module, sample: Tensor) -> int:
     return int(features.shape[1])
 
 
-def check_setting(name: str, value: Any, *, whole: bool = False, **limits: float) -> None:
+def check_setting(name: str, value: Any, **limits: Any) -> None:
     """Check a number; NumPy's are numbers, too, as grids of settings are made of them."""
-    value = value.item() if getattr(value, "ndim", None) == 0 else value
-    check_number(name, value, **limits)
-    if whole and value != int(value):
-        raise LargeMarginError(f"{name} must be a whole number, but {value!r} was given.")
+    check_number(name, value.item() if getattr(value, "ndim", None) == 0 else value, **limits)
 
 
 def perceptron(shape: tuple[int, ...], hidden_sizes: Sequence[int]) -> nn.Module:
     """Linear layers with ReLU between them, none after the last: features point everywhere."""
     sizes = (prod(shape), *hidden_sizes)
     for size in hidden_sizes:
-        check_setting("each of hidden_sizes", size, whole=True, at_least=1)
+        check_count("each of hidden_sizes", size, at_least=1)
     layers: list[nn.Module] = [nn.Flatten()] if len(shape) > 1 else []
     for index, (before, after) in enumerate(pairwise(sizes)):
         if index:

@@ -70,6 +70,8 @@ class GMSoftmax(Loss):
         **options: Unpack[LossOptions],
     ) -> None:
         super().__init__(**options)
+        for name, value in (("alpha1", alpha1), ("alpha2", alpha2)):
+            check_setting(name, value)
         if check:
             _check_theorem(alpha1, alpha2)
         self._keep("alpha1", alpha1)
@@ -110,11 +112,11 @@ def gm_softmax(
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
     """GM-Softmax per sample; :class:`GMSoftmax` has equation, arguments and an example."""
-    if check:
-        _check_theorem(alpha1, alpha2)
     factors = {"alpha1": alpha1, "beta1": beta1, "alpha2": alpha2, "beta2": beta2}
     for name, value in factors.items():
         check_setting(name, value)
+    if check:
+        _check_theorem(alpha1, alpha2)
     s, target, rest = scaled_cosines(
         features, prototypes, labels, scale, how, _aligned, alpha2, beta2
     )

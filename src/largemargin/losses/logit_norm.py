@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Unpack
 
 from torch import Tensor
 
-from largemargin.errors import check_number
+from largemargin.errors import LARGEST, check_number
 from largemargin.losses.base.loss import LogitLoss, LossOptions
 from largemargin.losses.base.setting_ranges import Dimension, Limits, Range
 from largemargin.losses.base.terms import LogitOptions, check_setting, whole_logits
@@ -40,7 +40,9 @@ class LogitNorm(LogitLoss):
     """
 
     key: ClassVar[str] = "logit_norm"
-    limits: ClassVar[Mapping[str, Limits]] = {"temperature": {"above": 0}}
+    limits: ClassVar[Mapping[str, Limits]] = {
+        "temperature": {"at_least": 1 / LARGEST, "at_most": LARGEST}
+    }
     search_space: ClassVar[Mapping[str, Dimension]] = {"temperature": Range(0.01, 1.0)}
     refuses: ClassVar[dict[str, str]] = {"chunked": _DENSE}
 
@@ -53,7 +55,7 @@ class LogitNorm(LogitLoss):
         **options: Unpack[LossOptions],
     ) -> None:
         super().__init__(similarity=similarity, scale=scale, **options)
-        check_number("temperature", temperature, above=0)
+        check_number("temperature", temperature, **self.limits["temperature"])
         self.temperature = temperature
 
     def per_sample(self, *inputs: Tensor, **logits: Any) -> Tensor:
@@ -69,7 +71,7 @@ def logit_norm(
     **options: Unpack[LogitOptions],
 ) -> PerSample:
     """LogitNorm per sample; :class:`LogitNorm` has equation, arguments and an example."""
-    check_setting("temperature", temperature, above=0)
+    check_setting("temperature", temperature, at_least=1 / LARGEST, at_most=LARGEST)
     logits, labels = whole_logits(features, prototypes, labels, options, "logit_norm", _DENSE)
     lengths = temperature * (safe_norm(logits) + 1e-7)
     kept: Any = {key: options[key] for key in ("log_prior", "validate") if key in options}

@@ -162,6 +162,7 @@ def _check(
     check_choice("mode", mode, MODES)
     check_setting("strength", 0.0 if strength is None else strength, at_least=0)
     check_setting("min_norm", min_norm, above=0)
+    check_setting("max_norm", max_norm, above=0)
     check_setting("min_margin", min_margin, **RADIANS)
     check_setting("max_margin", max_margin, **RADIANS)
     ordered = not isinstance(max_norm, Tensor) and not isinstance(max_margin, Tensor)

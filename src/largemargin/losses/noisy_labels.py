@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.errors import check_number
+from largemargin.errors import LARGEST, check_number
 from largemargin.losses.base.loss import LogitLoss, LossOptions
 from largemargin.losses.base.setting_ranges import Dimension, Limits, Range
 from largemargin.losses.base.terms import (
@@ -42,7 +42,7 @@ class GeneralizedCrossEntropy(LogitLoss):
 
     key: ClassVar[str] = "generalized_cross_entropy"
     reads_head_logits: ClassVar[bool] = True
-    limits: ClassVar[Mapping[str, Limits]] = {"q": {"above": 0, "at_most": 1}}
+    limits: ClassVar[Mapping[str, Limits]] = {"q": {"at_least": 1 / LARGEST, "at_most": 1}}
     search_space: ClassVar[Mapping[str, Dimension]] = {"q": Range(0.1, 1.0, log=False)}
 
     def __init__(
@@ -70,7 +70,7 @@ def generalized_cross_entropy(
     **options: Unpack[LogitOptions],
 ) -> PerSample:
     """GCE per sample; :class:`GeneralizedCrossEntropy` has equation, arguments and an example."""
-    check_setting("q", q, above=0, at_most=1)
+    check_setting("q", q, at_least=1 / LARGEST, at_most=1)
     stats, labels = stats_of(features, prototypes, labels, ("target", "rest"), options)
     # By log p, because the slope of p^q is infinite at p = 0.
     minus_log_p = F.softplus(require(stats.rest) - require(stats.target))

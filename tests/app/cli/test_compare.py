@@ -59,6 +59,7 @@ def test_files_and_table(compared: tuple[Path, str]) -> None:
     assert str(found) in out
     assert (folder / "table.txt").read_text().strip() == str(found).strip()
     assert "wide, seed 4: test" in out
+    assert "\non 1,131 images, 126 images to validate, 540 images to test: 10 classes, 8 x 8" in out
     assert f"largemargin report runs/{folder.name}" in out
     stored = json.loads((folder / "compare.json").read_text())
     assert {"trials", "tuning_seconds", "std", "mean"} <= stored["methods"][0].keys()

@@ -86,7 +86,9 @@ def test_a_range_test_prints_a_curve_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     assert in_process("--model", "mlp", "--lr_range_test") == 0
     said = capsys.readouterr().out
-    assert said.split()[:2] == ["rate", "loss"]
+    first, second, *_ = said.splitlines()
+    assert first.startswith("trying rates of mlp on 1,131 images, 126 images to validate")
+    assert second.split() == ["rate", "loss"]
     assert re.search(r"^suggestion  --lr 0\.\d+,", said, flags=re.MULTILINE)
     assert list(tmp_path.iterdir()) == []
 

@@ -43,6 +43,7 @@ def test_files_and_report(tuned: tuple[Path, str]) -> None:
     assert "optimizer.clip_norm" not in rows[0]
     # The best is named as it was when it was told, and as its row and folder are.
     assert "   2 of 2, trial 1: accuracy" in out
+    assert "\non 1,131 images, 126 images to validate" in out
     best = re.search(r"best: trial (\d+), validation accuracy ([\d.]+ %)", out)
     assert best is not None
     assert f"trial {best[1]}: accuracy {best[2]} after 1 epoch (" in out

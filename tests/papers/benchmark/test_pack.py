@@ -1,8 +1,10 @@
 """Data as one file each."""
 
 import importlib.util
+import io
 import json
 import lzma
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,22 @@ def test_mosaics_in_two_folders(pack: Any, tmp_path: Path, monkeypatch: pytest.M
         for split, images in whole.items():
             np.testing.assert_array_equal(file[f"{split}_images"], images)
             assert file[f"{split}_labels"].tolist() == list(range(len(images)))
+
+
+def test_pictures_are_read_in_the_format_of_their_name(pack: Any, tmp_path: Path) -> None:
+    """Pillow would start a program for PostScript, whatever its name is."""
+    pillow = pytest.importorskip("PIL", reason="mosaics are pictures")
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n%%EOF\n"
+    np.save(tmp_path / "labels-train.npy", np.zeros(3, np.uint8))
+    (tmp_path / "train-0.webp").write_bytes(postscript)
+    with pytest.raises(pillow.UnidentifiedImageError):
+        pack.mosaics(str(tmp_path), str(tmp_path / "all.npz"))
+    with tarfile.open(tmp_path / "letters.tar", "w") as archive:
+        member = tarfile.TarInfo("omniglot/images_background/Greek/character01/0001.png")
+        member.size = len(postscript)
+        archive.addfile(member, io.BytesIO(postscript))
+    with pytest.raises(pillow.UnidentifiedImageError):
+        pack.omniglot(str(tmp_path / "letters.tar"), str(tmp_path / "letters.npz"))
 
 
 def test_sentences_become_token_ids(pack: Any, tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ def run(options: Any) -> int:
     if not options.get("resume"):
         folder = study_folder(options, config, "compare")
     say(f"Comparing {', '.join(m.title for m in methods)}: {len(seeds)} seeds, in {folder}")
+    say(f"on {data.about}")
     with resumable("compare", folder):
         found = compare(
             config, methods, folder=folder, **plan, data=data, progress=show_progress(), say=say

@@ -15,6 +15,7 @@ from largemargin.app.cli.run_options import (
     add_options,
     add_run_options,
     run_config,
+    say,
     show_progress,
 )
 from largemargin.exceptions import LargeMarginError
@@ -91,9 +92,12 @@ def run(options: Any) -> int:
     else:
         config = Run.open(folder).config
     if options.get("lr_range_test"):
+        from largemargin.app.data.load import load_data
         from largemargin.app.training.rate_range import rate_range
 
-        print(rate_range(config, progress=show_progress()))
+        data = load_data(config.data)
+        say(f"trying rates of {config.model.name} on {data.about}")
+        print(rate_range(config, data=data, progress=show_progress()))
         return 0
     try:
         done = train(

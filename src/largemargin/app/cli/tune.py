@@ -84,6 +84,7 @@ def run(options: Any) -> int:
         folder = study_folder(options, config, "tune")
     _write_plan(folder, config, plan, resumed=resumed)
     say(f"Tuning {config.objective.name}: {plan['trials']} trials, in {folder}")
+    say(f"on {data.about}")
     with resumable("tune", folder):
         found = tune(config, folder=folder, data=data, progress=show_progress(), say=say, **plan)
     print(f"\n{found}\n\nall trials: {os.path.join(folder, TRIALS)}")

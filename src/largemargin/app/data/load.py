@@ -109,6 +109,16 @@ class Data:
     query: Samples | None = None
     gallery: Samples | None = None
 
+    @property
+    def about(self) -> str:
+        """How many images of which size, and why of this one."""
+        parts = ("", self.train), (" to validate", self.validation), (" to test", self.test)
+        images = ", ".join(f"{len(each):,} images{what}" for what, each in parts if each)
+        resized = self.record.get("resized")
+        why = f" ({resized}; --data.size N for another)" if resized else ""
+        height, width = self.size
+        return f"{images}: {len(self.classes):,} classes, {height} x {width} pixels{why}"
+
 
 def load_data(config: DataConfig) -> Data:
     """The data set that ``config`` describes.

@@ -150,15 +150,8 @@ class Session:
     @property
     def about(self) -> str:
         """What is trained on what, in a line."""
-        data, config = self.trainer.data, self.config
-        parts = ("", data.train), (" to validate", data.validation), (" to test", data.test)
-        images = ", ".join(f"{len(each):,} images{what}" for what, each in parts if each)
-        resized = data.record.get("resized")
-        why = f" ({resized}; --data.size N for another)" if resized else ""
-        return (
-            f"training {config.model.name} on {images}: {len(data.classes):,} classes, "
-            f"{data.size[0]} x {data.size[1]} pixels{why}, device {self.processes.device}"
-        )
+        name, data = self.config.model.name, self.trainer.data
+        return f"training {name} on {data.about}, device {self.processes.device}"
 
     def pause_if_asked(self) -> None:
         """Write a checkpoint and stop, if somebody asked any of the processes to."""
