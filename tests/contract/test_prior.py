@@ -52,7 +52,7 @@ def test_it_is_a_shift_of_the_logits(name):
         (lm.NormFace(scale=25.0, prior=[1e-30, 1.0]), 50.0),
         (lm.LMSoftmax(scale=25.0, prior=[1e-30, 1.0]), 50.0),
     ],
-    ids=str,
+    ids=["CosFace", "NormFace", "LMSoftmax"],
 )
 def test_a_class_that_is_all_but_absent_has_a_finite_loss(loss, size):
     """exp(119) is no float32 number."""

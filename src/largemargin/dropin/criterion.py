@@ -126,7 +126,7 @@ class Criterion(nn.Module):
         head = self._head(usual.head, outputs)
         terms = self._row_terms(head, features, labels)
         if len(terms) == len(objective.weights):
-            total = objective.total(terms)
+            total = objective._total(terms)
         else:
             self._follow(features)
             how: Any = {"logits": outputs, "layers": list(usual.layers) or None, "ready": terms}
@@ -183,7 +183,7 @@ class Criterion(nn.Module):
         found: dict[str, Tensor] = {}
         for name, loss in self._row_losses:
             if loss.is_usual():
-                term = loss.of_rows(made, features, head.weight, labels, held)
+                term = loss._of_rows(made, features, head.weight, labels, held)
                 if term is not None:
                     found[name] = term
         if made.logits.dtype is torch.bfloat16:

@@ -333,7 +333,7 @@ class Loss(Summand, nn.Module):
             check_classifier(features, matrix, bias, sub_centers=has_sub_centers(matrix))
         if sample_weight is None and self._has_rows(features, matrix, labels, made):
             rows = self._row_logits(features, matrix, options)
-            value = self.of_rows(rows, features, matrix, labels)
+            value = self._of_rows(rows, features, matrix, labels)
             if value is not None:
                 return value
         made = self._readable(made, labels)
@@ -471,7 +471,7 @@ class Loss(Summand, nn.Module):
                 return None
         return None if num_classes < 2 or isinstance(scale, Tensor) else (similarity, float(scale))
 
-    def of_rows(
+    def _of_rows(
         self,
         made: HeadLogits | None,
         features: Tensor,

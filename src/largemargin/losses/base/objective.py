@@ -105,9 +105,9 @@ class Objective(Summand, nn.Module):
                 terms[name] = self._value(name, loss, call, own, values)
             for what, share in loss.observed.items():
                 values[f"{name}.{what}"] = share
-        return LossValue(self.total(terms), values)
+        return LossValue(self._total(terms), values)
 
-    def total(self, terms: Mapping[str, Tensor]) -> Tensor:
+    def _total(self, terms: Mapping[str, Tensor]) -> Tensor:
         """The weighted sum of the terms' values."""
         compiling, total = torch.compiler.is_compiling(), None
         for name in self.weights:
