@@ -14,7 +14,7 @@ from largemargin.app.data import DataConfig, load_data
 from largemargin.app.models import ModelConfig
 from largemargin.app.training import ObjectiveConfig, RunConfig, read_config, train
 from largemargin.app.training.comparison import read_methods
-from largemargin.app.training.config_file import MOST_BYTES, load_yaml
+from largemargin.app.training.config_file import MOST_BYTES, load_yaml, read_yaml
 from largemargin.app.training.files import read_json, write_json
 from largemargin.errors import LargeMarginError
 
@@ -270,3 +270,13 @@ def test_values_of_a_run_that_nothing_can_hold(
     faults.attempt("a configuration that is no sensible value")
     with pytest.raises(LargeMarginError):
         train(RunConfig(**{"out": str(tmp_path), **changes}), progress=False)
+
+
+def test_aliases_that_nest_deeper_than_text_may_are_refused(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [1]", *(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 60))]
+    path = tmp_path / "run.yaml"
+    path.write_text("\n".join(lines))
+    with pytest.raises(LargeMarginError, match="aliases"):
+        read_yaml(path)
+    path.write_text("\n".join(lines[:20]))
+    assert read_yaml(path)["a1"] == [[1]]

@@ -611,3 +611,10 @@ def test_rows_may_be_arrays_or_lists_of_lists() -> None:
     for model in (of_array, of_lists):
         for rows in (X, X.tolist()):
             np.testing.assert_allclose(model.predict_proba(rows), of_array.predict_proba(X))
+
+
+def test_no_noise_is_added_unless_it_is_asked_for() -> None:
+    assert LargeMarginClassifier().get_params()["noise"] == 0
+    X, y = load_iris(return_X_y=True)
+    with pytest.raises(lm.LargeMarginError, match=r"noise=0\.1"):
+        quick("stability").fit(X, y)

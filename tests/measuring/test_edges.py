@@ -20,6 +20,7 @@ from largemargin.measuring import (
     measure_input_margins,
 )
 from largemargin.measuring.batches import _length
+from largemargin.measuring.feature_geometry import _with_room
 from largemargin.measuring.stream import PER_SAMPLE, ClassSums, Stream
 
 
@@ -98,14 +99,14 @@ def test_one_sample() -> None:
     str(g)
 
 
-@pytest.mark.parametrize("classes", [2, 3, 7])
 @pytest.mark.parametrize("feature", [0.1, 1 / 3, 1e6 + 0.1])
-def test_means_that_coincide_are_found_at_any_place(classes: int, feature: float) -> None:
-    features = torch.full((4 * classes, 3), feature, dtype=torch.float64)
-    g = measure_arrays(features, torch.arange(4 * classes) % classes, torch.ones(classes, 3))
-    assert any(note.startswith("class means coincide: ") for note in g.notes)
-    assert g.collapse is not None
-    assert math.isnan(g.collapse.norm_spread)
+def test_means_that_coincide_are_found_at_any_place(feature: float) -> None:
+    for classes in (2, 3, 7):
+        features = torch.full((4 * classes, 3), feature, dtype=torch.float64)
+        g = measure_arrays(features, torch.arange(4 * classes) % classes, torch.ones(classes, 3))
+        assert any(note.startswith("class means coincide: ") for note in g.notes)
+        assert g.collapse is not None
+        assert math.isnan(g.collapse.norm_spread)
 
 
 def test_zero_features_and_zero_class_vectors() -> None:
@@ -412,3 +413,14 @@ def test_columns_of_a_pass_without_a_sample_are_empty() -> None:
     """As on a process that a few batches do not reach."""
     stream = Stream(HeadView(torch.eye(3), None, "dot", 1.0))
     assert all(stream.column(name).shape == (0,) for name in PER_SAMPLE)
+
+
+def test_features_are_compared_where_there_is_room_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three times their size, of half of what is free."""
+    rows, cpu, cuda = torch.zeros(100, 8), torch.device("cpu"), torch.device("cuda")
+    for free, device in ((6.5 * rows.nbytes, cuda), (5.5 * rows.nbytes, cpu)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (int(free), 1 << 40))
+        assert _with_room(rows, cuda) == device
+        assert _with_room(rows, cpu) == cpu

@@ -145,6 +145,9 @@ def test_tsne_keeps_neighbours_together() -> None:
     features = 30 * torch.eye(3, 60)[labels] + torch.randn(90, 60)
     made = embed_arrays(features, labels, perplexity=10.0)
     assert made.layers[0].components == 50
+    assert any("perplexity 10.0 of 50 principal components" in each for each in made.assumed)
+    narrow = embed_arrays(features[:, :3], labels, perplexity=10.0)
+    assert not any("components" in each for each in narrow.assumed)
     assert made.layers[0].perplexity == 10
     assert made.layers[0].variance["clean"].ratio > 5
     points = plane(made)

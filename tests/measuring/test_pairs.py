@@ -25,6 +25,10 @@ def rows(kind: str, n: int, seed: int) -> tuple[Tensor, Tensor]:
         unit = points[: n // 2] / points[: n // 2].norm(dim=1, keepdim=True)
         stretch = 1 + 1e-9 * points[: n // 2, :1]
         points = torch.cat([unit * stretch, -unit, points[: n % 2] / 9])
+    elif kind == "six places":  # on three axes, rows of a place one after the other
+        place = torch.arange(n) * 6 // n
+        ends = torch.cat([torch.eye(3), -torch.eye(3)]).double()
+        points = ends[place] * (1 + 1e-9 * points[:, :1])
     elif kind == "grid":  # many equal distances, many rows that coincide
         points = (2 * points).round()
     elif kind == "far":
@@ -41,6 +45,7 @@ KINDS = (
     "clusters",
     "tight clusters",
     "antipodes",
+    "six places",
     "grid",
     "far",
     "nearly equal",

@@ -158,16 +158,15 @@ def is_beyond(file: str) -> bool:
 
 
 def _speaking_of(file: str) -> list[list[str]]:
-    """Tests of the room, those first that name most of what a file defines."""
+    """Tests of the room, those first that import the file, then those that name most of it."""
     package = TESTS.parent / "src" / "largemargin"
     tree = ast.parse((package / file).read_text(encoding="utf-8"))
     kinds = (ast.FunctionDef, ast.ClassDef)
     names = {each.name.lstrip("_") for each in tree.body if isinstance(each, kinds)}
     names.add(Path(file).stem)
-    counts = {
-        path: sum(text.count(name) for name in names) for path, text in _tests_of(_room_of(file))
-    }
-    ranked = sorted((path for path in counts if counts[path]), key=lambda path: -counts[path])
+    texts, imports = dict(_tests_of(_room_of(file))), f".{Path(file).stem} import"
+    counts = {path: sum(text.count(name) for name in names) for path, text in texts.items()}
+    ranked = sorted(filter(counts.get, counts), key=lambda p: (imports not in texts[p], -counts[p]))
     parts = [ranked[:2], ranked[2:6], ranked[6:]] if ranked else [[f"tests/{_room_of(file)}"]]
     return [part for part in parts if part]
 

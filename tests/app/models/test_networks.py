@@ -209,9 +209,13 @@ def test_normalisation_is_the_first_layer() -> None:
         (lambda: Normalize((0.5, 0.5), (0.5, 0.0)), "positive in every channel"),
         (lambda: Normalize((0.5,)), "together"),
         (lambda: build_model(ModelConfig("small_cnn"), 10, size=32), "size must be"),
-        (lambda: build_model(ModelConfig("mlp"), 10, size=(0, 8)), "each side of size must be"),
     ],
 )
 def test_bad_settings_say_what_to_do(call, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(LargeMarginError, match=message):
         call()
+
+
+def test_a_side_of_no_pixel_is_refused() -> None:
+    with pytest.raises(LargeMarginError, match="each side of size must be"):
+        build_model(ModelConfig("mlp"), 10, size=(0, 8))

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 import largemargin as lm
 from largemargin.app.training import NoiseConfig
 from largemargin.app.training.journal import EpochTotals
-from largemargin.app.training.step import AveragedModel, BufferSnapshot, Step, noisy_images
+from largemargin.app.training.step import (
+    AveragedModel,
+    BufferSnapshot,
+    Step,
+    noisy_images,
+    set_rate,
+)
 from largemargin.errors import LargeMarginError
 
 RATE = 0.1
@@ -136,6 +142,14 @@ def test_fused_optimizers_clip_and_skip_by_themselves(clip: float | None, unit: 
     other.grad = unit * torch.tensor([3.0, 4.0])
     nn.utils.clip_grad_norm_(other, clip or math.inf)
     torch.testing.assert_close(weight.detach(), -RATE * other.grad, atol=0, rtol=1e-5)
+
+
+def test_groups_of_an_older_release_get_the_rate_itself() -> None:
+    weights = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    groups = [{"params": weights[:1]}, {"params": weights[1:], "factor": 10.0}]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    set_rate(optimizer, 0.3)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.3, 3.0]
 
 
 def test_only_full_batches_are_given_to_the_compiled_function() -> None:

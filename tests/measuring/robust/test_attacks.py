@@ -271,14 +271,14 @@ class Treacherous(nn.Module):
         return torch.stack([own, other, 1 - own - other], 1).log()
 
 
-@pytest.mark.parametrize("restarts", [1, 3])
+@pytest.mark.parametrize(("steps", "restarts"), [(2, 1), (4, 1), (30, 3)])
 def test_what_fooled_the_model_is_kept_though_another_point_has_a_higher_loss(
-    restarts: int,
+    steps: int, restarts: int
 ) -> None:
     images, labels = torch.full((20, 1, 1, 1), 0.5), torch.zeros(20).long()
     model = Treacherous()
     found = apgd(
-        model, images, labels, epsilon=0.5, steps=30, restarts=restarts, generator=seeded()
+        model, images, labels, epsilon=0.5, steps=steps, restarts=restarts, generator=seeded()
     )
     assert (model(found).argmax(1) != labels).all()
 
