@@ -175,28 +175,43 @@ def test_units_of_single_features_do_not_matter() -> None:
         assert score > linear().fit(X, y).score(test, truth) - 0.05
 
 
-@pytest.mark.parametrize("begun", [1.0, 1e-7])
-def test_a_search_walks_to_the_best_penalty_from_both_sides(begun: float) -> None:
+@pytest.mark.parametrize("begun", [0, 5])
+def test_a_search_walks_to_the_best_penalty_from_both_sides(
+    begun: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     X, y = embeddings(each=12, width=60, spread=2.5)
     features = torch.from_numpy(X - X.mean(0))
     labels = torch.from_numpy(y)
     fold = assign_folds(torch.arange(len(y)).double(), labels, 4, 0)
     ones = torch.ones(len(y)).double()
     free = Search(features, labels, ones, fold, 4)
-    rival = Search(features, labels, ones, fold, 4)
-    rival.best.share, rival.best.losses = begun, rival.best.losses + 9.0
-    found = Search(features, labels, ones, fold, 4, rival)
-    assert found.best.loss < 1.02 * free.best.loss
+    monkeypatch.setattr(Search, "_start", lambda self: begun)
+    found = Search(features, labels, ones, fold, 4)
+    assert found.best.loss < 1.05 * free.best.loss
+
+
+def test_what_is_held_out_is_not_seen() -> None:
+    """Where features outnumber samples, heads of a search that is not finished would know it."""
+    rng = np.random.default_rng(0)
+    right = []
+    for _ in range(10):
+        X = rng.normal(size=(20, 40))
+        y = np.arange(20) % 2
+        right += [np.mean(linear().fit(X, y).held_out_margins_ > 0)]
+    assert np.mean(right) < 0.7
 
 
 def test_a_search_that_is_far_behind_ends_early() -> None:
-    X, y = embeddings(each=12, spread=0.5)
-    features, noise = torch.from_numpy(X), torch.randn(X.shape, dtype=torch.float64)
+    X, y = embeddings(each=12, width=30, spread=0.5)
+    units = torch.from_numpy(10 ** np.random.default_rng(3).uniform(-3, 3, size=30))
+    features = torch.from_numpy(X - X.mean(0))
     labels, ones = torch.from_numpy(y), torch.ones(len(y)).double()
     fold = assign_folds(torch.arange(len(y)).double(), labels, 4, 0)
-    best = Search(features - features.mean(0), labels, ones, fold, 4)
-    alone = Search(noise, labels, ones, fold, 4)
-    assert len(Search(noise, labels, ones, fold, 4, best).path) <= 3 < len(alone.path)
+    best = Search(features, labels, ones, fold, 4)
+    alone = Search(features * units, labels, ones, fold, 4)
+    behind = Search(features * units, labels, ones, fold, 4, best)
+    assert best.best.loss < alone.best.loss
+    assert len(behind.path) < len(alone.path)
 
 
 @pytest.mark.parametrize("each", [1, 2, 3])

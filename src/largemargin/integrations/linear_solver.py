@@ -354,8 +354,7 @@ class Search:
         features: (N, D), centred, or a sparse matrix.
         weights: (N,) of samples.
         fold: (N,) from :func:`assign_folds`.
-        rival: the search on another preparation. This one starts from its penalty, and ends early
-            where it is behind.
+        rival: the search on another preparation; this one ends early where it is behind.
 
     Attributes:
         path: of each penalty its share of the features' mean squared length, and the log-loss and
@@ -390,11 +389,15 @@ class Search:
             self._follow(rival)
 
     def _follow(self, rival: "Search | None") -> None:
-        """Solve the folds for weaker penalties, then for stronger ones, while these improve."""
+        """Solve the folds for weaker penalties, then for stronger ones, while these improve.
+
+        Each solution is the start of the next. From 0, a weak penalty would not be felt before the
+        samples are separated, and heads would depend on the coordinates, which know the held-out.
+        """
         folds = int(self.fold.max()) + 1
         trained = torch.arange(folds, device=self.fold.device) != self.fold[:, None]
         problems = Problems(self.axes, self.labels, self._shares(trained).to(self.head.dtype))
-        start = self._start() if rival is None else PENALTIES.index(rival.best.share)
+        start = self._start()
         begun = heads = self.head.repeat(folds, 1, 1)
         last, close = math.inf, []
         for tried in (PENALTIES[start:], PENALTIES[:start][::-1]):
@@ -437,15 +440,21 @@ class Search:
         return torch.cat(found)
 
     def _judge(self, problems: "Problems", heads: Tensor, share: float) -> Point:
-        """What heads of the folds, (K, C, r + 1), are worth on the samples held out."""
-        logits = problems.held_out(heads, self.fold.clamp_min(0))
+        """What heads of the folds, (K, C, r + 1), are worth on the samples held out.
+
+        They get the same length: of one that separates its samples it says only how well it does.
+        """
+        lengths = heads[..., :-1].square().sum((1, 2)).sqrt().clamp_min(1e-30)
+        typical = lengths.log().mean().exp()
+        even = heads * (typical / lengths)[:, None, None]
+        logits = problems.held_out(even, self.fold.clamp_min(0))
         weights = self.weights[self.known].to(logits)
         factor, losses = calibrated(logits[self.known], self.labels[self.known], weights)
         loss = mean(losses, weights)
         right = (logits.argmax(1) == self.labels)[self.known].to(logits)
         accuracy = mean(right, weights)
         self.path.append({"penalty": share, "valid_loss": loss, "valid_accuracy": accuracy})
-        size = factor * float(heads[..., :-1].square().sum((1, 2)).mean().sqrt())
+        size = factor * float(typical)
         held_out = torch.where(self.known[:, None], factor * logits, math.nan)
         return Point(share, loss, losses, heads.mean(0, keepdim=True), size, held_out)
 
@@ -463,7 +472,7 @@ class Search:
     def ahead(self, point: Point, gained: float) -> bool:
         """Whether this search is far ahead of a point that has ``gained`` by the last step."""
         gap, error = self._behind(point)
-        return gap > 2 * error and HOPE * gained < gap
+        return point.share <= self.best.share and gap > 2 * error and HOPE * gained < gap
 
     def _shares(self, trained: Tensor) -> Tensor:
         """Weights (N, K) of the samples trained on, with the classes' shares of the whole set.
