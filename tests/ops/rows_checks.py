@@ -12,8 +12,7 @@ from largemargin.losses.base.loss import Loss
 from largemargin.ops import eager_gradients
 from largemargin.ops.dense import dense_stats
 from largemargin.ops.norms import normalize
-from largemargin.ops.row_loss import RowLoss
-from largemargin.ops.row_values import kernel_values
+from largemargin.ops.row_values import RowLoss, kernel_values
 from largemargin.ops.shards import ClassSample
 from largemargin.ops.triton import rows
 

@@ -8,7 +8,7 @@ from interpreted import NEEDS_TRITON
 
 import largemargin as lm
 from largemargin.ops.centroid_terms import CentroidTerms
-from largemargin.ops.row_loss import KINDS, Angle, RowLoss
+from largemargin.ops.row_values import KINDS, Angle, RowLoss
 
 pytestmark = [NEEDS_TRITON, pytest.mark.filterwarnings("ignore::UserWarning:triton")]
 

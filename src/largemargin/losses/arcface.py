@@ -24,8 +24,7 @@ from largemargin.losses.base.terms import (
 )
 from largemargin.ops.class_stats import ComputeOptions
 from largemargin.ops.matmul import Precision, resolve_precision
-from largemargin.ops.row_loss import Angle, RowLoss
-from largemargin.ops.row_values import row_values
+from largemargin.ops.row_values import Angle, RowLoss, row_values
 from largemargin.ops.scheduled_values import current
 from largemargin.ops.shards import is_shared
 from largemargin.ops.similarity import HeadLogits

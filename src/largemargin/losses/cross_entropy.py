@@ -13,8 +13,7 @@ from largemargin.losses.base.terms import (
     require,
     stats_of,
 )
-from largemargin.ops.row_loss import RowLoss
-from largemargin.ops.row_values import row_values
+from largemargin.ops.row_values import RowLoss, row_values
 from largemargin.ops.similarity import HeadLogits
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 

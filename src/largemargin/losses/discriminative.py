@@ -52,7 +52,6 @@ from largemargin.ops.distributed import all_reduce_sum, gather_numbers
 from largemargin.ops.matmul import without_autocast
 from largemargin.ops.norms import EPS, batched_gradient, promote, safe_norm
 from largemargin.ops.scheduled_values import current
-from largemargin.ops.triton.availability import INTERPRETED
 from largemargin.tracing import plain_eager, value_range, values_are_checked
 
 Gradient: TypeAlias = Literal["bounded", "exact", "detached"]
@@ -298,11 +297,11 @@ class Discriminative(ClassWise):
         return self._weighed(compact, margin, norm)
 
     def _has_kernels(self, features: Tensor, matrix: Tensor, labels: Tensor) -> bool:
-        if not (features.is_cuda or INTERPRETED) or self.impl != "auto" or self.check_finite:
-            return False
         bank, centroids = self.bank, self.bank.centroids
         return (
-            kernels_serve(features, matrix, labels)
+            self.impl == "auto"
+            and not self.check_finite
+            and kernels_serve(features, matrix, labels)
             and features.shape[1] == bank.dim
             and matrix.shape == centroids.shape
             and centroids.dtype is torch.float32

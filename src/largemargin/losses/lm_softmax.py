@@ -13,8 +13,7 @@ from largemargin.losses.base.terms import (
     target_and_rest,
 )
 from largemargin.ops.class_stats import ComputeOptions
-from largemargin.ops.row_loss import ANYWHERE, RowLoss
-from largemargin.ops.row_values import row_values
+from largemargin.ops.row_values import ANYWHERE, RowLoss, row_values
 from largemargin.ops.scheduled_values import current
 from largemargin.ops.similarity import HeadLogits
 from largemargin.shapes import Features, Labels, PerSample, Prototypes

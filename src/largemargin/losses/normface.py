@@ -8,7 +8,7 @@ from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.base.scale import Scale, check_scale_setting
 from largemargin.losses.cosface import cosface
 from largemargin.ops.class_stats import ComputeOptions
-from largemargin.ops.row_loss import RowLoss
+from largemargin.ops.row_values import RowLoss
 from largemargin.ops.scheduled_values import current
 from largemargin.ops.similarity import HeadLogits
 from largemargin.shapes import Features, Labels, PerSample, Prototypes

@@ -7,7 +7,7 @@ from torch import Tensor
 from largemargin.losses.base.loss import Loss, LossOptions
 from largemargin.losses.base.terms import over_targets
 from largemargin.ops.class_stats import ComputeOptions, class_stats
-from largemargin.ops.row_loss import RowLoss
+from largemargin.ops.row_values import RowLoss
 from largemargin.ops.similarity import HeadLogits
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 

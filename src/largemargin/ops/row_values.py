@@ -1,10 +1,13 @@
-"""Losses of rows of logits in plain eager mode, with backward passes by hand.
+"""Losses that the statistics of a row of logits determine, in plain eager mode.
 
-One kernel each way where those of ``ops.triton.rows`` serve; otherwise torch's own operators.
+``RowLoss`` says what a loss is of them. Backward passes are by hand: one kernel each way where
+those of ``ops.triton.rows`` serve; otherwise torch's own operators.
 """
 
 import math
-from typing import Any
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +16,42 @@ from torch import Tensor
 from largemargin.ops.dense import dense_stats
 from largemargin.ops.eager_gradients import class_index, kernels, launches, target_and_rival
 from largemargin.ops.norms import batched_gradient, promote, row_products
-from largemargin.ops.row_loss import RowLoss
+
+KINDS = ("softplus", "rest", "rival")
+
+ANYWHERE = sys.float_info.max
+"""The reach of cosines to which something of any size was added."""
+
+
+class Angle(NamedTuple):
+    """A margin on the angle of cosines times ``scale``: the target is s cos(theta + m)."""
+
+    scale: float
+    margin: float
+    mode: str
+    """Where theta + m leaves [0, pi]: "hard" goes on along a line, "easy" leaves the cosine."""
+    near: float
+    """Cosines beyond it are taken from chords between the unit vectors."""
+    least: float
+    """A sine below it is a rounding error."""
+    definition: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    """The same of (N,) targets s cos(theta), features, prototypes and labels, differentiable."""
+
+
+class RowLoss(NamedTuple):
+    """softplus(rest - target + required), (rest - target) factor or (rival - target) factor.
+
+    With ``strength`` times (spread - mean) added.
+    """
+
+    kind: str = "softplus"
+    required: float = 0.0
+    strength: float = 0.0
+    factor: float = 1.0
+    reach: float = math.inf
+    """Of cosines times a scale: how far the target and a rival can be apart, at most."""
+    angle: Angle | None = None
+
 
 EXPONENT = 60.0
 """Up to this exponentials, and sums of any number of them, are ordinary float32 numbers."""

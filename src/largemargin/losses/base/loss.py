@@ -60,8 +60,7 @@ from largemargin.ops.distributed import all_reduce_sum, world_size
 from largemargin.ops.eager_gradients import cosine_logits, dot_logits, launches
 from largemargin.ops.matmul import PRECISIONS, Precision, resolve_precision
 from largemargin.ops.norms import promote
-from largemargin.ops.row_loss import RowLoss
-from largemargin.ops.row_values import row_values
+from largemargin.ops.row_values import RowLoss, row_values
 from largemargin.ops.scheduled_values import current
 from largemargin.ops.shards import is_shared
 from largemargin.ops.similarity import SIMILARITIES, HeadLogits

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from largemargin.ops.dense import hidden
 from largemargin.ops.norms import EPS
-from largemargin.ops.row_loss import KINDS, Angle, RowLoss
+from largemargin.ops.row_values import KINDS, Angle, RowLoss
 from largemargin.ops.triton.compiled_launch import Kernel
 
 LONGEST = 4096
