@@ -219,7 +219,7 @@ def test_each_of_several_bands_is_looked_at():
     torch.manual_seed(0)
     model = nn.Linear(2, 3)
     good, far = lm.MarginDistribution(), lm.MarginDistribution(r=60.0)
-    criterion = lm.attach(model, lm.Objective(good=good, far=far))
+    criterion = lm.attach(model, lm.Objective(plain=lm.CrossEntropy(), good=good, far=far))
     criterion._watch = Watch(patience=20)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

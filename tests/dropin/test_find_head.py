@@ -333,15 +333,16 @@ def test_outputs_and_heads_of_inference_mode() -> None:
 
 
 class Returns(nn.Module):
-    """Something of the features, the logits of another layer, and those of the last one."""
+    """What comes before the features and after, logits of another layer, and of the last one."""
 
     def __init__(self) -> None:
         super().__init__()
         self.body, self.other, self.last = nn.Linear(4, 6), nn.Linear(4, 3), nn.Linear(6, 3)
 
     def forward(self, x: torch.Tensor) -> Any:
-        features = self.body(x).relu()
-        return features.tanh(), self.other(x), self.last(features)
+        before = self.body(x)
+        features = before.relu()
+        return before, features.tanh(), self.other(x), self.last(features)
 
 
 def test_logits_of_another_layer_that_are_returned_first_may_be_those_meant() -> None:

@@ -167,7 +167,10 @@ def _speaking_of(file: str) -> list[list[str]]:
     texts, imports = dict(_tests_of(_room_of(file))), f".{Path(file).stem} import"
     counts = {path: sum(text.count(name) for name in names) for path, text in texts.items()}
     ranked = sorted(filter(counts.get, counts), key=lambda p: (imports not in texts[p], -counts[p]))
-    parts = [ranked[:2], ranked[2:6], ranked[6:]] if ranked else [[f"tests/{_room_of(file)}"]]
+    several = [path for path in texts if "distributed" in path or "two_processes" in path]
+    ranked = [path for path in ranked if path not in several]
+    parts = [ranked[:2], several, ranked[2:6], ranked[6:]]
+    parts = parts if ranked else [[f"tests/{_room_of(file)}"]]
     return [part for part in parts if part]
 
 

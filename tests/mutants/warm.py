@@ -117,7 +117,8 @@ class Forks:
 
     def _watch_all(self, session: pytest.Session) -> None:
         """Notes about every test, made now where there are none."""
-        self.known = json.loads(self.notes.read_text("utf-8")) if self.notes.exists() else {}
+        noted = json.loads(self.notes.read_text("utf-8")) if self.notes.exists() else {}
+        self.known = {name: row for name, row in noted.items() if name in self.items}
         texts = {path: _digest(path) for path in {item.path for item in session.items}}
         fresh = [
             item.nodeid
@@ -127,7 +128,7 @@ class Forks:
         print(f"lines of {len(fresh)} tests are noted first", flush=True)
         parts = [fresh[at : at + self.at_once] for at in range(0, len(fresh), self.at_once)]
         self.waiting = [Job(part, watching=True) for part in reversed(parts)]
-        if fresh:
+        if fresh or len(self.known) < len(noted):  # some do not exist any more
             try:
                 self._work_off()
             finally:
