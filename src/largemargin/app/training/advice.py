@@ -26,6 +26,9 @@ FALLING = 0.08
 """how much smaller it may be in the surest quarter: noise does not fall with confidence, a head's
 own mistakes do."""
 
+TOLD = 100
+"""Samples of the surest half from which a share is estimated: its standard error is up to 5 %."""
+
 
 SENTENCE = re.compile(r"(?<=\S)\. (?=[A-Z])")
 """Where one ends."""
@@ -98,18 +101,18 @@ RULES = (
     Rule(
         "few_labels",
         lambda data: data.median <= SHOWN["few_labels"].most,
-        "{median} samples a class; margin methods won with 7 to 250",
+        "{median} a class; margin methods won with 7 to 250 samples a class",
     ),
     Rule(
         None,
         lambda data: data.median < TOO_MANY,
-        "{median} samples a class; margin methods won with up to 250, none with 1,000, and nothing "
-        "in between was measured",
+        "{median} a class; margin methods won with up to 250 samples a class, none with 1,000, and "
+        "nothing in between was measured",
     ),
     Rule(
         None,
         lambda data: True,
-        "{median} samples a class; with 1,000 no margin method was better than softmax "
+        "{median} a class; with 1,000 samples a class no margin method was better than softmax "
         "(papers/benchmark/measured/cifar10_20.json)",
     ),
 )
@@ -185,6 +188,7 @@ def advise(
         >>> print(advise([0] * 90 + [1] * 9).preset)
         long_tail
     """
+    _counts(labels)
     noise = NoiseEstimate(None, "no features were given")
     if features is not None:
         noise = estimate_label_noise(features, labels, seed=seed)
@@ -254,12 +258,26 @@ def _compare(data_name: str, chosen: Preset | None) -> str:
 def _counts(labels: Any) -> list[int]:
     """Samples of every class, in the order of the sorted labels."""
     given = labels.tolist() if hasattr(labels, "tolist") else list(labels)
+    if given and (missing := sum(each is None or each != each for each in given)):
+        raise LargeMarginError(
+            f"labels must hold a class for each training sample, but {missing} of {len(given)} "
+            "are missing (None or NaN). Leave these samples out."
+        )
+    if any(isinstance(each, float) and not each.is_integer() for each in given):
+        raise LargeMarginError(
+            "labels must hold classes, but they hold numbers such as "
+            f"{next(each for each in given if not float(each).is_integer())!r}. A margin is a "
+            "distance to another class; put numbers into classes, or use a regression."
+        )
     if not given or isinstance(given[0], list):
         raise LargeMarginError(
             "labels must hold one class for each training sample, (N,), but "
             f"{'there are none' if not given else 'rows of several were given'}."
         )
     counts = Counter(given)
+    kinds = sorted({type(each).__name__ for each in counts})
+    if "str" in kinds and len(kinds) > 1:
+        raise LargeMarginError(f"labels must be of one type, but {' and '.join(kinds)} were given.")
     if len(counts) < 2:
         raise LargeMarginError(
             f"labels must hold at least 2 classes, but all {len(given)} are {given[0]!r}."
@@ -299,10 +317,18 @@ def estimate_label_noise(features: Any, labels: Any, *, seed: int = 0) -> NoiseE
     known = ~np.isnan(model.held_out_margins_)
     margins, gaps = model.held_out_margins_[known], model.held_out_gaps_[known]
     wrong = (margins < 0)[np.argsort(-gaps)]
+    if len(wrong) < 2 * TOLD:
+        said = f"{len(wrong)} samples that can be held out are too few, {2 * TOLD} would do"
+        return NoiseEstimate(None, said, frozen)
     half, quarter = (float(wrong[: max(len(wrong) // part, 1)].mean()) for part in (2, 4))
-    if half > CONTRADICTED or half > quarter + FALLING:
-        said = f"at most {quarter:.0%}, as a linear head meets {1 - wrong.mean():.0%} of the labels"
-        said += " held out and cannot tell hard samples from wrong labels"
+    shares = np.unique(np.asarray(labels)[order], return_counts=True)[1] / len(order)
+    chance = float(shares.max())
+    learned = 1 - wrong.mean() > chance + 2 * (chance * (1 - chance) / len(wrong)) ** 0.5
+    if not learned or half > CONTRADICTED or half > quarter + FALLING:
+        said = f"a linear head meets {1 - wrong.mean():.0%} of the labels held out and cannot tell"
+        said = f"at most {quarter:.0%}, as {said} hard samples from wrong labels"
+        if not learned:
+            said = "a linear head meets no more of the labels held out than chance, and cannot tell"
         return NoiseEstimate(None, said, frozen)
     said = f"a linear head, cross-validated on {len(order):,} samples"
     return NoiseEstimate(half, said, frozen)
