@@ -130,6 +130,13 @@ def test_units_of_single_features_do_not_matter() -> None:
         assert score > linear().fit(X, y).score(test, truth) - 0.05
 
 
+def test_features_that_are_all_equal_say_nothing() -> None:
+    y = np.array(["a"] * 6 + ["b"] * 3)
+    model = linear().fit(np.full((9, 3), 0.7), y)
+    np.testing.assert_allclose(model.predict_proba(np.zeros((1, 3))), [[2 / 3, 1 / 3]], atol=0.02)
+    assert model.predict(np.ones((1, 3))) == ["a"]
+
+
 @pytest.mark.parametrize("begun", [0, 5])
 def test_a_search_walks_to_the_best_penalty_from_both_sides(
     begun: int, monkeypatch: pytest.MonkeyPatch

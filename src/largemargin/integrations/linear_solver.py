@@ -415,7 +415,8 @@ class Search:
         """Where heads begin to differ from class means, as far as the largest curvature tells."""
         classes = self.head.shape[1]
         steepness = (classes - 1) / classes**2
-        share = float(self.axes.curvature.max()) * steepness / max(self.length, 1e-300)
+        largest = max(self.axes.curvature.tolist(), default=0.0)
+        share = largest * steepness / max(self.length, 1e-300)
         weaker = [place for place, each in enumerate(PENALTIES) if each < share]
         return max(weaker[0] - 1 if weaker else len(PENALTIES) - 1, 0)
 
