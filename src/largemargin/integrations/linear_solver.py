@@ -391,7 +391,8 @@ class Search:
         problems = Problems(self.axes, self.labels, self._shares(trained).to(self.head.dtype))
         start = self._start()
         begun = heads = self.head.repeat(folds, 1, 1)
-        last, close = math.inf, []
+        last = math.inf
+        close: list[Point] = []
         for tried in (PENALTIES[start:], PENALTIES[:start][::-1]):
             waited = 0
             for share in tried:
