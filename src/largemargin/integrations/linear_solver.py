@@ -399,7 +399,8 @@ class Search:
         problems = Problems(self.axes, self.labels, self._shares(trained).to(self.head.dtype))
         start = self._start()
         begun = heads = self.head.repeat(folds, 1, 1)
-        last, close = math.inf, []
+        last = math.inf
+        close: list[Point] = []
         for tried in (PENALTIES[start:], PENALTIES[:start][::-1]):
             waited = 0
             for share in tried:
@@ -423,7 +424,8 @@ class Search:
         """Where heads begin to differ from class means, as far as the largest curvature tells."""
         classes = self.head.shape[1]
         steepness = (classes - 1) / classes**2
-        share = float(self.axes.curvature.max()) * steepness / max(self.length, 1e-300)
+        largest = max(self.axes.curvature.tolist(), default=0.0)
+        share = largest * steepness / max(self.length, 1e-300)
         weaker = [place for place, each in enumerate(PENALTIES) if each < share]
         return max(weaker[0] - 1 if weaker else len(PENALTIES) - 1, 0)
 

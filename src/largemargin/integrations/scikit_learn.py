@@ -653,9 +653,12 @@ def as_rows(X: Any) -> tuple[Any, tuple[int, ...] | None]:
     """Images as flat rows (N, D) and the shape of one; anything else as it is, and None."""
     if isinstance(X, list | tuple) and len(X) and np.ndim(X[0]) >= 2:
         X = np.asarray(X)
+    if isinstance(X, Tensor) and X.layout == torch.strided:
+        X = X.detach().cpu()
+        X = (X.float() if X.dtype == torch.bfloat16 else X).numpy()  # NumPy has no bfloat16
     if getattr(X, "ndim", 2) <= 2:
         return X, None
-    X = np.asarray(X.cpu() if isinstance(X, Tensor) else X)
+    X = np.asarray(X)
     return X.reshape(len(X), -1), tuple(X.shape[1:])
 
 

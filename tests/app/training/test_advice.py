@@ -46,6 +46,32 @@ def test_where_a_linear_head_fails_nothing_is_said() -> None:
     assert "cannot tell" in unlearnable.told
 
 
+def test_few_samples_tell_no_noise() -> None:
+    X, labels, _ = with_wrong_labels(0.4)
+    for count, said in ((2, "no two samples of a class"), (100, "too few")):
+        found = lm.advise(labels[:count], X[:count])
+        assert found.data.label_noise is None
+        assert said in found.data.noise_from
+        assert found.preset == "few_labels"
+
+
+def test_labels_that_are_chance_are_not_called_noise() -> None:
+    draw = np.random.default_rng(0)
+    for _ in range(3):
+        found = estimate_label_noise(draw.normal(size=(400, 3)), draw.integers(0, 2, 400))
+        assert found.share is None
+        assert "than chance" in found.told
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_features_may_be_tensors_of_any_type(dtype: torch.dtype) -> None:
+    X, labels, _ = with_wrong_labels(0.0)
+    features = torch.from_numpy(X).to(dtype).requires_grad_()
+    assert lm.advise(torch.from_numpy(labels), features).data.label_noise == pytest.approx(
+        0, abs=0.01
+    )
+
+
 def labels_of(*counts: int) -> list[str]:
     return [f"class {index}" for index, count in enumerate(counts) for _ in range(count)]
 
@@ -108,6 +134,13 @@ def test_labels_that_are_none() -> None:
         lm.advise([3, 3, 3])
     with pytest.raises(lm.LargeMarginError, match="one class for each"):
         lm.advise([])
+    for missing in (["a", "b", None], [0.0, 1.0, float("nan")]):
+        with pytest.raises(lm.LargeMarginError, match="1 of 3 are missing"):
+            lm.advise(missing, np.zeros((3, 4)))
+    with pytest.raises(lm.LargeMarginError, match=r"numbers such as 0\.5"):
+        lm.advise([0.0, 0.5, 1.0])
+    with pytest.raises(lm.LargeMarginError, match="one type, but int and str"):
+        lm.advise([0, 1, "a"])
     with pytest.raises(lm.LargeMarginError, match="a row for each of the 3 labels"):
         lm.advise([0, 1, 1], np.zeros((2, 4)))
 
@@ -136,14 +169,9 @@ def test_labels_of_any_type_and_features_that_numpy_has_not() -> None:
         [torch.tensor(each) for each in y],
         [*y],
         (each for each in y),
-        y + 0.5,
-        [("a", 1)[each % 2] if each < 2 else None for each in y],
+        y.astype(float),
     ):
-        found = lm.advise(labels, tensors).data
-        assert found.samples == 300
-        assert found.label_noise is not None
-        if found.classes == 10:
-            assert found == wanted
+        assert lm.advise(labels, tensors).data == wanted
 
 
 @pytest.mark.parametrize(
