@@ -19,11 +19,11 @@ LIMITS = {
     **{key: {"margin": RADIANS} for key in ("arcface", "curricularface", "elasticface")},
     "center": {"rate": SHARE},
     "cosface": {"margin": {"at_least": 0, "below": 3 / 2}},
-    "generalized_cross_entropy": {"q": {"above": 0, "at_most": 1}},
+    "generalized_cross_entropy": {"q": {"at_least": 1e-15, "at_most": 1}},
     "gm_softmax": {key: {} for key in ("alpha1", "beta1", "alpha2", "beta2")},
     "label_smoothing": {"smoothing": SHARE},
     "ldam": {"max_margin": {"at_least": 0, "below": 3 / 2}},
-    "logit_norm": {"temperature": {"above": 0}},
+    "logit_norm": {"temperature": {"at_least": 1e-15, "at_most": 1e15}},
     "magface": {key: {"above": 0} for key in ("min_norm", "max_norm")}
     | dict.fromkeys(("min_margin", "max_margin"), RADIANS),
     "margin_distribution": {"mu": {"above": 0, "at_most": 1}},
