@@ -21,6 +21,8 @@ BEYOND = ROOT / "tests" / "mutants" / "score_beyond.json"
 GOLDEN = ROOT / "tests" / "golden"
 LAST_RUN = ROOT / "build" / "reliability" / "faults.json"
 COUNTS = ("injected", "tried")
+AIM = 1_500
+"""Mutants beyond the losses that are to be tried."""
 
 SAMPLED = (
     "Tests were written for mutants of this sample that had survived, so the score is no estimate",
@@ -190,8 +192,9 @@ def _beyond(mutants: dict[str, Any]) -> list[str]:
         "",
         "The same changes in what attaches, measures, exports, reads data, builds models, trains",
         "and works with other libraries, with the tests that run the changed line.",
-        f"At commit `{mutants['commit']}` there were {total['possible']:,}. Of {drawn:,}, drawn at",
-        f"random with seed {seed} (`{command}`),",
+        f"At commit `{mutants['commit']}` there were {total['possible']:,}, and the first",
+        f"{drawn:,} of a sample of {max(AIM, drawn):,} were tried. Of {drawn:,}, drawn at random",
+        f"with seed {seed} (`{command}`),",
         f"{drawn - total['tried']:,} detach a number that has no gradient in any test.",
         f"Of the other {total['tried']:,}, {_found(total):,} were killed, {total['explained']:,}",
         f"are equivalent and {total['survived']:,} survived. Nothing is known of mutants that",
