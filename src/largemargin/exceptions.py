@@ -78,6 +78,8 @@ def check_number(
     wanted = "a finite number" + (f" {' and '.join(bounds)}" if bounds else "")
     if isinstance(value, int | float) and FLOAT32_END <= abs(value) < math.inf:
         wanted += f", below {FLOAT32_END:g} as all of float32"
+    if getattr(value, "ndim", None) == 0 and not isinstance(value, int | float):
+        hint = "Pass a number of Python: .item() makes one of it."  # of NumPy, or a tensor
     raise LargeMarginError(
         f"{name} must be {wanted}, but {value!r} was given.{' ' + hint if hint else ''}"
     )

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from contextlib import suppress
 
+import numpy as np
 import pytest
 import torch
 from oracles import LOGIT_ORACLES
@@ -237,6 +238,19 @@ def test_what_each_class_has_is_numbers(make, name, given):
     with pytest.raises(LargeMarginError) as told:
         make(given)
     assert f"{name} must be numbers, one per class, but {given!r} was given. " in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lm.CosFace(scale=np.int64(8)),
+        lambda: lm.CosFace(margin=np.float32(0.2)),
+        lambda: lm.Discriminative(np.int64(3), 4),
+    ],
+)
+def test_numbers_of_numpy_are_told_how_to_become_pythons(make):
+    with pytest.raises(LargeMarginError, match=r"of Python: \.item\(\)"):
+        make()
 
 
 def test_settings_of_losses_that_measure_are_numbers():

@@ -338,5 +338,6 @@ def class_vector(name: str, values: Tensor | Sequence[float]) -> Tensor:
     if vector.dim() != 1:
         raise LargeMarginError(
             f"{name} must be a vector of shape (C,), but its shape is {tuple(vector.shape)}."
+            + " For a single number pass one of Python: .item()." * (vector.dim() == 0)
         )
     return vector
