@@ -21,8 +21,6 @@ BEYOND = ROOT / "tests" / "mutants" / "score_beyond.json"
 GOLDEN = ROOT / "tests" / "golden"
 LAST_RUN = ROOT / "build" / "reliability" / "faults.json"
 COUNTS = ("injected", "tried")
-AIM = 1_500
-"""Mutants beyond the losses that are to be tried."""
 
 SAMPLED = (
     "Tests were written for mutants of this sample that had survived, so the score is no estimate",
@@ -192,12 +190,13 @@ def _beyond(mutants: dict[str, Any]) -> list[str]:
         "",
         "The same changes in what attaches, measures, exports, reads data, builds models, trains",
         "and works with other libraries, with the tests that run the changed line.",
-        f"At commit `{mutants['commit']}` there were {total['possible']:,}, and the first",
-        f"{drawn:,} of a sample of {max(AIM, drawn):,} were tried. Of {drawn:,}, drawn at random",
-        f"with seed {seed} (`{command}`),",
+        f"At commit `{mutants['commit']}` there were {total['possible']:,}. Of {drawn:,}, drawn at",
+        f"random with seed {seed} (`{command}`),",
         f"{drawn - total['tried']:,} detach a number that has no gradient in any test.",
         f"Of the other {total['tried']:,}, {_found(total):,} were killed, {total['explained']:,}",
-        f"are equivalent and {total['survived']:,} survived. Nothing is known of mutants that",
+        f"are explained and {total['survived']:,} survived. Those explained change no result, or",
+        "a constant that is a free choice, or what takes hardware that the tests do not have",
+        "(`tests/mutants/equivalent.yaml`). Nothing is known of mutants that",
         "were not drawn. Tests were written for those of the sample that had survived at first, so",
         "more of the others may survive.",
         "",
