@@ -49,7 +49,8 @@ def test_the_head_is_that_of_logistic_regression(each: int, width: int, sparse: 
     found = Search(features, labels, torch.from_numpy(weights), fold, 4)
     found.chosen.size = 0.0  # without the temperature
     weight, bias = found.finish()
-    c = 1 / (found.chosen.share * found.length * weights.sum())
+    assert found.trained == pytest.approx(3 / 4)  # of folds, whose C the last head keeps
+    c = 1 / (found.chosen.share * found.length * found.trained * weights.sum())
     theirs = LogisticRegression(C=c, tol=1e-10, max_iter=10_000).fit(X, y, weights)
     np.testing.assert_allclose(weight, theirs.coef_, atol=1e-5 * np.abs(theirs.coef_).max())
     np.testing.assert_allclose(bias - bias.mean(), theirs.intercept_, atol=1e-5)

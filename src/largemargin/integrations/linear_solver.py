@@ -360,6 +360,7 @@ class Search:
         path: of each penalty its share of the features' mean squared length, and the log-loss and
             accuracy on samples held out.
         best: the penalty with the least log-loss.
+        trained: the part of the weights that a fold is trained on.
         chosen: the weakest penalty whose log-loss is within a standard error of the least: heads
             trained on a part of the samples need stronger ones than the last head.
     """
@@ -380,6 +381,8 @@ class Search:
         self.path: list[dict[str, float]] = []
         self.iterations = 0
         self.known = fold >= 0
+        held = float(weights[self.known].sum() / weights.sum()) / max(int(fold.max()) + 1, 1)
+        self.trained = 1 - held
         width = len(self.axes.curvature) + 1
         like: dict[str, Any] = {"dtype": self.axes.curvature.dtype, "device": labels.device}
         self.head = torch.zeros(1, classes, width, **like)
@@ -488,12 +491,16 @@ class Search:
         return torch.where(trained, weights * whole / kept, 0) / self.weights.sum()
 
     def finish(self) -> tuple[Tensor, Tensor]:
-        """Weight (C, D) and bias (C,) for the penalty chosen, converged and calibrated."""
+        """Weight (C, D) and bias (C,) for the penalty chosen, converged and calibrated.
+
+        Of the penalty, the part that the folds trained on: it stands against a sum over samples.
+        """
         start = self.chosen.head
+        penalty = self.chosen.share * self.length * self.trained
         every = torch.ones_like(self.labels[:, None], dtype=torch.bool)
         problems = Problems(self.axes, self.labels, self._shares(every).to(start.dtype))
         tolerance = max(torch.finfo(start.dtype).eps ** 0.5, 1e-6)
-        found, steps = minimise(problems, start, self.chosen.share * self.length, tolerance, 1000)
+        found, steps = minimise(problems, start, penalty, tolerance, 1000)
         self.iterations += steps
         length = float(found[..., :-1].norm())
         size = self.chosen.size
