@@ -1,6 +1,7 @@
 """Frozen parts, rates of their own for the head, class weights, smoothing: what a step changes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +297,16 @@ def test_a_range_test_that_never_diverges_says_so() -> None:
         _, *curve = str(RateRange(tuple(range(1, steps + 1)), losses)).splitlines()[:-2]
         assert 8 <= len(curve) <= 16
         assert len(curve[0]) <= 20 + 40
+
+
+def test_a_range_test_suggests_the_head_s_rate_too(tmp_path: Path) -> None:
+    """In the ratio in which it was tried: the rate of the backbone alone would not train alike."""
+    settings = config(**PLAIN | {"optimizer": OptimizerConfig(lr=0.001, head_lr=0.1)})
+    found = rate_range(settings, data=digits(), steps=3)
+    assert found.head == pytest.approx(100)
+    lower = replace(found, rates=(0.001, 0.002, 0.3), losses=(2.0, 1.0, 2.0))
+    assert "suggestion  --lr 0.002 --head_lr 0.2, to begin with" in str(lower)
+    assert "head_lr" not in str(replace(lower, head=None))
 
 
 def test_flips_average_the_features_of_an_image_and_its_mirror_image() -> None:

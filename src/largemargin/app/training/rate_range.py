@@ -38,10 +38,12 @@ class RateRange:
     Args:
         rates: of the steps.
         losses: a running mean over them.
+        head: times the rate, that of the head; None where it has none of its own.
     """
 
     rates: tuple[float, ...]
     losses: tuple[float, ...]
+    head: float | None = None
 
     @property
     def diverged(self) -> bool:
@@ -73,7 +75,10 @@ class RateRange:
             bar = "#" * round(WIDTH * min(1.0, share))
             lines.append(f"{rate:>9.2g} {loss:>9.4g} {bar}".rstrip())
         end = f"diverges at {self.rates[-1]:.2g}" if self.diverged else "never diverges"
-        lines += ["", f"suggestion  --lr {self.suggestion:g}, to begin with; the loss {end}"]
+        words = f"--lr {self.suggestion:g}"
+        if self.head is not None:
+            words += f" --head_lr {self.suggestion * self.head:.2g}"
+        lines += ["", f"suggestion  {words}, to begin with; the loss {end}"]
         return "\n".join(lines)
 
 
@@ -113,7 +118,9 @@ def rate_range(
         trainer = Trainer(alone, images, journal, processes=processes)
         rates = [lowest * (highest / lowest) ** (step / (steps - 1)) for step in range(steps)]
         rows = list(_sweep(trainer, rates, progress))
-    return RateRange(tuple(rate for rate, _ in rows), tuple(loss for _, loss in rows))
+    own = config.optimizer.head_lr
+    head = None if own is None else own / config.optimizer.lr
+    return RateRange(tuple(rate for rate, _ in rows), tuple(loss for _, loss in rows), head)
 
 
 def _sweep(trainer: Trainer, rates: list[float], progress: bool) -> Iterator[tuple[float, float]]:
