@@ -187,6 +187,7 @@ def test_class_weights(tmp_path: Path) -> None:
         ("cat: 1\ndog: 2\nbird: 3\n", "bird is no class"),
         ("cat: 1\ndog: -2\n", "the weight of dog in .* must be"),
         ("cat: 1\ndog: much\n", "the weight of dog in .* must be"),
+        ("cat: 0\ndog: 0.0\n", "gives every class the weight 0"),
         ("class,weight\ncat,1\n", "must hold a line for every class, as cat: 1.5, but holds"),
     ],
 )

@@ -87,6 +87,8 @@ def _weights_in(file: str, class_names: Sequence[str]) -> list[float]:
         )
     for name, value in names.items():
         check_number(f"the weight of {name} in {file}", value, at_least=0)
+    if not any(names.values()):
+        raise LargeMarginError(f"{file} gives every class the weight 0: no class would be learned.")
     return [float(names[name]) for name in class_names]
 
 
