@@ -312,6 +312,17 @@ CALLED = {
     "pretrained": "weights",
     "num_workers": "workers",
     "gpu": "device",
+    "freeze_backbone": "freeze",
+    "mixup_alpha": "mixup",
+    "cutmix_alpha": "cutmix",
+    "smoothing": "label_smoothing",
+    "lr_find": "lr_range_test",
+    "lr_finder": "lr_range_test",
+    "tta": "flips",
+    "report_to": "trackers",
+    "wandb": "trackers",
+    "tensorboard": "trackers",
+    "mlflow": "trackers",
 }
 """What others call an option, and its name here."""
 OF_LOSSES = ("margin", "scale", "strength")
