@@ -21,8 +21,12 @@ def test_the_objective_is_that_of_the_preset(capsys: pytest.CaptureFixture[str])
 
 
 def test_two_objectives_are_one_too_many() -> None:
-    with pytest.raises(LargeMarginError, match="Leave one of them out"):
-        _with_preset(RunConfig(objective=ObjectiveConfig("cosface")), "few_labels")
+    for objective, named in (
+        (ObjectiveConfig("cosface"), "objective.name"),
+        (ObjectiveConfig(class_weights="balanced"), "objective.class_weights"),
+    ):
+        with pytest.raises(LargeMarginError, match=f"but {named} was given too. Leave one of"):
+            _with_preset(RunConfig(objective=objective), "few_labels")
 
 
 @pytest.mark.slow

@@ -130,10 +130,13 @@ def _with_preset(config: Any, name: str | None, tuned: bool = False) -> Any:
         return config
     chosen, plain = preset(name), RunConfig()
     for part in ("objective", "noise"):
-        if getattr(config, part) != getattr(plain, part):
-            raise LargeMarginError(
-                f"--preset {name} sets the {part}, but {part} was given too. Leave one of them out."
-            )
+        given, usual = vars(getattr(config, part)), vars(getattr(plain, part))
+        for field in given:
+            if given[field] != usual[field]:
+                raise LargeMarginError(
+                    f"--preset {name} sets the {part}, but {part}.{field} was given too. Leave "
+                    "one of them out."
+                )
     used = {key: getattr(config.optimizer, key) for key in chosen.optimizer}
     hint = " (--preset_optimizer takes those of the preset)"
     if tuned:
