@@ -68,6 +68,8 @@ def check_columns(columns: list[str], config: DataConfig) -> None:
         if wanted not in columns:
             other = any(mark in each for each in columns for mark in ";\t|")
             hint = " Columns must be separated by commas." if other else ""
+            if setting == "image_column":
+                hint += " A table without images is for LargeMarginClassifier in Python."
             raise LargeMarginError(
                 f"{config.path} has no column {wanted!r} but {listed(columns) or 'none at all'}. "
                 f"Set {setting} (--data.{setting} NAME); the first line of the file must name the "
