@@ -98,6 +98,17 @@ def test_what_is_missing_names_its_command(page: Page, softmax: Run) -> None:
     assert f"largemargin evaluate {folder} --ood FOLDER" in page.text
 
 
+def test_a_figure_of_one_of_several_models_says_of_which(
+    softmax: Run, cosface: Run, tmp_path: Path
+) -> None:
+    bare = shutil.copytree(cosface.folder, tmp_path / "bare")
+    (bare / "evaluation.json").unlink()
+    for runs, expected in (([softmax, Run.open(bare)], 1), ([softmax], 0)):
+        path = report(runs, tmp_path / "report.html", features="none")
+        _, _, rest = path.read_text(encoding="utf-8").partition("Accuracy under Gaussian noise<")
+        assert rest.partition('id="noise"')[0].count("</i>cross_entropy") == expected
+
+
 def test_samples_in_the_plane_have_pictures(page: Page) -> None:
     (pictures,) = page.payload["pictures"].values()
     assert len(pictures) == 40

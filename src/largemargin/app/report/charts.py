@@ -204,13 +204,12 @@ class Chart:
 
     @property
     def legend(self) -> list[tuple[int, Series]]:
-        """The first series of every group, with its place; none where there is nothing to tell."""
+        """The first series of every group, with its place."""
         first: dict[str, tuple[int, Series]] = {}
         for place, series in enumerate(self.series):
             if not series.faint:
                 first.setdefault(series.family, (place, series))
-        needed = len(first) > 1 or bool(self.styles)
-        return list(first.values()) if needed and not self.solid and not self.equal else []
+        return [] if self.solid or self.equal else list(first.values())
 
     @property
     def styles(self) -> dict[str, str]:

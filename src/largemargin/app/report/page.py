@@ -140,6 +140,7 @@ def render(models: ReportModels, sections: Sequence[Section], title: str) -> str
         lstrip_blocks=True,
     )
     environment.filters["slug"] = slug
+    environment.globals["several"] = len(models.models) > 1
     sections = [with_numbers(section) for section in sections]
     plotly, script = _inline(offline.get_plotlyjs()), _inline(_read("script.js"))
     style = _read("style.css")
