@@ -7,6 +7,7 @@ import math
 import re
 import shlex
 import statistics
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from largemargin.app.training.config_file import (
     to_dict,
     yaml_reader,
 )
-from largemargin.app.training.engine import Interrupted
+from largemargin.app.training.engine import Interrupted, rehearsed
 from largemargin.app.training.engine import train as train_run
 from largemargin.app.training.files import remove_drafts, write_text
 from largemargin.app.training.objective import parse_objective
@@ -272,6 +273,12 @@ def checked_plan(
     if trials:
         for each, own in zip(configs, spaces, strict=True):
             checked_search(each, trials=trials, space=own, data=loaded)
+    for method, each in zip(methods, configs, strict=True):
+        try:
+            with warnings.catch_warnings(action="ignore"), rehearsed(each, loaded):
+                pass
+        except LargeMarginError as error:
+            raise LargeMarginError(f"{method.title}: {error}") from error
     return configs, split, loaded
 
 

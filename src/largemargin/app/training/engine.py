@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -449,6 +450,15 @@ def _explanation(error: Exception, processes: int, timeout: float) -> str | None
             f"(timeout): {text}"
         )
     return None
+
+
+@contextmanager
+def rehearsed(config: RunConfig, data: Data) -> Iterator[Trainer]:
+    """What a run would train, without a folder: nothing is written, nothing is left."""
+    check_config(config)
+    with TemporaryDirectory() as folder:
+        journal = Journal(Path(folder), writes=False)
+        yield Trainer(config, data, journal, processes=Processes(config))
 
 
 def check_config(config: RunConfig) -> None:

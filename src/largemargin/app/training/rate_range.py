@@ -4,14 +4,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, count
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from largemargin.app.config import RunConfig
 from largemargin.app.data.load import Data, load_data
-from largemargin.app.training.engine import check_config
-from largemargin.app.training.journal import Journal
-from largemargin.app.training.processes import Processes
+from largemargin.app.training.engine import rehearsed
+from largemargin.app.training.processes import several_processes
 from largemargin.app.training.step import set_rate
 from largemargin.app.training.trainer import Trainer, seed_all
 from largemargin.errors import LargeMarginError, check_number
@@ -108,14 +105,9 @@ def rate_range(
     check_number("lowest", lowest, above=0)
     check_number("highest", highest, above=lowest)
     alone = replace(config, trackers=(), ema=None, graph="off", gradients_every=0)
-    check_config(alone)
-    processes = Processes(alone)
-    if processes.world > 1:
+    if several_processes():
         raise LargeMarginError("the range test runs in one process. Start it without torchrun.")
-    with TemporaryDirectory() as folder:
-        journal = Journal(Path(folder), writes=False)
-        images = load_data(alone.data) if data is None else data
-        trainer = Trainer(alone, images, journal, processes=processes)
+    with rehearsed(alone, load_data(alone.data) if data is None else data) as trainer:
         rates = [lowest * (highest / lowest) ** (step / (steps - 1)) for step in range(steps)]
         rows = list(_sweep(trainer, rates, progress))
     own = config.optimizer.head_lr
