@@ -13,7 +13,7 @@ from largemargin.app.cli import command as cli
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 GUIDES = (
     *("fine_tuning.md", "tabular.md", "logging.md", "early_stopping.md"),
-    *("ood.md", "calibration.md"),
+    *("ood.md", "calibration.md", "texts.md"),
 )
 
 
@@ -42,6 +42,7 @@ CHECKS = {
     "logging.md": "set(pulls) == {'softmax'} and row['pull/cosface'] > 0",
     "early_stopping.md": "best > 0.5 and torch.isfinite(loss)",
     "ood.md": "found.chosen in found.auroc and threshold.accuracy > 0.9",
+    "texts.md": "accuracy > 0.85 and geometry.accuracy > 0.85 and probabilities[0, 0] > 0.9",
     "calibration.md": "after.ece < before.ece and after.loss < before.loss",
 }
 """What the page says of what it does."""

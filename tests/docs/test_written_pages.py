@@ -46,6 +46,7 @@ RUN_BY = {
     "how-to/schedules.md": "dropin/test_schedules_in_training.py",
     "how-to/wrong_labels.md": "heads/test_sub_center_head.py",
     "how-to/tabular.md": "docs/test_guides.py",
+    "how-to/texts.md": "docs/test_guides.py",
 }
 
 
