@@ -175,13 +175,13 @@ def compared(models: ReportModels) -> list[Note]:
 
 
 def _settings(models: ReportModels) -> list[Block]:
-    """In what the runs differ, beginning with what is no part of the objective."""
+    """In what the runs differ, beginning with what is no part of the loss."""
     runs = [model for model in models if model.run is not None]
     rows = settings_of(runs)[0] if runs else []
     if not rows:
         return []
-    rows.sort(key=lambda row: row[0].startswith("objective."))
-    unequal = ", ".join(row[0] for row in rows if not row[0].startswith("objective."))
+    rows.sort(key=lambda row: _is_of_the_loss(row[0]))
+    unequal = ", ".join(row[0] for row in rows if not _is_of_the_loss(row[0]))
     words = f": the models differ in more than the objective ({unequal})" if unequal else ""
     return [
         Table(
@@ -191,6 +191,13 @@ def _settings(models: ReportModels) -> list[Block]:
             key="unequal",
         )
     ]
+
+
+def _is_of_the_loss(setting: str) -> bool:
+    """Softmax could have class weights and label smoothing, too."""
+    return setting.startswith("objective.") and not setting.endswith(
+        ("class_weights", "label_smoothing")
+    )
 
 
 def _missing(models: ReportModels, judged: Judged) -> list[Note]:
