@@ -241,6 +241,30 @@ def test_the_surface_has_the_gradient_to_the_right() -> None:
     assert "class cat" in ax.get_title()
 
 
+def test_surfaces_are_drawn_side_by_side_or_on_axes_of_their_own() -> None:
+    model, x, y = nn.Linear(2, 3), torch.rand(2, 2), torch.tensor([0, 2])
+    surfaces = lm.measuring.measure_surface(model, x, y, points=3)
+    assert isinstance(surfaces, tuple)
+    made = surfaces.plot(class_names=["cat", "dog", "owl"])
+    assert [("cat" in ax.get_title(), "owl" in ax.get_title()) for ax in made] == [
+        (True, False),
+        (False, True),
+    ]
+    assert made[0].figure is made[1].figure
+    given = Figure().subplots(1, 2)
+    assert surfaces.plot(given) == tuple(given)
+    assert len(plt.get_fignums()) == 1
+    (alone,) = lm.measuring.measure_surface(model, x[:1], y[:1], points=3).plot()
+    assert alone.figure is not made[0].figure
+    assert lm.measuring.measure_surface(model, x[:1], y[:1], points=3).plot(given[1]) == (given[1],)
+    assert lm.measuring.measure_surface(model, x[:0], y[:0], points=3).plot() == ()
+    for wrong, told in ((given[0], "each of 2, but 1"), (given[:1], "each of 2, but 1")):
+        with pytest.raises(LargeMarginError, match=told):
+            surfaces.plot(wrong)
+    with pytest.raises(LargeMarginError, match="Axes, but int was given"):
+        surfaces.plot([1, 2])
+
+
 def test_a_class_with_a_small_region_alone_has_no_name() -> None:
     places = tuple(range(-5, 6))
     predicted = [[2 if a >= 0 else 0 for _ in places] for a in places]

@@ -30,6 +30,7 @@ from largemargin.measuring.geometry_result import compare_geometry as compare_ge
 from largemargin.measuring.input_curvature import Curvature as Curvature
 from largemargin.measuring.input_curvature import CurvatureSettings as CurvatureSettings
 from largemargin.measuring.input_curvature import LossSurface as LossSurface
+from largemargin.measuring.input_curvature import LossSurfaces as LossSurfaces
 from largemargin.measuring.input_curvature import measure_curvature as measure_curvature
 from largemargin.measuring.input_curvature import measure_surface as measure_surface
 from largemargin.measuring.input_margins import LinearizedMargins as LinearizedMargins

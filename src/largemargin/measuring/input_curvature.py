@@ -44,7 +44,7 @@ from largemargin.measuring.input_space import (
     need_tensor,
     read_columns,
 )
-from largemargin.measuring.plots import class_name, plot_surface
+from largemargin.measuring.plots import class_name, plot_surface, row_of_axes
 from largemargin.measuring.probe import Probe
 from largemargin.measuring.records import Record
 from largemargin.measuring.robust.perturbations import add_gaussian, add_uniform
@@ -450,6 +450,33 @@ class LossSurface(Record):
         return ax
 
 
+class LossSurfaces(tuple[LossSurface, ...]):
+    """What ``measure_surface`` returns: a tuple of one surface per input, which can be drawn."""
+
+    __slots__ = ()
+
+    def plot(
+        self,
+        ax: "Axes | Sequence[Axes] | None" = None,
+        *,
+        class_names: Sequence[str] | None = None,
+    ) -> "tuple[Axes, ...]":
+        """Draw all of them, each as :meth:`LossSurface.plot` does. Needs matplotlib.
+
+        Args:
+            ax: matplotlib axes to draw on, one for each surface; default a new figure of pyplot's
+                with all of them side by side.
+            class_names: in the order of the labels.
+
+        Returns:
+            The axes.
+        """
+        given = row_of_axes(ax, len(self), 5.6, 4.6)
+        for surface, each in zip(self, given, strict=True):
+            surface.plot(each, class_names=class_names)
+        return given
+
+
 def measure_surface(
     model: nn.Module,
     inputs: Tensor,
@@ -461,7 +488,7 @@ def measure_surface(
     layer: str | None = None,
     normalization: Normalization | None = None,
     batch_size: int = 256,
-) -> tuple[LossSurface, ...]:
+) -> LossSurfaces:
     """Cross entropy on a square grid of the input space around each input (ROB Fig. 11).
 
     Args:
@@ -530,7 +557,7 @@ def measure_surface(
                 seed,
             )
         )
-    return tuple(surfaces)
+    return LossSurfaces(surfaces)
 
 
 def _axes(gradient: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:

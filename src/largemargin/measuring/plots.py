@@ -7,7 +7,7 @@ of matplotlib is changed.
 import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from largemargin.errors import LargeMarginError, optional_module
@@ -48,6 +48,22 @@ def axes_or_new(ax: "Axes | None", width: float, height: float) -> "Axes":
             "pyplot.subplots(2) makes them, give one."
         )
     return ax
+
+
+def row_of_axes(
+    ax: "Axes | Sequence[Axes] | None", count: int, width: float, height: float
+) -> "tuple[Axes, ...]":
+    """The given axes, one for each of so many; or those of a new figure, side by side."""
+    if ax is None and count > 1:
+        pyplot = optional_module("matplotlib.pyplot", "plots need matplotlib", extra="plot")
+        size = (width * count, height)
+        return tuple(pyplot.subplots(1, count, figsize=size, layout="constrained")[1])
+    given = tuple(ax) if isinstance(ax, Iterable) else (ax,) * min(count, 1)
+    if len(given) != count:
+        raise LargeMarginError(
+            f"ax must be one matplotlib Axes for each of {count}, but {len(given)} were given."
+        )
+    return tuple(axes_or_new(each, width, height) for each in given)
 
 
 def plot_margins(ax: "Axes | None", margins: Distribution, words: str, label: str | None) -> "Axes":
