@@ -174,9 +174,7 @@ def _values(
     features, prototypes, labels = rows
     num_classes = prototypes.shape[0]
     check_margin("margin", margin, _limits(form, num_classes))
-    s, target, rest = scaled_cosines(
-        features, prototypes, labels, scale, how, PSI0[form], margin
-    )
+    s, target, rest = scaled_cosines(features, prototypes, labels, scale, how, PSI0[form], margin)
     precision = how.get("precision")
     cosine, sine = cosine_and_sine(target, s, features, prototypes, labels, precision)
     m = at_target(margin, labels, num_classes, "margin")
