@@ -128,9 +128,9 @@ class VSLoss(LogitAdjustment):
               \quad \iota_j = \tau\log\pi_j
 
     The additive part acts early in training, the factors at its end: rare classes need larger
-    logits. The model predicts with f. gamma = 0 is :class:`LogitAdjustment`; (0.15, 1.25) and
-    (0.05, 0.75) are the original's tuned values for CIFAR-10 and CIFAR-100, ratio 100, which
-    public code of later papers takes over (that of SSE-SAM has the second pair).
+    logits. The model predicts with f. gamma = 0 is :class:`LogitAdjustment`. Public code for
+    long-tailed CIFAR, ratio 100, has (gamma, tau) = (0.15, 1.25) for 10 classes and (0.05, 0.75)
+    for 100 (later papers'; the authors' code has the defaults alone).
 
     Args:
         class_counts: training samples per class, all positive.
