@@ -97,6 +97,15 @@ def shard_of(prototypes: Tensor, bias: Tensor | None) -> Shard:
     return Shard(weight.to_local(), own_bias, offset, num_classes, mesh.get_group(), sample)
 
 
+def sum_of_shards(own: Tensor, shard: Shard) -> Tensor:
+    """The sum over processes of what each made of its shard, to which the gradient stays."""
+    if shard.group is None:
+        return own
+    total = own.detach().clone()
+    dist.all_reduce(total, group=shard.group)
+    return total + (own - own.detach())
+
+
 def class_range(num_classes: int, processes: int, rank: int) -> tuple[int, int]:
     """Number and first of a process's classes, as DTensor cuts: ceil(C / R) each, the rest last."""
     each = -(-num_classes // processes)
