@@ -28,16 +28,16 @@ def local_part(tensor: Any) -> Tensor:
     return local
 
 
-def is_shared(prototypes: Tensor) -> bool:
+def is_shared(prototypes: object) -> bool:
     """Whether statistics are made of parts: of several processes, or of a sample of the classes."""
     return hasattr(prototypes, "full_tensor") or hasattr(prototypes, "class_sample")
 
 
 def refuse_sharded(tensor: object, name: str, reason: str) -> None:
     """Explain that a computation needs all class vectors in one place."""
-    if is_sharded(tensor):
+    if is_shared(tensor):
         raise LargeMarginError(
-            f"{name} cannot be computed on class vectors that are sharded over processes: {reason} "
+            f"{name} cannot be computed on sharded or sampled class vectors: {reason} "
             "Losses on class statistics can (CosFace, ArcFace, LM-Softmax, Kobayashi, "
             "cross entropy, ...); for others keep all class vectors on every process, as in "
             "ClassHead."
