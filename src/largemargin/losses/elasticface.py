@@ -29,6 +29,8 @@ from largemargin.losses.base.setting_ranges import (
 from largemargin.losses.base.terms import (
     at_target,
     check_margin,
+    check_setting,
+    class_count,
     mean_over_targets,
     over_targets,
     scaled_cosines,
@@ -172,13 +174,15 @@ def _values(
     """The loss; ``kept`` (N,) says which rows count, None for all."""
     check_choice("form", form, FORMS)
     features, prototypes, labels = rows
-    num_classes = prototypes.shape[0]
+    num_classes = class_count(features, prototypes, labels)
     check_margin("margin", margin, _limits(form, num_classes))
+    check_setting("std", std, at_least=0)
     s, target, rest = scaled_cosines(features, prototypes, labels, scale, how, PSI0[form], margin)
     precision = how.get("precision")
     cosine, sine = cosine_and_sine(target, s, features, prototypes, labels, precision)
     m = at_target(margin, labels, num_classes, "margin")
     if noise is not None:
+        noise = torch.as_tensor(noise).to(cosine)
         check_length("noise", noise, len(labels), "one number per sample")
         if plus:
             noise = _by_distance(noise, mean_over_targets(cosine.detach(), labels), kept)
