@@ -23,7 +23,7 @@ from largemargin.losses.base.terms import (
     scaled_cosines,
 )
 from largemargin.ops.class_stats import ComputeOptions
-from largemargin.ops.norms import promote, row_norms
+from largemargin.ops.norms import safe_norm
 from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
@@ -169,7 +169,7 @@ def adaface(
 
 
 def _lengths(features: Tensor) -> Tensor:
-    return row_norms(promote(features.detach()))
+    return safe_norm(features.detach())
 
 
 def _psi0(margin: float | Tensor) -> float | Tensor:
