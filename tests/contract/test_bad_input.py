@@ -1,5 +1,6 @@
 """Bad input raises one type of error, which names the argument, what was given and what to do."""
 
+import inspect
 import math
 
 import numpy as np
@@ -110,6 +111,57 @@ def test_wrong_labels(name, told):
     message = message_of(call_with, build(name, problem), problem, labels=wrong)
     assert "labels" in message or "soft" in message
     assert told in message or "soft_targets" in message
+
+
+def functions_of(names):
+    """Functions called with (features, prototypes, labels)."""
+    law, found = ["features", "prototypes", "labels"], {n: getattr(LF, n, None) for n in names}
+    return [n for n, f in found.items() if f and [*inspect.signature(f).parameters][:3] == law]
+
+
+@pytest.mark.parametrize("corruption", ["one dimension", "array", "list"])
+@pytest.mark.parametrize("name", functions_of(LABELLED))
+def test_functions_look_at_what_they_get_first(name, corruption):
+    problem, function = random_problem(SIZES, seed=114), getattr(LF, name)
+    known = inspect.signature(function).parameters
+    hyper = {"class_counts": [3, 1, 2, 4]} if "class_counts" in known else {}
+    matrices = {"features": problem.features, "prototypes": problem.prototypes}
+    calls = [matrices] + [{"logits": problem.features @ problem.prototypes.T}] * (
+        known["labels"].default is None
+    )
+    for call_form in calls:
+        for argument, good in call_form.items():
+            bad, told = CORRUPTIONS[corruption](good)
+            given = (*(call_form | {argument: bad}).values(), problem.labels)
+            message = message_of(function, *given, **hyper)
+            assert argument in message
+            assert told in message
+
+
+@pytest.mark.parametrize("name", ["logit_adjustment", "vs_loss"])
+def test_functions_of_counts_name_what_is_wrong(name):
+    function, problem = getattr(LF, name), random_problem(SIZES, seed=115)
+    logits = problem.features @ problem.prototypes.T
+    message = message_of(function, problem.labels, logits, class_counts=[3, 1, 2, 4])
+    assert "the order is logits, labels" in message
+    message = message_of(function, logits, problem.labels, class_counts=[3, 1])
+    assert "class_counts must have shape (4,)" in message
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong"),
+    [
+        (LF.adaface, {"norm_std": -1.0}),
+        (LF.adaface, {"norm_mean": "20"}),
+        (LF.adaface, {"concentration": 0.0}),
+        (LF.elasticface, {"std": -0.1}),
+        (LF.curricularface, {"progress": 1.5}),
+    ],
+)
+def test_functions_check_their_statistics(function, wrong):
+    problem = random_problem(SIZES, seed=116)
+    rows = (problem.features, problem.prototypes, problem.labels)
+    assert next(iter(wrong)) in message_of(function, *rows, **wrong)
 
 
 KINDS = {

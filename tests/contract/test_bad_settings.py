@@ -218,6 +218,17 @@ def test_counts_of_classes_have_an_order(make):
     # A Counter is read as its keys: labels from 1 on would pass for counts.
     with pytest.raises(LargeMarginError, match="in the order of the labels, but Counter was given"):
         make(Counter([1, 1, 1, 2, 3]))
+    with pytest.raises(LargeMarginError, match="prior must be one number per class"):
+        lm.CosFace(prior={0: 3, 1: 2})
+
+
+@pytest.mark.parametrize("kind", [lm.LogitAdjustment, lm.VSLoss, lm.LDAM])
+def test_counts_that_a_loss_is_made_of_are_needed_and_named(kind):
+    with pytest.raises(LargeMarginError, match=r"class_counts must be numbers.*None was given"):
+        kind(None)
+    if kind is not lm.LDAM:
+        with pytest.raises(LargeMarginError, match=r"class_counts must have shape \(3,\)"):
+            kind([5, 2])(torch.zeros(2, 3), torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize("given", ["balanced", [3, None], ["3", "1"], [3, [1]]], ids=repr)

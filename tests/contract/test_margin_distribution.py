@@ -229,7 +229,13 @@ def test_each_of_several_bands_is_looked_at():
 
 
 def test_wrong_settings():
-    for settings in ({"measured_steps": 0}, {"r": "automatic"}, {"r": 0.5}, {"eps": -1.0}):
+    for settings in (
+        {"measured_steps": 0},
+        {"measured_steps": 1.5},
+        {"r": "automatic"},
+        {"r": 0.5},
+        {"eps": -1.0},
+    ):
         with pytest.raises(LargeMarginError, match=next(iter(settings))):
             lm.MarginDistribution(**settings)
 

@@ -43,6 +43,18 @@ WORDS = [
     (lambda: lm.CenterLoss(num_classes=4, feat_dim=2), ["feat_dim is called dim", "needs dim"]),
     (lambda: lm.CenterLoss(4, 2, num_classes=4), ["multiple values", "'num_classes'"]),
     (lambda: lm.Kobayashi(reg_lambda=0.3), ["reg_lambda is called strength"]),
+    (
+        lambda: lm.AdaFace(h=0.3, t_alpha=1.0),
+        ["h is called concentration", "t_alpha is called rate"],
+    ),
+    (lambda: lm.CurricularFace(alpha=0.1), ["alpha is called rate"]),
+    (lambda: lm.CosFace(alpha=[1, 2]), ["alpha is called weight"]),
+    (
+        lambda: lm.MagFace(l_a=10, u_margin=0.8, lambda_g=35),
+        ["l_a is called min_norm", "u_margin is called max_margin", "lambda_g is called strength"],
+    ),
+    (lambda: lm.ElasticFace(sigma=0.1), ["sigma is called std"]),
+    (lambda: lm.SymmetricCrossEntropy(A=-4), ["A is called log_zero"]),
     (lambda: lm.SampleMargin(strength=0.3), ["0.5 * SampleMargin(...)"]),
     (lambda: lm.ArcFace(easy_margin=True), ['mode="easy"']),
     (lambda: lm.CosFace(smoothing=0.1), ["smoothing is called label_smoothing"]),

@@ -162,6 +162,26 @@ def test_drawn_margins_of_elasticface(form, plus):
         LF.elasticface(*rows, noise=noise[:3])
 
 
+@pytest.mark.parametrize("plus", [False, True])
+@pytest.mark.parametrize("form", ["arc", "cos"])
+def test_ignored_rows_take_no_draw_from_others(form, plus):
+    problem = random_problem(SIZES, seed=186)
+    labels, *given = kept_of(problem, True)
+    rows = labels != IGNORED
+    hyper = {"margin": 0.4, "std": 0.3, "form": form, "plus": plus, "scale": 6.0}
+    loss = lm.ElasticFace(**hyper)
+    features = problem.features.where(rows[:, None], torch.nan).requires_grad_()
+    torch.manual_seed(3)
+    noise = torch.randn(SIZES.samples, dtype=torch.float64)[rows]
+    torch.manual_seed(3)
+    value = loss(features, problem.prototypes, labels)
+    want = cosine_family.elasticface(*given, noise=noise.numpy(), **hyper)
+    assert_close(value, want.mean(), 1e-10)
+    value.backward()
+    assert bool(features.grad.isfinite().all())
+    assert not features.grad[~rows].any()
+
+
 def test_plus_gives_the_widest_margin_to_the_furthest_sample():
     W = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     q = torch.tensor([[1.0, 0.0], [1.0, 0.9], [1.0, 0.3]])

@@ -131,6 +131,26 @@ def check_losses() -> Iterator[str]:
         yield from compare(f"prior, C={num_classes}", beside_margin, num_classes)
 
 
+def check_zero_centroid() -> Iterator[str]:
+    """Beside a margin with a prior; it is the same number for every process."""
+    for num_classes in COUNTS:
+        weight, features = normal(1, num_classes, D), normal(3, sum(sizes()), D)
+        labels, counts = torch.arange(len(features)) % num_classes, torch.arange(num_classes) + 1
+        for normalize in (True, False):
+            name = f"zero centroid, C={num_classes}, normalize={normalize}"
+            margin = lm.CosFace(margin=0.2, scale=8.0, prior=counts, sync=True).double()
+            loss = margin + 0.7 * lm.ZeroCentroid(strength=3.0, normalize=normalize)
+            head, whole = make(weight), weight.clone().requires_grad_()
+            value = loss(mine(features), head, mine(labels))
+            value.backward()
+            margin.sync = False
+            want = loss(features, whole, labels)
+            want.backward()
+            yield from differs(name, value.terms["zero_centroid"], want.terms["zero_centroid"])
+            yield from differs(f"{name}: sum", value.total, want.total)
+            yield from differs(name, head.weight.grad.to_local(), local(head, whole.grad))
+
+
 def check_similarities() -> Iterator[str]:
     for similarity in SIMILARITIES:
         for bias in (None, normal(2, 9)):

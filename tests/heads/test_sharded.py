@@ -21,6 +21,7 @@ import largemargin as lm
 from largemargin.errors import LargeMarginError
 from largemargin.heads import ShardedClassHead
 from largemargin.heads.optim import HeadSGD, RowwiseAdam
+from largemargin.losses.base.classwise import ClassWise
 from largemargin.losses.base.terms import drawn_matrix
 from largemargin.ops import class_stats
 from largemargin.ops.class_stats import STATISTICS, Impl
@@ -35,9 +36,11 @@ REFUSED = {
     "dense_hinge": lambda: lm.DenseHinge(),
     "discriminative": lambda: lm.Discriminative(C, D),
     "gaussian_mixture": lambda: lm.GaussianMixture(C, D, learn_variances=True),
+    "logit_norm": lambda: lm.LogitNorm(),
     "lsoftmax": lambda: lm.LSoftmax(),
     "soft_hinge": lambda: lm.SoftHinge(),
     "stable_discriminative": lambda: lm.StableDiscriminative(C, D),
+    "vs_loss": lambda: lm.VSLoss([5, 1, 2, 9, 4, 3, 7]),
 }
 
 
@@ -242,16 +245,25 @@ def test_a_loss_may_be_computed_twice(place: str, impl: Impl) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_losses_that_need_all_class_vectors_say_so(name: str, group: None) -> None:
     loss = REFUSED[name]().double()
-    with pytest.raises(LargeMarginError, match=r"sharded over processes: .*ClassHead"):
+    with pytest.raises(LargeMarginError, match="sharded or sampled class vectors"):
         loss(features(), make(similarity="dot"), LABELS)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in REFUSED if not issubclass(lm.LOSSES[name], ClassWise)]
+)
+def test_they_say_so_of_a_sample_in_one_process(name: str) -> None:
+    loss, head = REFUSED[name]().double(), make(similarity="dot", sample_rate=0.5)
+    with pytest.raises(LargeMarginError, match="sharded or sampled class vectors"):
+        loss(features(), head, LABELS)
+    assert loss.eval()(features(), head.eval(), LABELS).isfinite()
 
 
 @NEEDS_GLOO
 def test_penalties_and_soft_targets_say_so(group: None) -> None:
     head, x = make(), features()
-    for penalty in (lm.ZeroCentroid(), lm.SuperSymmetry()):
-        with pytest.raises(LargeMarginError, match="all class vectors together"):
-            penalty(head)
+    with pytest.raises(LargeMarginError, match="all pairs of class vectors"):
+        lm.SuperSymmetry()(head)
     with pytest.raises(LargeMarginError, match=r"lm\.LabelSmoothing"):
         lm.CosFace(label_smoothing=0.1)(x, head, LABELS)
     with pytest.raises(LargeMarginError, match=r"must lie in \[0, 7\)"):

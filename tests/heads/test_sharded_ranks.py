@@ -19,6 +19,7 @@ from largemargin.heads.sharded_class_head import ShardedClassHead
 
 CHECKS = [
     "losses",
+    "zero_centroid",
     "similarities",
     "statistics",
     "one_class_in_a_shard",

@@ -76,6 +76,10 @@ def test_a_maximum_over_sub_centers_is_no_linear_layer():
         head.to_linear()
     with pytest.raises(LargeMarginError, match=r"cosines must have shape \(N, K\) = \(40, 3\)"):
         head.dominant(features[:, :2], labels)
+    own = head.own_cosines(features, labels)
+    for wrong in (-100, C):
+        with pytest.raises(LargeMarginError, match=rf"holds {wrong}.*leave their samples out"):
+            head.dominant(own, labels.where(labels > 0, wrong))
     with pytest.raises(LargeMarginError, match="centers"):
         lm.SubCenterHead(D, C, centers=0)
     with pytest.raises(LargeMarginError, match=r"row 1 .*5|5.*row 1"):

@@ -185,6 +185,7 @@ def test_a_margin_cut_down_to_one_is_pointed_out(kind: type[nn.Module]) -> None:
         ),
         (lambda: pml(losses.SphereFaceLoss, scale=4), "Multiply the features"),
         (lambda: pml(losses.LargeMarginSoftmaxLoss, scale=2), "scale=2"),
+        (lambda: losses.SoftTripleLoss(C, D), r"averages.*SubCenterHead"),
         (lambda: nn.CrossEntropyLoss(), "pytorch-metric-learning itself"),
     ],
 )

@@ -74,6 +74,18 @@ def test_every_loss_traces_whole(name: str) -> None:
     assert_same_steps(name, AOT, torch.float64, tolerance=1e-12)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in ("adaface", "magface") else pytest.param(name, marks=pytest.mark.slow)
+        for name in COMPILABLE
+    ],
+)
+def test_every_loss_traces_whole_in_float32(name: str) -> None:
+    """Norms, which these two go by, are others there."""
+    assert_same_steps(name, AOT, torch.float32, tolerance=1e-5)
+
+
 @pytest.mark.needs_cxx
 @pytest.mark.parametrize(
     "name",

@@ -120,7 +120,7 @@ class SubCenterHead(ClassHead):
         Join those of all batches, ``torch.cat``, for :meth:`dominant`.
         """
         rows = flat_features(features, self.in_features)
-        check_labels(labels, len(rows), self.num_classes, soft=False, validate=True)
+        self._check_labels(labels, len(rows))
         with without_autocast(rows):
             points, own = in_one_dtype(rows, self.weight[labels.long()])
             return torch.einsum("nd,nkd->nk", normalize(points), normalize(own))
@@ -145,6 +145,7 @@ class SubCenterHead(ClassHead):
                 f"label, but their shape is {tuple(cosines.shape)}. Pass those of own_cosines("
                 "features, labels), those of several batches joined by torch.cat."
             )
+        self._check_labels(labels, len(cosines))
         labels = labels.long().to(cosines.device)
         place = labels * self.centers + cosines.argmax(1)
         counts = torch.bincount(place, minlength=self.num_classes * self.centers)
@@ -163,6 +164,10 @@ class SubCenterHead(ClassHead):
         if head.bias is not None and self.bias is not None:
             head.bias.copy_(self.bias)
         return DominantCenters(head.train(self.training), centers, angles)
+
+    def _check_labels(self, labels: Tensor, samples: int) -> None:
+        skip = "leave their samples out"
+        check_labels(labels, samples, self.num_classes, soft=False, skip=skip, validate=True)
 
     def to_linear(self) -> Never:
         """No linear layer takes a maximum: raises."""

@@ -27,7 +27,7 @@ REDUCTIONS = {"MeanReducer": "mean", "SumReducer": "sum"}
 NO_COUNTERPART = {
     "ProxyAnchorLoss": "it compares proxies with all samples of a batch.",
     "ProxyNCALoss": "it sums over proxies of other classes only.",
-    "SoftTripleLoss": "a class has one prototype here, not several centers.",
+    "SoftTripleLoss": "it averages over a class's centers; lm.SubCenterHead takes the nearest.",
     "MultipleLosses": "convert each of its losses and add them up in an lm.Objective.",
     "CrossBatchMemory": "convert the loss inside it.",
     "DistributedLossWrapper": "convert the loss inside it; losses here take sync=True.",

@@ -15,9 +15,15 @@ from largemargin.losses.base.running_statistics import RunningStatistics, mean_o
 from largemargin.losses.base.scale import Scale, check_scale_setting
 from largemargin.losses.base.schedules import Schedule, margin_warm_up
 from largemargin.losses.base.setting_ranges import RADIANS, Dimension, Limits, Range
-from largemargin.losses.base.terms import at_target, check_margin, over_targets, scaled_cosines
+from largemargin.losses.base.terms import (
+    at_target,
+    check_margin,
+    check_setting,
+    over_targets,
+    scaled_cosines,
+)
 from largemargin.ops.class_stats import ComputeOptions
-from largemargin.ops.norms import promote, row_norms
+from largemargin.ops.norms import safe_norm
 from largemargin.ops.scheduled_values import current
 from largemargin.shapes import Features, Labels, PerSample, Prototypes
 
@@ -148,6 +154,9 @@ def adaface(
     ``norm_mean`` and ``norm_std`` are mu and sigma, numbers or 0-dim tensors.
     """
     check_margin("margin", margin, RADIANS)
+    check_setting("concentration", concentration, above=0)
+    check_setting("norm_mean", norm_mean, at_least=0)
+    check_setting("norm_std", norm_std, at_least=0)
     rows = features, prototypes, labels
     s, target, rest = scaled_cosines(*rows, scale, how, _psi0, margin)
     quality = concentration * (_lengths(features) - norm_mean) / (norm_std + STD_FLOOR)
@@ -160,7 +169,7 @@ def adaface(
 
 
 def _lengths(features: Tensor) -> Tensor:
-    return row_norms(promote(features.detach()))
+    return safe_norm(features.detach())
 
 
 def _psi0(margin: float | Tensor) -> float | Tensor:

@@ -14,6 +14,7 @@ from largemargin.losses.base.setting_ranges import Dimension, Limits, Range, cos
 from largemargin.losses.base.terms import (
     at_target,
     check_margin,
+    class_count,
     eager_logits,
     over_targets,
     scale_of_cosines,
@@ -118,7 +119,7 @@ def cosface(
     **how: Unpack[ComputeOptions],
 ) -> PerSample:
     """CosFace per sample; :class:`CosFace` has equation, arguments and an example."""
-    num_classes = prototypes.shape[0]
+    num_classes = class_count(features, prototypes, labels)
     check_margin("margin", margin, cosine_margin_limits(num_classes))
     s = scale_of_cosines(scale, features, prototypes, how, psi0_of_cosine_margin, margin)
     required = s * at_target(margin, labels, num_classes, "margin")

@@ -18,6 +18,7 @@ from largemargin.losses.base.setting_ranges import RADIANS, Dimension, Limits, R
 from largemargin.losses.base.terms import (
     at_target,
     check_margin,
+    check_setting,
     mean_over_targets,
     over_targets,
     scale_of_cosines,
@@ -130,6 +131,7 @@ def curricularface(
 
     ``progress`` is t, a number or a 0-dim tensor.
     """
+    check_setting("progress", progress, at_least=-1, at_most=1)
     return _values((features, prototypes, labels), margin, scale, lambda own: progress, how)
 
 

@@ -29,6 +29,8 @@ from largemargin.losses.base.setting_ranges import (
 from largemargin.losses.base.terms import (
     at_target,
     check_margin,
+    check_setting,
+    class_count,
     mean_over_targets,
     over_targets,
     scaled_cosines,
@@ -81,6 +83,7 @@ class ElasticFace(Loss):
     has_target_curve: ClassVar[bool] = True
     widens_margins: ClassVar[bool] = True
     draws: ClassVar[bool] = True
+    counts_rows: ClassVar[bool] = True
     search_space: ClassVar[Mapping[str, Dimension]] = {
         "margin": Range(0.05, 0.8, log=False),
         "std": Range(0.005, 0.2),
@@ -129,19 +132,11 @@ class ElasticFace(Loss):
         """:func:`margin_warm_up`."""
         return margin_warm_up(self, term, total_steps, margin=0.0)
 
-    def per_sample(self, *inputs: Tensor, **made: Any) -> Tensor:
+    def per_sample(self, *inputs: Tensor, kept: Tensor | None = None, **made: Any) -> Tensor:
         noise = torch.randn_like(promote(inputs[0].detach()[:, 0])) if self.training else None
-        return elasticface(
-            *inputs,
-            margin=current(self, "margin"),
-            std=current(self, "std"),
-            noise=noise,
-            form=self.form,
-            plus=self.plus,
-            scale=current(self, "scale"),
-            **made,
-            **self.how,
-        )
+        margin, std, scale = current(self, "margin"), current(self, "std"), current(self, "scale")
+        how: Any = {**made, **self.how}
+        return _values(inputs, margin, std, noise, kept, self.form, self.plus, scale, how)
 
 
 def elasticface(
@@ -161,21 +156,52 @@ def elasticface(
 
     ``noise`` (N,) are the draws epsilon; None for none, the margin m for all.
     """
-    check_choice("form", form, FORMS)
-    num_classes = prototypes.shape[0]
-    check_margin("margin", margin, _limits(form, num_classes))
     rows = features, prototypes, labels
-    s, target, rest = scaled_cosines(*rows, scale, how, PSI0[form], margin)
-    cosine, sine = cosine_and_sine(target, s, *rows, how.get("precision"))
+    return _values(rows, margin, std, noise, None, form, plus, scale, how)
+
+
+def _values(
+    rows: tuple[Tensor, ...],
+    margin: float | Tensor,
+    std: float,
+    noise: Tensor | None,
+    kept: Tensor | None,
+    form: Form,
+    plus: bool,
+    scale: Scale,
+    how: ComputeOptions,
+) -> Tensor:
+    """The loss; ``kept`` (N,) says which rows count, None for all."""
+    check_choice("form", form, FORMS)
+    features, prototypes, labels = rows
+    num_classes = class_count(features, prototypes, labels)
+    check_margin("margin", margin, _limits(form, num_classes))
+    check_setting("std", std, at_least=0)
+    s, target, rest = scaled_cosines(features, prototypes, labels, scale, how, PSI0[form], margin)
+    precision = how.get("precision")
+    cosine, sine = cosine_and_sine(target, s, features, prototypes, labels, precision)
     m = at_target(margin, labels, num_classes, "margin")
     if noise is not None:
+        noise = torch.as_tensor(noise).to(cosine)
         check_length("noise", noise, len(labels), "one number per sample")
         if plus:
-            far_last = mean_over_targets(cosine.detach(), labels).argsort(descending=True)
-            noise = torch.empty_like(noise).index_copy(0, far_last, noise.sort().values)
+            noise = _by_distance(noise, mean_over_targets(cosine.detach(), labels), kept)
         m = m + std * (noise if labels.dim() == 1 else noise[:, None])
     penalised = penalised_cosine(cosine, sine, m, "none") if form == "arc" else cosine - m
     return over_targets(F.softplus(rest - s * penalised), labels)
+
+
+def _by_distance(noise: Tensor, cosines: Tensor, kept: Tensor | None) -> Tensor:
+    """The draws by size, the largest to the sample furthest from its prototype.
+
+    Rows that do not count come first in both orders: none gets the draw of one that does.
+    """
+    if kept is not None:
+        cosines = cosines.masked_fill(~kept, torch.inf)
+        noise = noise.masked_fill(~kept, -torch.inf)
+    far_last = cosines.argsort(descending=True)
+    handed = torch.empty_like(noise).index_copy(0, far_last, noise.sort().values)
+    return handed if kept is None else handed.masked_fill(~kept, 0)
 
 
 def _limits(form: Form, num_classes: int) -> Limits:

@@ -7,7 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_logits, check_matrix, check_number
+from largemargin.errors import (
+    LargeMarginError,
+    check_count,
+    check_logits,
+    check_matrix,
+    check_number,
+)
 from largemargin.heads.centroid_bank import Replay, recomputing
 from largemargin.losses.base.loss import Batch, Loss, LossOptions
 from largemargin.losses.base.setting_ranges import Dimension, Limits, Range
@@ -179,7 +185,7 @@ class MarginDistribution(_InputMarginLoss):
         )
         check_number("theta", theta)
         check_distribution(1.0 + theta if r == "auto" else r, theta, mu)
-        check_number("measured_steps", measured_steps, at_least=1)
+        check_count("measured_steps", measured_steps, at_least=1)
         self.r = r
         self.theta = theta
         self.mu = mu

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Unpack
 from torch import Tensor
 
 from largemargin.errors import check_number
-from largemargin.losses.base.class_counts import balanced_weights
+from largemargin.losses.base.class_counts import balanced_weights, check_counts
 from largemargin.losses.base.loss import Loss, LossOptions, MarginCeiling
 from largemargin.losses.base.scale import Scale, check_scale_setting, psi0_of_cosine_margin
 from largemargin.losses.base.schedules import DeferredReweighting, Schedule, share_of
@@ -67,6 +67,7 @@ class LDAM(Loss):
         super().__init__(**options)
         check_number("beta", beta, at_least=0, below=1)
         check_scale_setting(scale)
+        check_counts(class_counts)  # None is none here
         self._count_margins(class_counts, max_margin)
         self.max_margin = max_margin
         self.scale = scale

@@ -6,16 +6,17 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from largemargin.errors import LargeMarginError, check_inputs, check_length, check_number
+from largemargin.errors import LargeMarginError, check_length, check_matrix, check_number
 from largemargin.losses.base.class_counts import check_counts
 from largemargin.losses.base.loss import LogitLoss, LossOptions
 from largemargin.losses.base.setting_ranges import Dimension, Range
 from largemargin.losses.base.terms import (
     HOW_MADE,
     LogitOptions,
-    check_form,
+    check_call,
     check_setting,
     class_count,
+    require,
 )
 from largemargin.losses.cross_entropy import cross_entropy
 from largemargin.ops.matmul import resolve_precision, without_autocast
@@ -94,7 +95,7 @@ def logit_adjustment(
     **options: Unpack[LogitOptions],
 ) -> PerSample:
     """Adjusted cross entropy; :class:`LogitAdjustment` has equation, arguments and an example."""
-    options["log_prior"] = _log_prior(class_counts, tau, features)
+    _take_counts(features, prototypes, labels, class_counts, tau, options)
     return cross_entropy(features, prototypes, labels, **options)
 
 
@@ -109,9 +110,29 @@ def logit_adjusted(
         >>> logit_adjusted(torch.zeros(1, 2), [3, 1]).softmax(1)
         tensor([[0.2500, 0.7500]])
     """
+    if not isinstance(logits, Tensor) or not logits.dim():
+        check_matrix("logits", logits, "(N, C)")
     log_prior = _log_prior(class_counts, tau, logits)
     check_length("class_counts", log_prior, logits.shape[-1], "one number per class")
     return promote(logits) - log_prior
+
+
+def _take_counts(
+    features: Tensor,
+    prototypes: Tensor,
+    labels: Tensor | None,
+    class_counts: Sequence[float] | Tensor,
+    tau: float,
+    options: LogitOptions,
+) -> Tensor:
+    """The counts (C,), after checks of the whole call; the options get the prior of them."""
+    check_call(features, prototypes, labels, options)
+    num_classes = class_count(features, prototypes, labels)
+    counts = check_counts(class_counts)
+    check_length("class_counts", counts, num_classes, "one number per class")
+    options["log_prior"] = _log_prior(counts, tau, features)
+    options["checked"] = True
+    return counts
 
 
 def _log_prior(class_counts: Sequence[float] | Tensor, tau: float, like: Tensor) -> Tensor:
@@ -128,9 +149,9 @@ class VSLoss(LogitAdjustment):
               \quad \iota_j = \tau\log\pi_j
 
     The additive part acts early in training, the factors at its end: rare classes need larger
-    logits. The model predicts with f. gamma = 0 is :class:`LogitAdjustment`; (0.15, 1.25) and
-    (0.05, 0.75) are the original's tuned values for CIFAR-10 and CIFAR-100, ratio 100, which
-    public code of later papers takes over (that of SSE-SAM has the second pair).
+    logits. The model predicts with f. gamma = 0 is :class:`LogitAdjustment`. Public code for
+    long-tailed CIFAR, ratio 100, has (gamma, tau) = (0.15, 1.25) for 10 classes and (0.05, 0.75)
+    for 100 (later papers'; the authors' code has the defaults alone).
 
     Args:
         class_counts: training samples per class, all positive.
@@ -183,15 +204,8 @@ def vs_loss(
 ) -> PerSample:
     """VS loss per sample; :class:`VSLoss` has equation, arguments and an example."""
     check_setting("gamma", gamma, at_least=0)
-    log_prior = _log_prior(class_counts, tau, features)
-    counts = check_counts(class_counts).to(log_prior)
-    check_length("class_counts", counts, class_count(features, prototypes, labels), "one per class")
-    factors = (counts / counts.max()) ** gamma
-    options["log_prior"] = log_prior
-    if labels is not None:
-        check_form(options)
-        checks: Any = {key: options.get(key) for key in ("bias", "validate")}
-        check_inputs(features, prototypes, labels, **checks)
+    counts = _take_counts(features, prototypes, labels, class_counts, tau, options)
+    factors = ((counts / counts.max()) ** gamma).to(require(options["log_prior"]))
     return _stretched(features, prototypes, labels, factors=factors, **options)
 
 

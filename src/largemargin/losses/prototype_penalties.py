@@ -11,11 +11,10 @@ from largemargin.losses.base.terms import matrix_of
 from largemargin.ops.matmul import without_autocast
 from largemargin.ops.norms import SQUARABLE, promote, safe_norm
 from largemargin.ops.norms import normalize as normalize_rows
-from largemargin.ops.shards import refuse_sharded
+from largemargin.ops.shards import refuse_sharded, shard_of, sum_of_shards
 from largemargin.shapes import Prototypes
 
 _ONE_VALUE = "the penalty is one number for the whole prototype matrix, without samples."
-_ALL = "it is about all class vectors together."
 _NOT_PER_SAMPLE = {
     "weight": _ONE_VALUE,
     "prior": "it has no logits.",
@@ -70,13 +69,14 @@ class ZeroCentroid(Loss):
 def zero_centroid(prototypes: Prototypes, *, normalize: bool = True) -> Tensor:
     """Squared length of the mean of prototypes (C, D), 0-dim; the equation: :class:`ZeroCentroid`.
 
-    ``normalize`` takes unit rows (default: the theorem assumes them) or the raw ones.
+    ``normalize`` takes unit rows (default: the theorem assumes them) or the raw ones. Of class
+    vectors that several processes hold every process has to call.
     """
     check_matrix("prototypes", prototypes, "(C, D)")
     check_num_classes(prototypes.shape[0])
-    refuse_sharded(prototypes, "zero_centroid", _ALL)
-    rows = normalize_rows(prototypes) if normalize else promote(prototypes)
-    return rows.mean(0).square().sum()
+    shard = shard_of(prototypes, None)
+    rows = normalize_rows(shard.columns) if normalize else promote(shard.columns)
+    return (sum_of_shards(rows.sum(0), shard) / shard.num_classes).square().sum()
 
 
 class SuperSymmetry(Loss):
@@ -132,7 +132,7 @@ def super_symmetry(prototypes: Prototypes) -> Tensor:
     """
     check_matrix("prototypes", prototypes, "(C, D)")
     check_num_classes(prototypes.shape[0])
-    refuse_sharded(prototypes, "super_symmetry", _ALL)
+    refuse_sharded(prototypes, "super_symmetry", "it compares all pairs of class vectors.")
     rows = promote(prototypes)
     num_classes = rows.shape[0]
     # Scale-free, so that rows whose squares leave the range of their dtype are divided first.

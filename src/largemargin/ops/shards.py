@@ -28,16 +28,16 @@ def local_part(tensor: Any) -> Tensor:
     return local
 
 
-def is_shared(prototypes: Tensor) -> bool:
+def is_shared(prototypes: object) -> bool:
     """Whether statistics are made of parts: of several processes, or of a sample of the classes."""
     return hasattr(prototypes, "full_tensor") or hasattr(prototypes, "class_sample")
 
 
 def refuse_sharded(tensor: object, name: str, reason: str) -> None:
     """Explain that a computation needs all class vectors in one place."""
-    if is_sharded(tensor):
+    if is_shared(tensor):
         raise LargeMarginError(
-            f"{name} cannot be computed on class vectors that are sharded over processes: {reason} "
+            f"{name} cannot be computed on sharded or sampled class vectors: {reason} "
             "Losses on class statistics can (CosFace, ArcFace, LM-Softmax, Kobayashi, "
             "cross entropy, ...); for others keep all class vectors on every process, as in "
             "ClassHead."
@@ -95,6 +95,15 @@ def shard_of(prototypes: Tensor, bias: Tensor | None) -> Shard:
     _, offset = class_range(num_classes, mesh.size(), mesh.get_local_rank())
     own_bias = None if bias is None else bias.to_local()  # type: ignore[attr-defined]
     return Shard(weight.to_local(), own_bias, offset, num_classes, mesh.get_group(), sample)
+
+
+def sum_of_shards(own: Tensor, shard: Shard) -> Tensor:
+    """The sum over processes of what each made of its shard, to which the gradient stays."""
+    if shard.group is None:
+        return own
+    total = own.detach().clone()
+    dist.all_reduce(total, group=shard.group)
+    return total + (own - own.detach())
 
 
 def class_range(num_classes: int, processes: int, rank: int) -> tuple[int, int]:

@@ -9,11 +9,11 @@ from torch import Tensor
 from largemargin.errors import LargeMarginError, check_number
 
 
-def refuse_mapping(class_counts: object) -> None:
+def refuse_mapping(class_counts: object, name: str = "class_counts") -> None:
     """A ``Counter`` of labels would be read as its keys, or in the order they were met."""
     if isinstance(class_counts, Mapping):
         raise LargeMarginError(
-            "class_counts must be one number per class in the order of the labels, but "
+            f"{name} must be one number per class in the order of the labels, but "
             f"{type(class_counts).__name__} was given. Write them out: [counts[label] for label in "
             "range(num_classes)], or torch.bincount(labels)."
         )
@@ -31,7 +31,7 @@ def numbers_per_class(name: str, values: Sequence[float] | Tensor, hint: str) ->
 
 def check_counts(class_counts: Sequence[float] | Tensor, name: str = "class_counts") -> Tensor:
     """Counts as a float64 vector; without samples a class has no weight, margin or prior."""
-    refuse_mapping(class_counts)
+    refuse_mapping(class_counts, name)
     hint = " Count the labels: torch.bincount(labels)."
     counts = numbers_per_class(name, class_counts, hint).detach().double()
     if counts.dim() != 1 or counts.numel() < 2:

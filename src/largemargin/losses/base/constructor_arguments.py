@@ -18,7 +18,14 @@ from largemargin.errors import LargeMarginError, check_sizes
 CALLED: dict[str, tuple[str, ...]] = {
     "scale": ("s", "scaling"),
     "margin": ("m", "margins", "delta"),
-    "max_margin": ("m", "max_m", "margin"),
+    "max_margin": ("m", "max_m", "margin", "u_margin", "u_m"),
+    "min_margin": ("l_margin", "l_m"),
+    "min_norm": ("l_a",),
+    "max_norm": ("u_a",),
+    "concentration": ("h",),
+    "std": ("sigma",),
+    "log_zero": ("A",),
+    "rate": ("t_alpha", "alpha"),
     "weight": ("class_weights", "class_weight", "weights", "cls_weights", "alpha", "pos_weight"),
     "class_counts": (
         "cls_num_list",
@@ -33,7 +40,7 @@ CALLED: dict[str, tuple[str, ...]] = {
     "ignore_index": ("ignore_label", "ignore", "ignored_index"),
     "prior": ("priors", "class_prior", "cls_prior", "log_prior", "base_probs"),
     "temperature": ("t", "temp", "tau"),
-    "strength": ("lam", "lambda_", "lambd", "reg", "reg_lambda", "coef"),
+    "strength": ("lam", "lambda_", "lambd", "reg", "reg_lambda", "lambda_g", "coef"),
     "num_classes": ("n_classes", "num_class", "class_num", "classnum", "out_features"),
     "dim": ("embedding_size", "embedding_dim", "feat_dim", "feature_dim", "in_features"),
 }

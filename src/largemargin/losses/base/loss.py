@@ -392,7 +392,8 @@ class Loss(Summand, nn.Module):
         if self.check_finite:
             check_all_finite(**self._named(inputs), bias=bias)
         if self.prior is not None:
-            check_length("prior", self.prior, num_classes, "one number per class")
+            name = "class_counts" if "prior" in self.refuses else "prior"
+            check_length(name, self.prior, num_classes, "one number per class")
         targets = labels
         if self.label_smoothing or self.weight is not None:
             targets = self._targets(labels, num_classes, inputs[0])

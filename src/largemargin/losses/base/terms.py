@@ -15,6 +15,7 @@ from largemargin.errors import (
     check_layout,
     check_length,
     check_logits,
+    check_matrix,
     check_number,
     check_sizes,
 )
@@ -69,9 +70,7 @@ def stats_of(
     if labels is not None:
         stats = class_stats(features, prototypes, labels, want=want, relative=True, **options)
         return stats, labels
-    checked = options.get("checked", False)
-    if not checked:
-        check_form(options)
+    check_call(features, prototypes, None, options)
     if (impl := options.get("impl", "auto")) in ("chunked", "triton"):
         raise LargeMarginError(
             f'impl="{impl}" was asked for, but logits were given, so the (N, C) matrix exists '
@@ -85,8 +84,7 @@ def stats_of(
         want,
         relative=True,
         validate=options.get("validate"),
-        check_finite=options.get("check_finite", False),
-        checked=checked,
+        checked=True,
     )
     return stats, prototypes
 
@@ -113,22 +111,14 @@ def whole_logits(
     relative: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The (N, C) logits and the labels of either call form, for a loss that no statistics serve."""
-    checked = options.get("checked", False)
-    if not checked:
-        check_form(options)
     refuse_sharded(prototypes, name, reason)
     if (impl := options.get("impl")) in ("chunked", "triton"):
         raise LargeMarginError(
             f'{name} cannot be computed with impl="{impl}": {reason} Pass impl="auto".'
         )
+    check_call(features, prototypes, labels, options)
     if labels is None:
-        if not checked:
-            check_logits(features, prototypes, **_value_checks(options))
         return promote(features), prototypes
-    if not checked:
-        bias = options.get("bias")
-        checks = {"sub_centers": True, **_value_checks(options)}
-        check_inputs(features, prototypes, labels, bias=bias, **checks)
     named: Any = {key: value for key, value in options.items() if key in HOW_MADE}
     return similarity_logits(features, prototypes, checked=True, relative=relative, **named), labels
 
@@ -148,9 +138,7 @@ def eager_logits(
         if logits is None:
             return None
     else:
-        if not options.get("checked", False):
-            check_form(options)
-            check_logits(features, hard, **_value_checks(options))
+        check_call(features, hard, None, options)
         logits = scaled(promote(features), scale)
     if (log_prior := options.get("log_prior")) is not None:
         check_length("log_prior", log_prior, logits.shape[1], "one number per class")
@@ -166,18 +154,29 @@ def _product(
     similarity, scale = options.get("similarity", "dot"), options.get("scale", 1.0)
     if made is not None and made.times(similarity, scale, bias) == 1:
         return made.logits
+    check_call(features, prototypes, labels, options)
     precision = resolve_precision(options.get("precision"), features, prototypes)
     most = dense_limit(features.device.type, precision)
     if is_shared(prototypes) or len(features) * count_vectors(prototypes) > most:
         return None
-    if not options.get("checked", False):
-        check_form(options)
-        checks = {"sub_centers": True, **_value_checks(options)}
-        check_inputs(features, prototypes, labels, bias=bias, **checks)
     if similarity == "cosine" and bias is None and not isinstance(scale, Tensor):
         return cosine_logits(features, prototypes, float(scale), precision)
     form: Any = {"bias": bias, "similarity": similarity, "scale": scale, "precision": precision}
     return similarity_logits(features, prototypes, checked=True, relative=True, **form)
+
+
+def check_call(
+    features: Tensor, prototypes: Tensor, labels: Tensor | None, options: LogitOptions
+) -> None:
+    """Check a call of either form, unless a module has done so."""
+    if options.get("checked", False):
+        return
+    check_form(options)
+    if labels is None:
+        check_logits(features, prototypes, **_value_checks(options))
+    else:
+        checks = {"sub_centers": True, "bias": options.get("bias"), **_value_checks(options)}
+        check_inputs(features, prototypes, labels, **checks)
 
 
 def _value_checks(options: LogitOptions) -> Any:
@@ -250,7 +249,13 @@ def check_form(options: LogitOptions) -> None:
 
 def class_count(features: Tensor, prototypes: Tensor, labels: Tensor | None) -> int:
     """C, from whichever matrix of the two call forms holds it."""
-    return features.shape[-1] if labels is None else prototypes.shape[0]
+    if labels is None:
+        name, matrix, axes, classes = "logits", features, "(N, C)", -1
+    else:
+        name, matrix, axes, classes = "prototypes", prototypes, "(C, D)", 0
+    if not isinstance(matrix, Tensor) or matrix.dim() < 2:
+        check_matrix(name, matrix, axes)
+    return matrix.shape[classes]
 
 
 def check_setting(name: str, value: float | Tensor, **limits: Unpack[Limits]) -> None:
