@@ -179,7 +179,9 @@ def keep_form(hooks: Any, *, bias_free: bool, warn: bool) -> list[Callable[[], N
     head = hooks.layer
     for module in hooks.around:
         config: Any = getattr(module, "config", None)
-        if config is None or not callable(getattr(type(module), "save_pretrained", None)):
+        if not callable(getattr(type(module), "save_pretrained", None)):
+            continue
+        if config is None and not is_adapted(module):
             continue
         if isinstance(head, ClassHead) or hasattr(config, CONFIG_KEY):
             undo.append(take_form_along(module, hooks, told=not warn).remove)

@@ -202,7 +202,7 @@ def record_head(model: Any, criterion: Criterion) -> None:
     :class:`CriterionCallback` does, and without one: who calls it knows of :func:`restore_head`.
     """
     check_belongs(criterion, model)
-    if not hasattr(model, "config"):
+    if not (hasattr(model, "config") or is_adapted(model)):
         raise LargeMarginError(f"{type(model).__name__} has no config to write the head into.")
     save = vars(model).get("save_pretrained")
     if isinstance(save, SavePretrained):
