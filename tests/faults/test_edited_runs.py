@@ -144,6 +144,18 @@ def test_a_best_checkpoint_is_checked_before_the_others_go(run: Run, faults: Fau
     assert files_of(run.folder) == before
 
 
+def test_a_damaged_sum_of_the_best_checkpoint_does_not_end_a_resumed_run(
+    run: Run, faults: Faults
+) -> None:
+    """The last checkpoint says which is the best one, and has its sum, too."""
+    pointer = run.folder / "checkpoints" / "best.json"
+    whole = pointer.read_text()
+    pointer.write_text(whole.replace(json.loads(whole)["state"], "0" * 64))
+    faults.attempt("a damaged pointer to a checkpoint")
+    assert resumed(run).finished
+    assert pointer.read_text() == whole
+
+
 @pytest.mark.parametrize(
     "change",
     [{"size": [0, 8]}, {"size": [8]}, {"channels": 0, "mean": [], "std": []}, {"classes": []}],
