@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,28 @@ def test_checkpoints_of_another_run_are_refused(
     for which in ("last", "best"):
         with pytest.raises(LargeMarginError, match="is that of another run"):
             run.model(which)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"seed": 1}, "seed is 0 there and 1 here"),
+        ({"objective": ObjectiveConfig("arcface")}, "here"),
+        ({"data": DataConfig(test=0.1)}, "data.test is None there and 0.1 here"),
+    ],
+    ids=["seed", "loss", "a later setting"],
+)
+def test_a_run_is_not_resumed_with_other_settings_than_its_own(
+    run: Run, faults: Faults, changes: dict[str, Any], told: str
+) -> None:
+    before = files_of(run.folder)
+    faults.attempt("other settings than those of the run")
+    with pytest.raises(LargeMarginError, match="is a run of other settings") as error:
+        train(replace(run.config, **changes), folder=run.folder, resume=True, data=digits())
+    assert told in str(error.value)
+    assert files_of(run.folder) == before
+    elsewhere = replace(run.config, name="moved", device="cpu", out="elsewhere")
+    assert train(elsewhere, folder=run.folder, resume=True, data=digits(), progress=False).finished
 
 
 def test_settings_of_a_run_may_be_edited_to_go_on(run: Run) -> None:
