@@ -540,10 +540,14 @@ def test_torchvisions_vision_transformer_trains() -> None:
 
 
 def embeddings(
-    rows: int, labels: Callable[[torch.Tensor], torch.Tensor], **options: object
+    rows: int,
+    labels: Callable[[torch.Tensor], torch.Tensor],
+    watch: Watch | None = None,
+    **options: object,
 ) -> list:
     """What is said of the range of the labels."""
-    done = Trained(lm.CosFace(scale=8.0), num_classes=rows, labels=labels, watch=quick(), **options)
+    watch = watch or quick()
+    done = Trained(lm.CosFace(scale=8.0), num_classes=rows, labels=labels, watch=watch, **options)
     return [each for each in done.said if "one per class" in each]
 
 
@@ -553,6 +557,11 @@ def test_an_embedding_network_is_no_classifier() -> None:
     assert "the head has 32 rows" in said[0]
     assert "none is above 9" in said[0]
     assert "nn.Sequential(model, lm.ClassHead(32, num_classes=10))" in said[0]
+
+
+def test_an_embedding_network_is_told_in_one_pass_over_the_digits() -> None:
+    """640 samples of 32 rows, in 20 calls."""
+    assert len(embeddings(32, lambda y: y, Watch(), calls=20)) == 1
 
 
 def test_half_as_many_labels_as_rows_are_too_few() -> None:

@@ -322,6 +322,10 @@ def test_existing_paths(saved, tmp_path):
         with pytest.raises(LargeMarginError, match="not written by save"):
             save(tmp_path / name, net(), overwrite=True)
     assert (tmp_path / "precious" / "thesis.tex").read_text() == "mine"
+    (saved / "notes.txt").write_text("mine")
+    with pytest.raises(LargeMarginError, match="not all that is in it"):
+        save(saved, net(), overwrite=True)
+    (saved / "notes.txt").unlink()
     with pytest.raises(LargeMarginError, match="no folder"):
         save(tmp_path / "a" / "b", net())
     (tmp_path / "empty").mkdir()

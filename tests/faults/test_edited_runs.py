@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,18 @@ def test_a_best_checkpoint_is_checked_before_the_others_go(run: Run, faults: Fau
     assert files_of(run.folder) == before
 
 
+def test_a_damaged_sum_of_the_best_checkpoint_does_not_end_a_resumed_run(
+    run: Run, faults: Faults
+) -> None:
+    """The last checkpoint says which is the best one, and has its sum, too."""
+    pointer = run.folder / "checkpoints" / "best.json"
+    whole = pointer.read_text()
+    pointer.write_text(whole.replace(json.loads(whole)["state"], "0" * 64))
+    faults.attempt("a damaged pointer to a checkpoint")
+    assert resumed(run).finished
+    assert pointer.read_text() == whole
+
+
 @pytest.mark.parametrize(
     "change",
     [{"size": [0, 8]}, {"size": [8]}, {"channels": 0, "mean": [], "std": []}, {"classes": []}],
@@ -226,6 +239,28 @@ def test_checkpoints_of_another_run_are_refused(
     for which in ("last", "best"):
         with pytest.raises(LargeMarginError, match="is that of another run"):
             run.model(which)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"seed": 1}, "seed is 0 there and 1 here"),
+        ({"objective": ObjectiveConfig("arcface")}, "here"),
+        ({"data": DataConfig(test=0.1)}, "data.test is None there and 0.1 here"),
+    ],
+    ids=["seed", "loss", "a later setting"],
+)
+def test_a_run_is_not_resumed_with_other_settings_than_its_own(
+    run: Run, faults: Faults, changes: dict[str, Any], told: str
+) -> None:
+    before = files_of(run.folder)
+    faults.attempt("other settings than those of the run")
+    with pytest.raises(LargeMarginError, match="is a run of other settings") as error:
+        train(replace(run.config, **changes), folder=run.folder, resume=True, data=digits())
+    assert told in str(error.value)
+    assert files_of(run.folder) == before
+    elsewhere = replace(run.config, name="moved", device="cpu", out="elsewhere")
+    assert train(elsewhere, folder=run.folder, resume=True, data=digits(), progress=False).finished
 
 
 def test_settings_of_a_run_may_be_edited_to_go_on(run: Run) -> None:

@@ -131,7 +131,8 @@ def test_a_script_has_a_heading_and_runs_as_a_program(path: Path) -> None:
     assert '__name__ == "__main__"' in source
 
 
-def test_the_page_is_made_from_the_scripts() -> None:
+def test_the_page_is_made_from_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
     maker = load(ROOT / "docs" / "make_how_to.py")
     made = maker.page()
     assert made == maker.PAGE.read_text(encoding="utf-8"), "run python docs/make_how_to.py"

@@ -1,6 +1,7 @@
 """Hugging Face Trainer: exact gradient accumulation, checkpoints, pretrained heads, errors."""
 
 import copy
+import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -512,3 +513,29 @@ def test_a_resumed_run_needs_the_state_of_its_criterion(step: int, tmp_path: Pat
     callback.on_train_begin(args, SimpleNamespace(global_step=0), None, model=model)
     with pytest.raises(LargeMarginError, match=f"resumes at step {step}"):
         callback.on_train_begin(args, SimpleNamespace(global_step=step), None, model=model)
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"layer": "classifier"}, "is damaged"),
+        ([1], "is damaged"),
+        ({"layer": 3, "similarity": "cosine", "scale": 1.0, "bias": False}, "there is none"),
+        ({"layer": "none", "similarity": "cosine", "scale": 1.0, "bias": False}, "there is none"),
+        ({"layer": "classifier", "similarity": "dot", "scale": 1.0, "bias": 0}, "is damaged"),
+        ({"layer": "classifier", "similarity": "cosine", "scale": 0, "bias": False}, "scale must"),
+        (
+            {"layer": "classifier", "similarity": "?", "scale": 1.0, "bias": False},
+            "similarity must",
+        ),
+    ],
+    ids=str,
+)
+def test_an_edited_form_of_a_head_is_refused(form: Any, said: str, tmp_path: Path) -> None:
+    model = vit()
+    model.config.largemargin_head = form
+    (tmp_path / "largemargin_head.json").write_text(json.dumps(form))
+    for folder in (None, tmp_path):
+        with pytest.raises(LargeMarginError, match=said):
+            restore_head(model, folder)
+    assert type(model.classifier) is nn.Linear

@@ -126,11 +126,11 @@ def test_saved_adapters_reload_to_equal_logits(
     )
     torch.testing.assert_close(own, wanted)
 
-    if hasattr(model, "config") and build is not Plain:
-        record_head(model, criterion)
-        model.save_pretrained(tmp_path)
-        loaded = peft.PeftModel.from_pretrained(restore_head(build(), tmp_path), tmp_path)
-        assert torch.equal(logits(loaded.eval()(x)), wanted)
+    record_head(model, criterion)
+    model.save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(restore_head(build(), tmp_path), tmp_path)
+    assert torch.equal(logits(loaded.eval()(x)), wanted)
+    if build is not Plain:
         merged = restore_head(copy.deepcopy(model).merge_and_unload())
         torch.testing.assert_close(logits(merged(x)), wanted)
     model.save_pretrained(tmp_path)
@@ -206,8 +206,9 @@ def test_a_head_with_an_adapter_is_refused(layer: str | None) -> None:
 
 
 @pytest.mark.filterwarnings("default::largemargin.errors.MarginWarning")
-def test_what_loading_needs_is_said(tmp_path: Path) -> None:
-    model = lora(vit())
+@pytest.mark.parametrize("build", [vit, Plain])
+def test_what_loading_needs_is_said(build: Callable[[], Any], tmp_path: Path) -> None:
+    model = lora(build())
     lm.attach(model, lm.CosFace(scale=9.0))
     with pytest.warns(MarginWarning, match=r"restore_head\(base_model, folder\) before PeftModel"):
         model.save_pretrained(tmp_path)

@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from largemargin.dropin.find_head import ancestors
-from largemargin.errors import warn_user
+from largemargin.errors import LargeMarginError, warn_user
 from largemargin.heads.class_head import ClassHead
 
 CONFIG_KEY = "largemargin_head"
@@ -42,6 +42,20 @@ def form_is_kept() -> Iterator[None]:
 def loading() -> bool:
     """Whether the model is being saved or loaded together with the head's form."""
     return _kept.get()
+
+
+FORM = {"layer": str, "similarity": str, "scale": int | float, "bias": bool}
+
+
+def check_form(form: Any) -> None:
+    """Refuse a form that was not read as it is written: files can be edited."""
+    if not isinstance(form, dict) or any(
+        not isinstance(form.get(name), kind) for name, kind in FORM.items()
+    ):
+        raise LargeMarginError(
+            f"{CONFIG_KEY} is damaged: it must hold layer, similarity, scale and bias of the head, "
+            f"but holds {str(form)[:200]}. Attach the objective the model was trained with instead."
+        )
 
 
 def is_plain(form: dict[str, Any]) -> bool:
@@ -73,6 +87,8 @@ def check_restored(model: nn.Module, head: nn.Module) -> None:
     """Warn of a plain head whose configuration says that it was trained in another form."""
     for module in ancestors(model, head):
         form = getattr(getattr(module, "config", None), CONFIG_KEY, None)
+        if form:
+            check_form(form)
         if form and not is_plain(form) and not hasattr(head, "similarity"):
             warn_user(
                 f"the head of this {type(module).__name__} was trained with similarity="
@@ -179,7 +195,9 @@ def keep_form(hooks: Any, *, bias_free: bool, warn: bool) -> list[Callable[[], N
     head = hooks.layer
     for module in hooks.around:
         config: Any = getattr(module, "config", None)
-        if config is None or not callable(getattr(type(module), "save_pretrained", None)):
+        if not callable(getattr(type(module), "save_pretrained", None)):
+            continue
+        if config is None and not is_adapted(module):
             continue
         if isinstance(head, ClassHead) or hasattr(config, CONFIG_KEY):
             undo.append(take_form_along(module, hooks, told=not warn).remove)

@@ -44,7 +44,7 @@ class Watch:
         patience: int = 500,
         stuck_after: int = 200,
         views_per_class: int = 500,
-        labels_after: int = 100,
+        labels_after: int = 20,
     ) -> None:
         self.patience = patience
         self.labels_after = labels_after

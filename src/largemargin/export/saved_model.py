@@ -135,12 +135,12 @@ def _check_target(target: Path, overwrite: bool) -> None:
         return
     try:
         ours = json.loads((target / CONFIG).read_text(encoding="utf-8"))["format"] == FORMAT
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         ours = False
-    if not ours:
+    if not ours or {each.name for each in target.iterdir()} - {CONFIG, MODEL, CRITERION}:
         raise LargeMarginError(
-            f"{target} exists and was not written by save(), so it is not replaced. Choose another "
-            "path or remove it yourself."
+            f"{target} exists and was not written by save(), or not all that is in it, so it is "
+            "not replaced. Choose another path or remove it yourself."
         )
 
 

@@ -20,6 +20,7 @@ from largemargin.dropin.saved_heads import (
     CONFIG_KEY,
     FORM_FILE,
     SavePretrained,
+    check_form,
     is_adapted,
     is_plain,
     record_form,
@@ -202,7 +203,7 @@ def record_head(model: Any, criterion: Criterion) -> None:
     :class:`CriterionCallback` does, and without one: who calls it knows of :func:`restore_head`.
     """
     check_belongs(criterion, model)
-    if not hasattr(model, "config"):
+    if not (hasattr(model, "config") or is_adapted(model)):
         raise LargeMarginError(f"{type(model).__name__} has no config to write the head into.")
     save = vars(model).get("save_pretrained")
     if isinstance(save, SavePretrained):
@@ -234,12 +235,15 @@ def restore_head(model: Model, folder: str | Path | None = None) -> Model:
             "with its own head, or as a state dict. Attach with the objective it was trained with "
             "instead."
         )
-    layer = model.get_submodule(form["layer"])
-    if not isinstance(layer, nn.Linear | ClassHead):
+    named = form.get("layer") if isinstance(form, dict) else None
+    layer = dict(model.named_modules()).get(str(named))
+    if named is not None and not isinstance(layer, nn.Linear | ClassHead):
+        found = "there is none" if layer is None else f"it is a {type(layer).__name__}"
         raise LargeMarginError(
-            f"the config says that {form['layer']!r} is the head, but it is a "
-            f"{type(layer).__name__}. Load the architecture that was saved."
+            f"the config says that {named!r} is the head, but {found}. Load the architecture that "
+            "was saved."
         )
+    check_form(form)
     if isinstance(layer, nn.Linear) and not (
         is_plain(form) and form["bias"] == (layer.bias is not None)
     ):
@@ -253,7 +257,7 @@ def restore_head(model: Model, folder: str | Path | None = None) -> Model:
 def _form_beside(folder: Path) -> Any:
     try:
         return json.loads((folder / FORM_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise LargeMarginError(
             f"{folder} holds no readable {FORM_FILE} ({error}): the adapter was saved without "
             "record_head(peft_model, criterion). Attach the objective it was trained with to "

@@ -168,7 +168,7 @@ class Checkpoints:
     def _complete(self, last: str, best: str | None) -> None:
         """Do what a run did not come to that was killed just after it had replaced last.json."""
         named = self._named("best")
-        if best is not None and (named is None or named[0] != best):
+        if best is not None and named != (best, checksum(self.folder / best / STATE)):
             self._point("best", best)
         remove_drafts(self.folder)
         kept = {last, best or (named and named[0])}

@@ -28,7 +28,7 @@ import torch
 from largemargin.app.config import RunConfig
 from largemargin.app.data.load import Data, check_text, load_data
 from largemargin.app.training.checkpoints import DATA, Checkpoints, model_weights
-from largemargin.app.training.config_file import to_dict, write_config
+from largemargin.app.training.config_file import flat, to_dict, write_config
 from largemargin.app.training.files import RESULT as RESULT_KIND
 from largemargin.app.training.files import made_folder, remove_drafts, stamp, write_json
 from largemargin.app.training.journal import Journal, Progress
@@ -272,7 +272,27 @@ def _show(config: RunConfig, trainer: Trainer, stack: ExitStack, *, shown: bool)
         print(f"{config.name}: {note}", file=sys.stderr)
 
 
+ANYWHERE = {"name", "out", "device", "timeout", "trackers", "data.path", "data.download"}
+"""Settings of where a run is trained, not of what is trained."""
+
+
+def _refuse_other_settings(home: Path, config: RunConfig) -> None:
+    """Refuse settings that are not those of the run to resume."""
+    there, given = flat(to_dict(Run(home).config)), flat(to_dict(config))
+    said = [
+        f"{name} is {there.get(name)} there and {given.get(name)} here"
+        for name in {**there, **given}
+        if name not in ANYWHERE and there.get(name) != given.get(name)
+    ]
+    if said:
+        raise LargeMarginError(
+            f"{home} is a run of other settings: {', '.join(said)[:300]}. Resume with those of its "
+            f"{CONFIG}, Run.open(folder).config; to go on with others, edit that file."
+        )
+
+
 def _resume(trainer: Trainer, home: Path, first: bool) -> None:
+    _refuse_other_settings(home, trainer.config)
     if (home / DATA).is_file():
         check_same_data(home, Run(home).facts, trainer.data, instead="start a new run")
     trainer.resume()
