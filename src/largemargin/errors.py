@@ -84,10 +84,10 @@ def whole_number(name: str, value: int | Tensor | None) -> int | None:
         return None
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_floating_point():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    if isinstance(value, bool) or not isinstance(value, Integral) or abs(value) >= 2**63:
         raise LargeMarginError(
-            f"{name} must be one whole number or None, but {value!r} was given. Give all samples "
-            f"to skip the same label: labels[skip] = -100."
+            f"{name} must be one whole number of 64 bits or None, but {value!r} was given. Give "
+            f"all samples to skip the same label: labels[skip] = -100."
         )
     return int(value)
 

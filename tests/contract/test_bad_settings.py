@@ -360,3 +360,24 @@ def test_validation_can_be_forced_and_switched_off():
     assert "row 2" in message_of(lm.CrossEntropy(), *inputs)
     assert "row 2" in message_of(lm.CrossEntropy(validate=True), *inputs)
     assert bool(lm.CrossEntropy(validate=False)(*inputs).isnan())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "made"),
+    [
+        ("margin", [], lambda v: lm.CosFace(margin=v)),
+        ("margin", [], lambda v: lm.ElasticFace(margin=v)),
+        ("margin", 10**400, lambda v: lm.CosFace(margin=v)(*INPUTS)),
+        ("scale", torch.ones(2, 2), lambda v: lm.CosFace(scale=v)(*INPUTS)),
+        ("scale", torch.ones(2, 2), lambda v: lm.LDAM([3, 4, 5, 6], scale=v)(*INPUTS)),
+        ("scale", "x", lambda v: lm.CrossEntropy(scale=v)(*INPUTS)),
+        ("scale", [1.0], lambda v: lm.Kobayashi(scale=v)(*INPUTS)),
+        ("strength", torch.ones(2, 2), lambda v: lm.MagFace(strength=v)(*INPUTS)),
+        ("alpha", {}, lambda v: lm.Focal(alpha=v)),
+        ("alpha", 10**400, lambda v: lm.Focal(alpha=v)),
+        ("ignore_index", 10**400, lambda v: lm.Compactness(ignore_index=v)(*INPUTS)),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_settings_that_are_no_numbers_are_errors_of_ours(name, value, made):
+    assert message_of(made, value).startswith(f"{name} must be ")

@@ -294,6 +294,14 @@ def test_prototypes_that_are_zero_are_said_once(name):
     build(name, problem)(problem.features, problem.prototypes.requires_grad_(), problem.labels)
 
 
+def test_sub_centers_that_are_zero_are_said():
+    problem = random_problem(SIZES, seed=57)
+    centers = problem.prototypes[:, None].repeat(1, 2, 1)
+    centers[:2, 1] = 0
+    with pytest.warns(MarginWarning, match="2 of the 8 prototypes are zero"):
+        LOSSES["cosface"]()(problem.features, centers.requires_grad_(), problem.labels)
+
+
 @pytest.mark.parametrize("name", ["cross_entropy", "gaussian_mixture", "max_hinge"])
 def test_prototypes_that_are_zero_train_without_angles(name):
     problem = random_problem(SIZES, seed=57)

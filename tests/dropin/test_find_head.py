@@ -296,7 +296,7 @@ def test_heads_prepared_for_quantization(objective: lm.Loss) -> None:
 
     prepared = quantization.prepare_qat(model())
     before = {name: value.clone() for name, value in prepared.state_dict().items()}
-    with pytest.raises(lm.LargeMarginError, match="qconfig = None"):
+    with pytest.raises(lm.LargeMarginError, match=r"qconfig = None before prepare_qat\.$"):
         lm.attach(prepared, objective)
     after = prepared.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())

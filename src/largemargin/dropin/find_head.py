@@ -170,7 +170,7 @@ def check_plain(path: str, layer: nn.Module) -> None:
         raise LargeMarginError(
             f"layer {path!r} is prepared for quantization ({type(layer).__name__}): it rounds its "
             "weight or outputs, and a loss on the weight would not see that. Keep the head in "
-            "floating point, head.qconfig = None before prepare_qat, or call attach before it."
+            "floating point: head.qconfig = None before prepare_qat."
         )
     if not isinstance(layer, nn.Linear) or type(layer).forward is nn.Linear.forward:
         return

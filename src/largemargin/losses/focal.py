@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from largemargin.errors import check_number, check_weights
+from largemargin.losses.base.class_counts import numbers_per_class
 from largemargin.losses.base.loss import LogitLoss, LossOptions
 from largemargin.losses.base.setting_ranges import Dimension, Range
 from largemargin.losses.base.terms import (
@@ -59,7 +60,7 @@ class Focal(LogitLoss):
         super().__init__(similarity=similarity, scale=scale, **options)
         check_number("gamma", gamma, at_least=0)
         self.gamma = gamma
-        self._keep("alpha", None if alpha is None else torch.as_tensor(alpha))
+        self._keep("alpha", None if alpha is None else numbers_per_class("alpha", alpha, ""))
         if self.alpha is not None:
             check_weights("alpha", self.alpha.reshape(-1))
 

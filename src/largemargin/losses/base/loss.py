@@ -404,12 +404,13 @@ class Loss(Summand, nn.Module):
         if not (self._looks_for_zeros and torch.is_grad_enabled() and plain_eager()):
             return
         self._looks_for_zeros = False
-        if not matrix.requires_grad or matrix.dim() != 2 or not values_are_checked(matrix, None):
+        if not matrix.requires_grad or matrix.dim() < 2 or not values_are_checked(matrix, None):
             return
-        zeros = int((~matrix.detach().bool().any(1)).sum())
+        rows = matrix.detach().flatten(0, -2)  # of sub-centers, too
+        zeros = int((~rows.bool().any(1)).sum())
         if zeros and self._sees_angles(len(matrix)):
             warn_user(
-                f"{zeros} of the {matrix.shape[0]} prototypes are zero, where "
+                f"{zeros} of the {len(rows)} prototypes are zero, where "
                 f"{type(self).__name__} has no gradient: they will never move. Draw them, "
                 "torch.nn.init.normal_(prototypes), or take those of lm.ClassHead; lm.attach does "
                 "so for a head of zeros."
@@ -463,13 +464,13 @@ class Loss(Summand, nn.Module):
         None also where a setting is wrong: the long way says what.
         """
         similarity, scale = options.get("similarity", "dot"), options.get("scale", 1.0)
-        if self.head_similarity == "cosine" or getattr(self, "normalize", False):
-            similarity = "cosine"
-            try:
-                scale = self.scale_for(num_classes)
-            except LargeMarginError:
-                return None
-        return None if num_classes < 2 or isinstance(scale, Tensor) else (similarity, float(scale))
+        try:
+            if self.head_similarity == "cosine" or getattr(self, "normalize", False):
+                similarity, scale = "cosine", self.scale_for(num_classes)
+            plain = num_classes >= 2 and not isinstance(scale, Tensor)
+            return (similarity, float(scale)) if plain else None
+        except (LargeMarginError, TypeError, ValueError, OverflowError, RuntimeError):
+            return None
 
     def _of_rows(
         self,

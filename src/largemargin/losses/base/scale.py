@@ -111,7 +111,7 @@ def check_scale_setting(scale: float | Tensor | str) -> None:
             raise LargeMarginError(
                 f'scale must be a number > 0 or "auto", but {scale!r} was given.'
             )
-    elif not isinstance(scale, Tensor):
+    else:
         check_scale(scale)
 
 

@@ -262,6 +262,10 @@ def check_setting(name: str, value: float | Tensor, **limits: Unpack[Limits]) ->
     """Limits on a number; a tensor holds one per class, or one that a schedule has checked."""
     if not isinstance(value, Tensor):
         check_number(name, value, **limits)
+    elif value.dim() > 1:
+        raise LargeMarginError(
+            f"{name} must be a number or one per class, but its shape is {tuple(value.shape)}."
+        )
     if not isinstance(value, Tensor) or value.dim():
         check_sizes(name, value)
 
@@ -340,7 +344,7 @@ def class_vector(name: str, values: Tensor | Sequence[float]) -> Tensor:
     if vector.is_floating_point() or vector.is_complex():
         check_floating(name, vector)
     vector = vector.detach().clone() if vector.is_floating_point() else vector.float()
-    if vector.dim() != 1:
+    if vector.dim() != 1 or not len(vector):
         raise LargeMarginError(
             f"{name} must be a vector of shape (C,), but its shape is {tuple(vector.shape)}."
             + " For a single number pass one of Python: .item()." * (vector.dim() == 0)
