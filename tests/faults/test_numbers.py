@@ -5,6 +5,7 @@ import zlib
 
 import pytest
 import torch
+import torch.nn.functional as F
 from contract.problems import Problem, Sizes, random_problem, value_and_gradients
 from contract.zoo import NAMES, ZOO, build
 from faults.counting import Faults
@@ -13,7 +14,6 @@ from faults.number_cases import (
     cases,
     evaluate,
     nearby,
-    on_prototypes,
     setting_of,
     state_dtype,
 )
@@ -108,12 +108,15 @@ def near_float64(
     """As near as if the inputs had been rounded: what nearby inputs give says how near that is."""
     exact, unit = problem.to(torch.float64), UNITS[case.dtype]
     want, slopes = evaluate(name, case, exact, torch.float64)
-    away = rounding(name, case, unit)
+    away = rounding(name, case, exact, unit)
     moved = [evaluate(name, case, nearby(exact, away, k), torch.float64) for k in range(2)]
     reach = max(float((other - want).abs().max()) for other, _ in moved)
     error = float((value.double() - want).abs().max())
     allowed = BUDGET * (reach + unit * (1 + float(want.abs().max())))
     allowed += 4 * UNITS[torch.float32] * largest_logit(name, case, exact)
+    if name in ANGULAR and case.targets_are_soft:
+        scale = build(name, exact, setting_of(name, case)).scale_for(len(exact.prototypes))
+        allowed += 2 * scale * wrong_angle(exact, UNITS[torch.float32])
     assert error <= allowed, f"{name}: {value} instead of {want}: {error / allowed:.3g} budgets"
     steep = steepness(name, exact, slopes, want)
     for key, slope in slopes.items():
@@ -126,15 +129,22 @@ def near_float64(
         )
 
 
-def rounding(name: str, case: Case, unit: float) -> float:
-    """Relative error of the inputs that the arithmetic of a loss amounts to.
+ANGULAR = ("adaface", "arcface", "curricularface", "elasticface", "magface", "unified_margin")
+"""Losses that take the sine of an angle, that of soft targets from its cosine."""
 
-    The sines of soft targets come from cosines, and the rounding error of a cosine near 1 is the
-    square of an angle.
-    """
-    aligned = case.dim == 1 or case.situation is on_prototypes
-    by_cosine = name in ("arcface", "unified_margin") and case.targets_are_soft
-    return math.sqrt(unit) if aligned and by_cosine else unit
+
+def rounding(name: str, case: Case, problem: Problem, unit: float) -> float:
+    """Relative error of the inputs that the arithmetic of a loss amounts to."""
+    angular = name in ANGULAR and case.targets_are_soft
+    return wrong_angle(problem, unit) if angular else unit
+
+
+def wrong_angle(problem: Problem, unit: float) -> float:
+    """How wrong an angle is that is taken from its cosine: the cosine's error over the sine."""
+    rows, columns = (F.normalize(x, eps=1e-30) for x in (problem.features, problem.prototypes))
+    nearest = float((rows @ columns.T).abs().max())
+    sine = math.sqrt(max(0.0, 1 - nearest**2))
+    return unit / max(sine, math.sqrt(unit))
 
 
 def largest_logit(name: str, case: Case, problem: Problem) -> float:
