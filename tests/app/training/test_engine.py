@@ -28,6 +28,7 @@ from largemargin.app.training.files import remove_drafts
 from largemargin.app.training.step import Step
 from largemargin.dropin import MarginWarning
 from largemargin.errors import LargeMarginError
+from largemargin.measuring.accuracy import Correct
 
 MLP = ModelConfig("mlp")
 TIMES = {"seconds", "images_per_s"}
@@ -79,7 +80,9 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path: Path, data: Data) -> No
     assert [row["epoch"] for row in epochs] == [0, 1, 2]
     assert epochs[-1]["loss"] < epochs[0]["loss"]
     assert min(row["seconds"] for row in epochs) > 0
-    assert sum(row["seconds"] for row in epochs) <= took
+    assert run.result["seconds"] <= sum(row["seconds"] for row in epochs) <= took
+    for row in epochs:
+        assert row["images_per_s"] == pytest.approx(row["images"] / row["seconds"])
     assert epochs[0]["lr"] > epochs[1]["lr"] > epochs[2]["lr"]
     assert run.metrics("gradients")[0]["norms"]["softmax"] > 0
     result = run.result
@@ -100,8 +103,9 @@ def test_the_saved_model_is_the_one_that_was_tested(tmp_path: Path, data: Data) 
     predicted = model(
         data.test.pixels.float() / (255 if data.test.pixels.dtype == torch.uint8 else 1)
     )
-    right = (predicted.argmax(1) == data.test.labels).double().mean().item()
-    assert right == pytest.approx(run.result["test"]["accuracy"])
+    right = predicted.argmax(1) == data.test.labels
+    assert right.double().mean().item() == pytest.approx(run.result["test"]["accuracy"])
+    assert torch.equal(Correct.from_dict(run.result["correct"]).right(), right)
 
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path: Path, data: Data) -> None:
