@@ -18,7 +18,7 @@ from largemargin.app.config import ObjectiveConfig, OptimizerConfig, RunConfig
 from largemargin.app.data import Data, load_data
 from largemargin.app.training.config_file import read_config
 from largemargin.app.training.engine import Interrupted
-from largemargin.app.training.tuning import tune
+from largemargin.app.training.tuning import Trial, line, tune
 
 CONFIG = RunConfig(objective=ObjectiveConfig("cosface"), epochs=4)
 
@@ -145,6 +145,14 @@ def test_another_configuration_does_not_join_a_study(tmp_path: Path, data: Data)
     second = FakeTraining(best_at_a_tenth)
     search(tmp_path, data, second, config=other, study="five epochs", trials=1)
     assert len(second.calls) == 1
+
+
+def test_a_trial_in_a_line() -> None:
+    trial = Trial(3, "complete", 0.91234, 1, 2.0, {"optimizer.lr": 0.01, "objective.margin": None})
+    assert line(trial, "accuracy") == "accuracy 91.23 % after 1 epoch (lr 0.01, margin none)"
+    assert line(trial, "loss").startswith("loss 0.9123 after 1 epoch (")
+    diverged = replace(trial, state="diverged", value=None, epochs=2)
+    assert line(diverged, "loss").startswith("none after 2 epochs, diverged (")
 
 
 @pytest.mark.slow
