@@ -147,6 +147,9 @@ def test_an_epoch_does_not_go_on_with_the_images_of_another(files):
 
 def test_workers_end_with_their_batches(files):
     before = set(multiprocessing.active_children())  # of other tests
+    batches = Batches(files, 4)
+    list(batches.epoch(0))
+    assert set(multiprocessing.active_children()) <= before  # there are none unless asked for
     batches = Batches(files, 4, workers=2)
     list(batches.epoch(0))
     workers = set(multiprocessing.active_children()) - before
@@ -197,6 +200,11 @@ def test_iterating_gives_pairs_as_loaders_do():
     labels = [labels.tolist() for images, labels in batches]
     assert labels == [[0, 1], [2, 0], [1]]
     assert labels == [labels.tolist() for images, labels in batches]
+    drawn = Batches(samples(), 8, seed=5, augment=Augment("crop_flip"))
+    for (images, labels), batch in zip(drawn, drawn.epoch(0), strict=True):
+        assert torch.equal(images, batch.images)
+        assert torch.equal(labels, batch.labels)
+    assert torch.equal(Batches(samples(), 8).order(3), Batches(samples(), 8, seed=0).order(3))
 
 
 @pytest.mark.parametrize("kind", ["crop_flip", "flip"])
