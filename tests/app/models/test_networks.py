@@ -118,7 +118,7 @@ def test_weights_come_from_the_global_generator_alone(name: str) -> None:
 def test_grey_images_and_oblongs(name: str) -> None:
     side = side_of(name)
     options = {"wrn28_10": {"depth": 10, "width": 1}}.get(name, {})
-    size = (side, side + side // 2)
+    size = (side, 2 * side)
     model = build_model(ModelConfig(name, options=options), 3, channels=1, size=size).eval()
     assert model(torch.rand(2, 1, *size)).shape == (2, 3)
 
@@ -154,6 +154,17 @@ def test_dropout_and_batch_norm_switch() -> None:
         assert {each.p for each in model.modules() if isinstance(each, nn.Dropout)} == {dropout}
         count = sum(isinstance(each, nn.BatchNorm2d) for each in model.modules())
         assert count == (5 if norm else 0)
+
+
+def test_one_layer_of_cnn13_has_no_padding() -> None:
+    with torch.device("meta"):
+        model = build_model(ModelConfig("cnn13"), 10)
+        seen: list[torch.Size] = []
+        for each in model.modules():
+            if isinstance(each, nn.AdaptiveAvgPool2d):
+                each.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
+        model(torch.empty(2, 3, 32, 32))
+    assert seen == [(2, 128, 6, 6)]  # of 32 / 4
 
 
 def test_the_feature_layer_of_the_papers() -> None:
