@@ -134,6 +134,20 @@ def test_smaller_losses_are_better(tmp_path: Path, data: Data) -> None:
     assert found.best_trial.value == min(values)
 
 
+@pytest.mark.parametrize(("select", "direction"), [("loss", "MINIMIZE"), ("accuracy", "MAXIMIZE")])
+def test_a_study_knows_which_way_is_better(
+    tmp_path: Path, data: Data, select: Any, direction: str
+) -> None:
+    """The sampler and the pruner go by that."""
+    import optuna
+    from optuna.storages.journal import JournalFileBackend, JournalStorage
+
+    config = RunConfig(select=select, epochs=1)
+    search(tmp_path, data, FakeTraining(best_at_a_tenth), config=config, trials=1)
+    storage = JournalStorage(JournalFileBackend(str(tmp_path / "study.log")))
+    assert optuna.load_study(study_name=None, storage=storage).direction.name == direction
+
+
 def test_another_configuration_does_not_join_a_study(tmp_path: Path, data: Data) -> None:
     train = FakeTraining(best_at_a_tenth)
     search(tmp_path, data, train, trials=1)
