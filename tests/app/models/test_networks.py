@@ -156,15 +156,28 @@ def test_dropout_and_batch_norm_switch() -> None:
         assert count == (5 if norm else 0)
 
 
-def test_one_layer_of_cnn13_has_no_padding() -> None:
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("cnn13", (128, 6, 6)),  # 32 / 4, and a layer without padding
+        ("resnet18", (512, 4, 4)),
+        ("resnet34", (512, 4, 4)),
+        ("wrn28_10", (640, 8, 8)),
+        ("mobilenet", (1024, 7, 7)),
+    ],
+)
+def test_the_mean_is_over_a_map_of_the_published_size(
+    name: str, last: tuple[int, int, int]
+) -> None:
+    side = EXPECTED[name].size
+    seen: list[torch.Size] = []
     with torch.device("meta"):
-        model = build_model(ModelConfig("cnn13"), 10)
-        seen: list[torch.Size] = []
+        model = build_model(ModelConfig(name), 10, size=(side, side))
         for each in model.modules():
             if isinstance(each, nn.AdaptiveAvgPool2d):
                 each.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
-        model(torch.empty(2, 3, 32, 32))
-    assert seen == [(2, 128, 6, 6)]  # of 32 / 4
+        model(torch.empty(2, 3, side, side))
+    assert seen == [(2, *last)]
 
 
 def test_the_feature_layer_of_the_papers() -> None:
