@@ -80,9 +80,7 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path: Path, data: Data) -> No
     assert [row["epoch"] for row in epochs] == [0, 1, 2]
     assert epochs[-1]["loss"] < epochs[0]["loss"]
     assert min(row["seconds"] for row in epochs) > 0
-    assert run.result["seconds"] <= sum(row["seconds"] for row in epochs) <= took
-    for row in epochs:
-        assert row["images_per_s"] == pytest.approx(row["images"] / row["seconds"])
+    assert sum(row["seconds"] for row in epochs) <= took
     assert epochs[0]["lr"] > epochs[1]["lr"] > epochs[2]["lr"]
     assert run.metrics("gradients")[0]["norms"]["softmax"] > 0
     result = run.result
@@ -94,18 +92,19 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path: Path, data: Data) -> No
     assert epochs[0]["images"] == len(data.train)
 
 
-def test_the_saved_model_is_the_one_that_was_tested(tmp_path: Path, data: Data) -> None:
-    run = train(config(tmp_path), data=data, progress=False)
+def test_the_saved_models_are_the_one_that_was_tested(tmp_path: Path, data: Data) -> None:
+    """That is the averaged one; of a single epoch the last is the best."""
+    settings = config(tmp_path, epochs=1, ema=0.9, gradients_every=0, measure=False)
+    run = train(settings, data=data, progress=False)
     assert data.test is not None
     assert data.test.pixels is not None
-    model = run.model("best")
-    assert not model.training
-    predicted = model(
-        data.test.pixels.float() / (255 if data.test.pixels.dtype == torch.uint8 else 1)
-    )
-    right = predicted.argmax(1) == data.test.labels
-    assert right.double().mean().item() == pytest.approx(run.result["test"]["accuracy"])
-    assert torch.equal(Correct.from_dict(run.result["correct"]).right(), right)
+    images = data.test.pixels.float() / (255 if data.test.pixels.dtype == torch.uint8 else 1)
+    for which in ("best", "last"):
+        model = run.model(which)
+        assert not model.training
+        right = model(images).argmax(1) == data.test.labels
+        assert right.double().mean().item() == pytest.approx(run.result["test"]["accuracy"])
+        assert torch.equal(Correct.from_dict(run.result["correct"]).right(), right)
 
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path: Path, data: Data) -> None:

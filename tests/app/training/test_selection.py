@@ -44,9 +44,8 @@ def test_the_best_epoch_is_the_best(tmp_path: Path, select: Any, sign: int) -> N
     assert done.result["validation"][select] == sign * max(scores)
 
 
-@pytest.mark.parametrize("ema", [None, 0.8])
-def test_the_best_model_is_the_one_of_that_epoch(tmp_path: Path, ema: float | None) -> None:
-    done = run(tmp_path, ema=ema)
+def test_the_best_model_is_the_one_of_that_epoch(tmp_path: Path) -> None:
+    done = run(tmp_path)
     validation = load_data(done.config.data).validation
     accuracies = [row["validation"]["accuracy"] for row in done.metrics("epoch")]
     batch = [

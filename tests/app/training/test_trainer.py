@@ -252,6 +252,16 @@ def test_counters_come_back_with_a_checkpoint(tmp_path: Path) -> None:
     assert 1000 < again.epoch_seconds <= 1000 + time.perf_counter() - began
 
 
+def test_a_row_counts_images_by_the_seconds_of_its_epoch(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = []
+    made = trainer(tmp_path, epochs=1, batch_size=len(digits().train))
+    made.on_epoch = rows.append
+    assert sum(1 for _ in made.steps()) == 1
+    assert rows[0]["images"] == len(digits().train)
+    assert rows[0]["images_per_s"] == pytest.approx(rows[0]["images"] / rows[0]["seconds"])
+    assert 0 < made.seconds <= rows[0]["seconds"]
+
+
 def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
     """It was killed before the first one; what it wrote down comes again."""
     killed = trainer(tmp_path, gradients_every=1)
