@@ -154,6 +154,12 @@ def test_rows_in_parts_are_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = embeddings()
     whole = linear().fit(X, y).predict_proba(X)
     monkeypatch.setattr(linear_solver, "ENTRIES", 100)
+    axes = linear_solver.centred(torch.from_numpy(X), torch.ones(32).double() / 32, lambda x: x)
+    problems = linear_solver.Problems(axes, torch.from_numpy(y), torch.ones(32, 5).double() / 32)
+    parts = problems.parts(torch.zeros(5, 4, 21))  # of 100 logits: 5 rows of 5 problems, 4 classes
+    assert [part.indices(32)[:2] for part in parts] == [
+        (i, min(i + 5, 32)) for i in range(0, 32, 5)
+    ]
     np.testing.assert_allclose(linear().fit(X, y).predict_proba(X), whole, rtol=1e-6)
 
 
@@ -234,6 +240,18 @@ def test_features_that_are_all_equal_say_nothing() -> None:
     model = linear().fit(np.full((9, 3), 0.7), y)
     np.testing.assert_allclose(model.predict_proba(np.zeros((1, 3))), [[2 / 3, 1 / 3]], atol=0.02)
     assert model.predict(np.ones((1, 3))) == ["a"]
+
+
+@pytest.mark.parametrize("unit", [1.0, 1000.0])
+def test_a_search_begins_where_the_penalty_is_that_of_the_curvature(unit: float) -> None:
+    """46 % of the squared length lie in one direction; the mean of p (1 - p) is 3/16: 0.086."""
+    parts = torch.tensor([0.46, 0.27, 0.27]).double()
+    rows = (3 * parts).sqrt().diag().repeat(4, 1)
+    features = unit * torch.cat([rows, -rows])
+    labels = torch.arange(24) % 4
+    fold = assign_folds(torch.arange(24).double(), labels, 3, 0)
+    found = Search(features, labels, torch.ones(24).double(), fold, 4)
+    assert found.path[0]["penalty"] == pytest.approx(0.1)  # the next is 0.03
 
 
 @pytest.mark.parametrize("begun", [0, 5])

@@ -69,6 +69,7 @@ def test_default_settings_learn_small_tables(load: Any, least: float, seed: int)
 
 def test_the_settings_nobody_gave() -> None:
     found = {key: value for key, value in LargeMarginClassifier().get_params().items() if value}
+    assert LargeMarginClassifier().__sklearn_tags__().input_tags.sparse
     assert found == {
         **dict.fromkeys(
             ("objective", "hidden_sizes", "channels", "optimizer", "calibrate", "device", "dtype"),
@@ -376,6 +377,39 @@ def test_images_are_standardised_by_channel_and_have_64_features() -> None:
     mean = X.mean((0, 2, 3), keepdims=True)[0]
     np.testing.assert_allclose(model.model_.standardize.mean, mean, rtol=1e-5)
     assert model.transform(X[:2]).shape == (2, 64)
+
+
+def test_convolutions_halve_images_that_are_large_enough() -> None:
+    for height, width, pools in ((16, 16, 2), (15, 40, 1), (40, 8, 1), (7, 40, 0), (2, 16, 0)):
+        made = scikit_learn.convolutions((1, height, width)).eval()
+        assert sum(isinstance(each, nn.MaxPool2d) for each in made) == pools
+        assert made(torch.zeros(2, 1, height, width)).shape == (2, 64)
+
+
+def test_lists_of_images_are_images() -> None:
+    X, _ = images("last")
+    for some in (X[:1, :, :, 0], X[:1], X[:3]):
+        flat, shape = scikit_learn.as_rows(list(some))
+        np.testing.assert_array_equal(flat, some.reshape(len(some), -1))
+        assert shape == some.shape[1:]
+
+
+@pytest.mark.parametrize("standardize", [True, False])
+def test_noise_is_in_standard_deviations_of_the_inputs(
+    standardize: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are where they are not standardised."""
+    X, y = load_iris(return_X_y=True)
+    given = []
+    network = scikit_learn.EstimatorNetwork
+    original = network.forward
+    monkeypatch.setattr(
+        network, "forward", lambda self, inputs: given.append(inputs) or original(self, inputs)
+    )
+    monkeypatch.setattr(torch, "randn_like", torch.ones_like)
+    quick("stability", noise=0.1, standardize=standardize, epochs=1, batch_size=150).fit(X, y)
+    expected = np.broadcast_to(0.1 * (X.std(0) if standardize else 1.0), X.shape)
+    np.testing.assert_allclose(given[1] - given[0], expected, rtol=1e-5)
 
 
 def test_the_perceptron_has_128_and_64_units() -> None:
