@@ -146,6 +146,8 @@ def test_outputs_changed_in_place_are_refused() -> None:
     outputs.mul_(3)
     with pytest.raises(lm.LargeMarginError, match="changed in place"):
         criterion(outputs, LABELS)
+    match_outputs.check_unchanged(outputs, outputs._version, "outputs")
+    match_outputs.check_unchanged(outputs, None, "outputs")
 
 
 def test_a_temperature_is_warned_of_once() -> None:
