@@ -249,7 +249,11 @@ def test_layers_that_are_more_than_weight_and_bias() -> None:
     assert (criterion.head.similarity, criterion.head.scale) == ("dot", 1.0)
 
 
-@pytest.mark.parametrize("loss", [cosface, lm.CrossEntropy, lm.Kobayashi])
+def penalised() -> lm.Objective:
+    return lm.CrossEntropy() + 0.5 * lm.ZeroCentroid()
+
+
+@pytest.mark.parametrize("loss", [cosface, lm.CrossEntropy, lm.Kobayashi, penalised])
 def test_weights_of_functional_call_are_the_ones_that_train(loss: Callable[[], lm.Loss]) -> None:
     model = Mlp()
     criterion = lm.attach(model, loss())

@@ -474,6 +474,11 @@ def test_copies(dump: str) -> None:
     assert np.array_equal(copy.fit(X, y).predict_proba(X), model.fit(X, y).predict_proba(X))
 
 
+def test_an_estimator_that_is_not_fitted_can_be_sent_to_another_process() -> None:
+    model = LargeMarginClassifier("arcface", epochs=3)
+    assert pickle.loads(pickle.dumps(model)).get_params() == model.get_params()
+
+
 def test_pipelines_and_grid_search() -> None:
     X, y = load_iris(return_X_y=True)
     pipeline = make_pipeline(StandardScaler(), PCA(3), quick("cosface", lr=0.02, epochs=8))
