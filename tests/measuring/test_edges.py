@@ -188,6 +188,9 @@ def test_wide_features_go_without_covariance(monkeypatch: pytest.MonkeyPatch) ->
     assert math.isnan(g.collapse.variability)
     assert math.isfinite(g.collapse.simplex_gap)
     assert any("NC1 needs a D x D covariance" in note for note in g.notes)
+    g = measure_arrays(torch.randn(9, 3), torch.arange(9) % 3, torch.randn(3, 3))
+    assert g.collapse is not None
+    assert math.isfinite(g.collapse.variability)
 
 
 def test_a_cosine_head_with_a_bias_has_no_flat_boundaries() -> None:
@@ -217,6 +220,18 @@ def test_more_classes_than_matrices_are_kept_for() -> None:
     assert any("best packing" in note for note in g.notes)
     assert any("angle matrix" in note for note in g.notes)
     assert len(str(g).splitlines()) < 40
+
+
+@pytest.mark.parametrize("classes", [4, 5])
+def test_matrices_are_kept_for_so_many_classes(
+    classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["largemargin.measuring.feature_geometry"]
+    monkeypatch.setattr(module, "MATRIX_CLASSES", 4)
+    g = measure_arrays(torch.randn(9, 3), torch.arange(9) % classes, torch.randn(classes, 3))
+    assert (g.prototypes.angles is not None) == (classes == 4)
+    assert (g.centers.distances is not None) == (classes == 4)
+    assert any("angle matrix" in note for note in g.notes) == (classes == 5)
 
 
 @pytest.mark.parametrize("classes", [4, pytest.param(600, marks=pytest.mark.slow)])

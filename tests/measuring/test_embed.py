@@ -62,7 +62,10 @@ def test_samples_are_of_all_classes_and_the_same_whatever_the_batches(
     assert Counter(few.labels) == {3: 10, 7: 10}
     all_of_them = embed(network(), [(x, y)], method="pca")
     assert all_of_them.samples == 300
-    assert any("there are no more of class 0, 1" in note for note in all_of_them.notes)
+    more = "there are no more of class 0, 1, 2, 3, 4, 5, 6, 7, ..."
+    assert any(note.endswith(more) for note in all_of_them.notes)
+    both = embed(network(), [(x, y)], method="pca", classes=[3, 7])
+    assert any(note.endswith("there are no more of class 3, 7") for note in both.notes)
 
 
 def _shift(module: nn.Module) -> None:
@@ -97,6 +100,9 @@ def test_layers_predictions_and_margins_are_those_of_the_model(
             split = variance_split(torch.tensor(points).double(), torch.tensor(made.labels))
             assert layer.variance[condition].ratio == pytest.approx(float(split.ratio))
     assert made.noise == "Gaussian, sigma 0.5"
+    assert any("noise: Gaussian, sigma 0.5, seed 0" in each for each in made.assumed)
+    still = embed(net, batches(x, y), layers=["3"], method="pca", max_samples=20)
+    assert not any("noise" in each for each in still.assumed)
     assert made.predictions["noisy"] != made.predictions["clean"]
     assert all(not module._forward_hooks for module in net.modules())
     assert all(module.training for module in net.modules())

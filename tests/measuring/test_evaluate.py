@@ -140,6 +140,8 @@ def test_inputs_that_are_no_images() -> None:
     assert got.notes == ("the inputs are no images: perturbations and attacks left out",)
     alone = evaluate(nn.Linear(4, 2), [(x[:2], y[:2])])
     assert "no class has two samples: retrieval left out" in alone.notes
+    assert alone.retrieval is None
+    assert evaluate(nn.Linear(4, 2), [(x[:3], y[:3])]).retrieval is not None  # one class has two
 
 
 def test_attached_cosine_head() -> None:

@@ -236,6 +236,11 @@ def test_bad_settings(how, message):
         measure_input_margins(net, loader, **how)
 
 
+class Whole(nn.Module):
+    def forward(self, x):
+        return x.long()
+
+
 def test_bad_data():
     net, (x, y, _) = trained(), data()
     for loader, message in (
@@ -246,6 +251,9 @@ def test_bad_data():
     ):
         with pytest.raises(LargeMarginError, match=message):
             measure_input_margins(net, loader)
+    lookup = [nn.Flatten(), Whole(), nn.Embedding(2, 3), nn.Flatten(), nn.Linear(96, 4)]
+    with pytest.raises(LargeMarginError, match="'1' must give a floating point tensor"):
+        measure_input_margins(nn.Sequential(*lookup).double(), [(x, y)], layer_margins=["1"])
     twice = nn.Sequential(nn.Flatten(), net.act, nn.Linear(32, 4), net.act, nn.Linear(4, 4))
     with pytest.raises(LargeMarginError, match="several times"):
         measure_input_margins(twice.double(), [(x, y)], layer_margins=["1"])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba
+from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.markers import MarkerStyle
 from torch import Tensor, nn
@@ -152,6 +152,8 @@ def test_classes_are_rows_the_hardest_on_top() -> None:
         want = [pick(values[labels == c]) for c in classes]
         np.testing.assert_allclose(drawn[said].get_xdata(), want, atol=1e-6)
         assert list(drawn[said].get_ydata()) == [0, 1, 2, 3]
+    colours = [drawn["median"].get_color(), *(bars.get_color()[0] for bars in ax.collections)]
+    assert {to_rgb(each) for each in colours} == {to_rgb(COLORS[0])}
     bottom, top = ax.get_ylim()
     assert bottom > top
     assert ax.get_title() == "Sample margins of the 4 classes: x"

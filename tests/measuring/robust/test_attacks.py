@@ -240,6 +240,17 @@ def test_the_margin_decides_who_falls(name: str) -> None:
             assert fell == (share > 1)
 
 
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_steps_of_pgd_are_two_and_a_half_radii_in_all(norm: str) -> None:
+    model, images, labels = problem(torch.float64)
+
+    def found(**options: Any) -> Tensor:
+        return pgd(model, images, labels, epsilon=0.1, norm=norm, generator=seeded(), **options)
+
+    assert torch.equal(found(steps=5), found(steps=5, step_size=0.05))
+    assert not torch.equal(found(steps=5), found(steps=5, step_size=0.1))
+
+
 @pytest.mark.parametrize("loss", ["ce", "dlr", "margin"])
 @pytest.mark.parametrize("name", ["fgsm", "pgd", "apgd"])
 def test_a_model_that_is_very_sure_is_attacked_all_the_same(name: str, loss: str) -> None:
@@ -269,6 +280,24 @@ class Treacherous(nn.Module):
         own = 0.38 + 0.4 * (x - 0.5) ** 2
         other = torch.where(x > 0.7, 0.99, 0.5) * (1 - own)
         return torch.stack([own, other, 1 - own - other], 1).log()
+
+
+@pytest.mark.parametrize("steps", [3, 8])
+def test_of_a_model_that_stands_the_point_of_the_largest_loss_is_kept(steps: int) -> None:
+    """The loss is largest inside the ball, at 0.62: steps go past it."""
+    losses = []
+
+    def model(images: Tensor) -> Tensor:
+        own = 1 + (images.flatten(1)[:, 0] - 0.62) ** 2
+        losses.append(-own.detach())
+        return torch.stack([own, torch.zeros_like(own)], 1)
+
+    images, labels = torch.linspace(0.3, 0.9, 20)[:, None], torch.zeros(20).long()
+    found = apgd(model, images, labels, epsilon=0.5, steps=steps, generator=seeded())
+    largest = torch.stack(losses[1:]).amax(0)  # the first are those of the images themselves
+    assert bool((losses[-1] < largest).any())
+    model(found)
+    torch.testing.assert_close(losses[-1], largest, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("steps", "restarts"), [(2, 1), (4, 1), (30, 3)])
@@ -398,6 +427,8 @@ M, X, Y = problem()
         (lambda: fgsm(lambda x: x, X, Y, epsilon=0.1), "one row of logits per image"),
         (lambda: fgsm(lambda x: None, X, Y, epsilon=0.1), "must return logits"),
         (lambda: Attack("cw"), "kind must be one of"),
+        (lambda: Attack(steps=0), "steps must be"),
+        (lambda: Attack(restarts=0), "restarts must be"),
         (lambda: Attack(epsilon=math.inf), "8 / 255"),
         (lambda: Attack(epsilon=8), "<= 1, but 8 was given. Pixels are in .* 8 / 255"),
         (lambda: fgsm(M, X, Y, epsilon=8), "<= 1, but 8 was given. Pixels are in .* 8 / 255"),
