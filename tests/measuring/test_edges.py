@@ -3,6 +3,7 @@
 import itertools
 import math
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from largemargin.measuring import (
 )
 from largemargin.measuring.batches import _length
 from largemargin.measuring.feature_geometry import _with_room
+from largemargin.measuring.layers import LayerFacts, LayerStream
 from largemargin.measuring.stream import PER_SAMPLE, ClassSums, Stream
 
 
@@ -283,6 +285,17 @@ def test_sums_of_parts_are_sums_of_the_whole(covariance: bool) -> None:
         torch.testing.assert_close(getattr(joined, name), getattr(whole, name), equal_nan=True)
 
 
+def test_a_stream_without_samples_has_columns_of_their_kinds() -> None:
+    """As a process has that got none; the columns are joined with those of the others."""
+    stream = Stream(HeadView(torch.eye(3), None, "dot", 1.0))
+    for name in PER_SAMPLE:
+        column = stream.column(name)
+        whole = name in ("label", "index", "predicted", "rival")
+        assert (column.shape, column.dtype) == ((0,), torch.long if whole else torch.float64)
+    layer = LayerStream("body", LayerFacts("Linear", (3,), "none", 3), stream.sums, None)
+    assert (layer.norm.shape, layer.norm.dtype) == ((0,), torch.float64)
+
+
 class Ragged(nn.Module):
     """Calls its head as often as it is told to."""
 
@@ -368,6 +381,16 @@ def test_arrays_skip_the_labels_a_loader_skips() -> None:
 def test_arrays_that_do_not_fit_are_refused(change: dict[str, Tensor], message: str) -> None:
     with pytest.raises(LargeMarginError, match=message):
         measure_arrays(**{"features": X, "labels": Y, "weight": torch.eye(3)[:2]} | change)
+
+
+@pytest.mark.parametrize("change", [{"bins": 0}, {"worst": -1}, {"radius": -0.1}])
+def test_settings_are_refused_before_a_sample_is_read(change: dict[str, Any]) -> None:
+    def never() -> Iterator[tuple[Tensor, Tensor]]:
+        yield pytest.fail("a sample was read")
+
+    (name,) = change
+    with pytest.raises(LargeMarginError, match=f"{name} must be"):
+        measure(nn.Linear(3, 2), never(), **change)
 
 
 def test_a_diverged_head_is_refused() -> None:

@@ -17,6 +17,7 @@ from largemargin.errors import LargeMarginError
 from largemargin.geometry import variance_split
 from largemargin.measuring import Embeddings, embed, embed_arrays
 from largemargin.measuring.robust import Patches, Perturbation
+from largemargin.measuring.sample_draws import SampleDraws
 
 C = 10
 
@@ -52,6 +53,10 @@ def test_samples_are_of_all_classes_and_the_same_whatever_the_batches(
     assert sorted(counts.values()) == [12] * 7 + [13] * 3
     assert list(made.index) == sorted(made.index)
     assert made.labels == tuple(y[list(made.index)].tolist())
+    keys = SampleDraws(0, "subset").keys(torch.arange(len(y)))
+    for label, count in counts.items():
+        own = sorted((y == label).nonzero()[:, 0].tolist(), key=keys.__getitem__)
+        assert set(own[:count]) == {i for i in made.index if y[i] == label}
     again = embed(network(), batches(x, y, 37), method="pca", max_samples=123)
     assert again.index == made.index
     # It is the samples' own chance: another model, an order of its own, another seed.
@@ -220,6 +225,10 @@ def test_few_samples_and_few_dimensions() -> None:
     str(same)
     with pytest.raises(LargeMarginError, match="t-SNE needs 4 points"):
         embed_arrays(line[:3], labels[:3])
+    two = embed_arrays(line[:2], labels[:2], method="pca")
+    assert plane(two).norm(dim=1).tolist() == pytest.approx(
+        [float((line[0] - line[1]).norm()) / 2] * 2
+    )
     with pytest.raises(LargeMarginError, match="2 samples at least"):
         embed_arrays(line[:1], labels[:1], method="pca")
 

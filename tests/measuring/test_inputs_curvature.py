@@ -171,6 +171,17 @@ def test_no_correlation_is_said_not_made_up():
     assert Curvature.from_json(found.to_json()) == found
 
 
+def test_a_lower_bound_of_0_says_nothing():
+    """Where no input changes the features there is neither a gradient nor a way out of the ball."""
+    model, (_, _, loader) = network(), data()
+    nn.init.zeros_(model[1].weight)
+    settings = CurvatureSettings(num_directions=2, noise={}, sigma=0.3, radius=0.5)
+    found = measure_curvature(model, loader, settings).stability
+    assert (found.lower.minimum, found.lower.maximum) == (0, 0)
+    assert found.lower_informative == 0
+    assert found.never_left == 9
+
+
 @pytest.mark.parametrize("head", ["linear", "cosine"])
 def test_theorem_six_one_by_hand(head):
     model, (x, y, loader) = network(), data()

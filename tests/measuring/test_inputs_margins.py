@@ -1,5 +1,6 @@
 """Linearised margins of models: exact cases, brute force, layers, dead units, bad input."""
 
+import inspect
 import math
 from collections import OrderedDict
 
@@ -211,6 +212,14 @@ def test_a_layer_may_be_called_like_another_column():
     found = measure_input_margins(net, [(x, y)], layer_margins=["label", "index"]).layers
     want = measure_input_margins(plain, [(x, y)], layer_margins=["0", "1"]).layers
     assert [found[n].overall for n in ("label", "index")] == [want[n].overall for n in ("0", "1")]
+
+
+def test_settings_that_are_not_given():
+    taken = inspect.signature(measure_input_margins).parameters.items()
+    given = {name: each.default for name, each in taken if each.default is not each.empty}
+    wanted = {"layer_margins": (), "norm": 2, "eps": 1e-6, "bins": 50}
+    nothing = ("layer", "topk", "max_samples", "normalization", "device")
+    assert given == {**wanted, **dict.fromkeys(nothing), "progress": False}
 
 
 def test_results_come_back_from_json():

@@ -294,7 +294,9 @@ def test_words_do_not_stand_on_each_other(classes: int) -> None:
         assert not any(a.overlaps(b) for a, b in itertools.pairwise(boxes))
         if (shown := ax.get_legend()) is not None:
             box = shown.get_window_extent()
-            assert box.x0 >= ax.get_window_extent().x1
+            beside = ax.get_window_extent()
+            assert box.x0 >= beside.x1
+            assert box.y1 > (beside.y0 + beside.y1) / 2  # from the top on
             assert box.x1 <= figure.bbox.x1
             assert box.y0 >= 0
         assert ax.title.get_window_extent().x0 >= 0

@@ -227,6 +227,8 @@ def test_validation_data_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         calibrate_temperature(model, None)
     with pytest.raises(LargeMarginError, match="but it is empty"):
         calibrate_temperature(model, [])
+    monkeypatch.setattr(calibrate, "MOST", 600)
+    assert calibrate_temperature(model, samples).samples == 200
     monkeypatch.setattr(calibrate, "MOST", 599)
     with pytest.raises(LargeMarginError, match=r"more than 599 logits would be kept \(3 for each"):
         calibrate_temperature(model, samples)

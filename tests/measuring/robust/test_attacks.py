@@ -340,6 +340,18 @@ def test_restarts_find_what_one_run_misses() -> None:
     assert 0 < fallen[0] < fallen[1]
 
 
+def test_of_several_starts_a_wrong_one_is_kept_though_others_have_a_higher_loss() -> None:
+    """Steps of size 0: what is found are the starts, of which those above 0.7 are wrong."""
+    images, labels, model = torch.full((60, 1, 1, 1), 0.5), torch.zeros(60).long(), Treacherous()
+    options: dict[str, Any] = {"epsilon": 0.5, "steps": 1, "step_size": 0.0}
+    generator = seeded()
+    starts = [pgd(model, images, labels, generator=generator, **options) for _ in range(6)]
+    wrong = torch.stack([model(each).argmax(1) != labels for each in starts])
+    assert 0 < int(wrong.any(0).sum()) < 60
+    found = pgd(model, images, labels, restarts=6, generator=seeded(), **options)
+    assert torch.equal(model(found).argmax(1) != labels, wrong.any(0))
+
+
 def test_what_is_wrong_already_comes_back_as_it_is() -> None:
     model, images, _ = problem()
     model.eval()
