@@ -195,6 +195,13 @@ def test_a_diverged_model_is_wrong_not_lucky() -> None:
     assert (counts.result().broken, counts.result().accuracy) == (1, 0.5)
 
 
+def test_progress_is_counted_in_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tqdm")
+    model, x, y = problem()
+    accuracy_of(model, [(x, y), (x, y)], progress=True)
+    assert "/2 " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("one_pass", [count_over, columns_of])
 def test_options_that_are_not_given_are_those_of_the_documentation(one_pass: Any) -> None:
     given = {name: each.default for name, each in inspect.signature(one_pass).parameters.items()}

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from largemargin import errors
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.robust import Attack, apgd, fgsm, pgd
 from largemargin.measuring.robust.attacks import LOSSES
@@ -450,6 +451,16 @@ M, X, Y = problem()
 def test_wrong_use_says_what_to_do(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(LargeMarginError, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", ["pgd", "apgd"])
+def test_labels_are_looked_at_where_others_leave_values_unread(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on an accelerator, where losses do not."""
+    monkeypatch.setattr(errors, "values_are_checked", lambda tensor, validate: bool(validate))
+    with pytest.raises(LargeMarginError, match=r"lie in \[0, 4\)"):
+        ATTACKS[name](M, X, Y + 1, epsilon=0.1)
 
 
 def test_a_model_that_broke_is_left_as_it_was() -> None:
