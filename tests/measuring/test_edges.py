@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
@@ -354,6 +355,24 @@ def test_class_156_of_bytes_is_none_to_skip() -> None:
     assert margins is not None
     assert margins.samples == 200
     assert accuracy_of(model, [(x, bytes_)]).samples == 200
+
+
+class Numbered:
+    """A loader of samples that have positions, with a batch that nothing is left of."""
+
+    def __init__(self) -> None:
+        self.sampler = DistributedSampler(TensorDataset(X, Y), 1, 0, shuffle=False)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for part in (slice(0, 4), slice(4, 4), slice(4, 6)):
+            yield X[part], Y[part]
+
+
+def test_an_empty_batch_of_numbered_samples_is_no_trouble() -> None:
+    model = nn.Linear(3, 2)
+    found, wanted = measure(model, Numbered()), measure(model, [(X, Y)])
+    assert [each.index for each in found.worst] == [each.index for each in wanted.worst]
+    assert (found.samples, found.loss) == (6, pytest.approx(wanted.loss))
 
 
 def test_arrays_skip_the_labels_a_loader_skips() -> None:
