@@ -57,7 +57,7 @@ def test_bits_come_back(count: int) -> None:
     assert len(found.bits) <= 4 * math.ceil(math.ceil(count / 8) / 3)
 
 
-@pytest.mark.parametrize("bits", ["oA", "oAAA", "no bits", ""])
+@pytest.mark.parametrize("bits", ["oA", "oAAA", "no bits", "o*A==", ""])
 def test_damaged_bits_are_an_error(bits: str) -> None:
     with pytest.raises(LargeMarginError, match=r"damaged|3 images"):
         Correct("abc", 3, bits).right()

@@ -189,6 +189,9 @@ def test_no_patch_is_no_change():
     none = torch.zeros(0, 2, dtype=torch.long)
     assert torch.equal(occlude(image, none, height=2, width=2), image)
     assert torch.equal(mask_stripes(image, none[:, 0], thickness=1), image)
+    assert torch.equal(
+        Perturbation(occlusion=Patches(0, 2, 2), stripes=Stripes(0, 1))(image), image
+    )
 
 
 @pytest.mark.parametrize(
