@@ -70,6 +70,9 @@ def test_normalization_has_a_number_for_every_channel(tmp_path):
     class_folders(tmp_path, ("a", "b"), 6)
     data = load_data(DataConfig("folder", str(tmp_path), normalize="none", validation=0))
     assert (data.mean, data.std) == ((0.0,) * 3, (1.0,) * 3)
+    photos = load_data(DataConfig("folder", str(tmp_path), validation=0))
+    assert photos.mean == (0.485, 0.456, 0.406)
+    assert photos.std == (0.229, 0.224, 0.225)
 
 
 def test_statistics_of_bytes_and_of_their_floats_agree():
