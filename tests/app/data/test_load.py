@@ -194,6 +194,16 @@ def test_images_that_would_grow_beyond_memory_are_refused(monkeypatch, dtype):
     assert resized(small, DataConfig(size=4)) is small  # they have that size already
 
 
+@pytest.mark.parametrize("resident", ["auto", "yes", "no"])
+def test_two_gibibytes_of_images_fit(resident):
+    """Of 3 MiB each: 682 are a little less, 683 a little more."""
+    config = DataConfig(resident=resident)
+    for count, fit in ((682, resident != "no"), (683, resident == "yes")):
+        nowhere = ImageFiles(("",), [0] * count, (1024, 1024))
+        part = Samples(torch.zeros(count).long(), ("x",) * count, files=nowhere)
+        assert load.fits({"train": part}, config) == fit
+
+
 def test_files_are_read_where_the_number_of_processors_is_not_known(tmp_path, monkeypatch):
     config = DataConfig("folder", str(class_folders(tmp_path, ("a", "b"), 3)), validation=0)
     data = load_data(config)
