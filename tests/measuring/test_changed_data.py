@@ -12,7 +12,7 @@ from measuring.small_runs import CLASSES, NONE
 from largemargin.app.cli import main
 from largemargin.app.report.page import report
 from largemargin.app.training import Run, train
-from largemargin.app.training.runs import _splits
+from largemargin.app.training.runs import _called, _splits
 from largemargin.errors import LargeMarginError
 
 
@@ -93,6 +93,12 @@ def test_a_resumed_run_says_what_changed(of_photos: Run, photos: Path) -> None:
     with_more_files(photos)
     with pytest.raises(LargeMarginError, match=r"train has other images \(.* instead of .*new run"):
         train(of_photos.config, folder=of_photos.folder, resume=True, progress=False)
+
+
+def test_of_many_classes_the_first_are_named() -> None:
+    assert _called(["ant"]) == "class ant"
+    assert _called([*"abcde"]) == "classes a, b, c, d, e"
+    assert _called([*"abcdefg"]) == "classes a, b, c, d, e and 2 more"
 
 
 def test_every_split_that_changed_is_named() -> None:

@@ -70,6 +70,9 @@ def test_normalization_has_a_number_for_every_channel(tmp_path):
     class_folders(tmp_path, ("a", "b"), 6)
     data = load_data(DataConfig("folder", str(tmp_path), normalize="none", validation=0))
     assert (data.mean, data.std) == ((0.0,) * 3, (1.0,) * 3)
+    photos = load_data(DataConfig("folder", str(tmp_path), validation=0))
+    assert photos.mean == (0.485, 0.456, 0.406)
+    assert photos.std == (0.229, 0.224, 0.225)
 
 
 def test_statistics_of_bytes_and_of_their_floats_agree():
@@ -189,6 +192,16 @@ def test_images_that_would_grow_beyond_memory_are_refused(monkeypatch, dtype):
     assert resized(small, replace(config, resident="yes")).pixels.nbytes == whole
     monkeypatch.setattr("largemargin.app.data.load.IN_MEMORY", 0)
     assert resized(small, DataConfig(size=4)) is small  # they have that size already
+
+
+@pytest.mark.parametrize("resident", ["auto", "yes", "no"])
+def test_two_gibibytes_of_images_fit(resident):
+    """Of 3 MiB each: 682 are a little less, 683 a little more."""
+    config = DataConfig(resident=resident)
+    for count, fit in ((682, resident != "no"), (683, resident == "yes")):
+        nowhere = ImageFiles(("",), [0] * count, (1024, 1024))
+        part = Samples(torch.zeros(count).long(), ("x",) * count, files=nowhere)
+        assert load.fits({"train": part}, config) == fit
 
 
 def test_files_are_read_where_the_number_of_processors_is_not_known(tmp_path, monkeypatch):

@@ -24,6 +24,14 @@ def test_every_network_is_expected() -> None:
     listed = list_models()
     assert {*MODELS, "torchvision/NAME", "timm/NAME"} == listed.keys()
     assert all(listed.values())
+    assert {name: each.smallest for name, each in MODELS.items()} == {
+        "small_cnn": 4,
+        "mlp": 1,
+        "mnist_cnn": 4,
+        "cnn13": 12,
+        **dict.fromkeys(("alexnet", "resnet18", "resnet34", "wrn28_10"), 8),
+        **dict.fromkeys(("vgg16", "vgg16_mod", "mobilenet"), 32),
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,11 +13,18 @@ pytest.importorskip("scipy", reason="the paired tests are scipy's")
 pytest.importorskip("sklearn", reason="the data of these tests come with scikit-learn")
 
 from app.cli.fake_training import FakeTraining
+from app.data.pictures import class_folders
 
 from largemargin import LargeMarginError
-from largemargin.app.config import RunConfig
+from largemargin.app.config import DataConfig, RunConfig
 from largemargin.app.data import Data, load_data
-from largemargin.app.training.comparison import Comparison, Method, compare, read_methods
+from largemargin.app.training.comparison import (
+    Comparison,
+    Method,
+    checked_plan,
+    compare,
+    read_methods,
+)
 from largemargin.app.training.comparison_result import LEVEL, verdict_text
 
 CONFIG = RunConfig(epochs=2)
@@ -219,6 +226,18 @@ def test_without_test_images(tmp_path: Path, data: Data) -> None:
         run(tmp_path / "tuned", without, trials=2)  # of data that was loaded by the caller
     with pytest.raises(LargeMarginError, match="no test images"):
         run(tmp_path / "none", replace(without, validation=None))
+
+
+def test_a_fifth_of_the_images_is_held_out_from_tuning(tmp_path: Path) -> None:
+    """Of data without test images, unless another share is asked for."""
+    photos = DataConfig("folder", str(class_folders(tmp_path, ("a", "b"), 10)))
+    for share, images in ((0.0, 4), (0.3, 6)):
+        config = RunConfig(data=replace(photos, test=share))
+        configs, split, loaded = checked_plan(config, METHODS, seeds=[0], trials=2, space=None)
+        assert {each.data.test for each in configs} == {share or 0.2}
+        assert split == "test"
+        assert loaded.test is not None
+        assert len(loaded.test) == images
 
 
 def test_a_method_that_cannot_be_trained_is_named(tmp_path: Path, data: Data) -> None:

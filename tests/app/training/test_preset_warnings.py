@@ -24,7 +24,11 @@ def said(name: str, *, classes: int = 10, dim: int = 512, counts: list[int] = EV
 def test_a_preset_prints_what_it_was_shown_on() -> None:
     told = str(lm.preset("few_labels"))
     assert "shown on    10 classes (equal), 7 to 250 images a class, from scratch" in told
-    assert "(ratio 100)" in str(lm.preset("long_tail"))
+    told = str(lm.preset("long_tail"))
+    assert "shown on    10 classes (ratio 100), 45 to 4500 images a class, from scratch" in told
+    for name in ("label_noise", "corruption"):
+        assert "shown on    10 classes (equal), 1000 images a class" in str(lm.preset(name))
+    assert "shown on    770 classes (equal), 20 images a class" in str(lm.preset("embedding"))
 
 
 @pytest.mark.parametrize("name", ["few_labels", "label_noise", "corruption"])

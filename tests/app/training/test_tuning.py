@@ -18,7 +18,7 @@ from largemargin.app.config import ObjectiveConfig, OptimizerConfig, RunConfig
 from largemargin.app.data import Data, load_data
 from largemargin.app.training.config_file import read_config
 from largemargin.app.training.engine import Interrupted
-from largemargin.app.training.tuning import Trial, line, tune
+from largemargin.app.training.tuning import Trial, _pruner, line, tune
 
 CONFIG = RunConfig(objective=ObjectiveConfig("cosface"), epochs=4)
 
@@ -159,6 +159,20 @@ def test_another_configuration_does_not_join_a_study(tmp_path: Path, data: Data)
     second = FakeTraining(best_at_a_tenth)
     search(tmp_path, data, second, config=other, study="five epochs", trials=1)
     assert len(second.calls) == 1
+
+
+@pytest.mark.parametrize(("epochs", "least"), [(1, 1), (17, 1), (18, 2), (90, 10)])
+def test_no_trial_is_stopped_before_a_ninth_of_its_epochs(
+    monkeypatch: pytest.MonkeyPatch, epochs: int, least: int
+) -> None:
+    import optuna
+
+    asked: list[dict[str, int]] = []
+    monkeypatch.setattr(
+        optuna.pruners, "SuccessiveHalvingPruner", lambda **settings: asked.append(settings)
+    )
+    _pruner(optuna, "asha", epochs)
+    assert asked == [{"min_resource": least}]
 
 
 def test_a_trial_in_a_line() -> None:
