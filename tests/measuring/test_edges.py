@@ -360,19 +360,21 @@ def test_class_156_of_bytes_is_none_to_skip() -> None:
 class Numbered:
     """A loader of samples that have positions, with a batch that nothing is left of."""
 
-    def __init__(self) -> None:
-        self.sampler = DistributedSampler(TensorDataset(X, Y), 1, 0, shuffle=False)
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.sampler = DistributedSampler(TensorDataset(x, y), 1, 0)  # an order of its own
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for part in (slice(0, 4), slice(4, 4), slice(4, 6)):
-            yield X[part], Y[part]
+        order = list(self.sampler)
+        for part in (order[:4], [], order[4:]):
+            yield self.sampler.dataset[part]
 
 
-def test_an_empty_batch_of_numbered_samples_is_no_trouble() -> None:
-    model = nn.Linear(3, 2)
-    found, wanted = measure(model, Numbered()), measure(model, [(X, Y)])
+@pytest.mark.parametrize("shape", [(6,), (6, 5)], ids=["samples", "sequences"])
+def test_numbered_samples_keep_their_places(shape: tuple[int, ...]) -> None:
+    model, x, y = nn.Linear(3, 2), torch.randn(*shape, 3), torch.randint(2, shape)
+    found, wanted = measure(model, Numbered(x, y)), measure(model, [(x, y)])
     assert [each.index for each in found.worst] == [each.index for each in wanted.worst]
-    assert (found.samples, found.loss) == (6, pytest.approx(wanted.loss))
+    assert (found.samples, found.loss) == (y.numel(), pytest.approx(wanted.loss))
 
 
 def test_arrays_skip_the_labels_a_loader_skips() -> None:

@@ -97,7 +97,9 @@ def test_nothing_is_kept_of_other_data(
     labels = samples.labels.clone()
     labels[3] = -100
     assert accuracy_of(model, replace(samples, labels=labels)).correct is None
-    monkeypatch.setattr(accuracy, "MOST", 22)
+    monkeypatch.setattr(accuracy, "MOST", len(samples))
+    assert accuracy_of(model, samples).correct is not None
+    monkeypatch.setattr(accuracy, "MOST", len(samples) - 1)
     assert accuracy_of(model, samples).correct is None
 
 

@@ -177,6 +177,14 @@ def test_nearest_pixels_are_counted_in_whole_numbers(height, factor):
     assert down_up(image, factor=factor, mode="nearest")[0, :, 0].tolist() == rows
 
 
+def test_settings_that_are_not_given():
+    """Thirds, bilinear: those of the function and those of its settings."""
+    image = torch.rand(3, 12, 12)
+    usual = down_up(image, factor=3, mode="bilinear")
+    assert torch.equal(down_up(image), usual)
+    assert torch.equal(Perturbation(down_up=DownUp())(image), usual)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_images_stay_half(dtype):
     images = torch.rand(2, 3, 32, 32).to(dtype)
