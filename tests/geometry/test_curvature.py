@@ -295,6 +295,10 @@ def test_settings_that_are_not_given():
         "left_sides": True,
         "chunk_size": 256,
     }
+    x, y, W = torch.zeros(2, 2), torch.tensor([0, 1]), torch.eye(2)
+    found = g.curvature_bounds(nn.Identity(), W, x, y, sigma=1.0, radius=1.0)
+    hits = 100 * found.eta  # of as many draws
+    torch.testing.assert_close(hits, hits.round())
 
 
 def test_groups_of_samples_hold_no_more_directions_than_fit(monkeypatch):

@@ -26,7 +26,7 @@ from largemargin.measuring import (
 from largemargin.measuring.accuracy import Counts
 from largemargin.measuring.batches import ImageBatch
 from largemargin.measuring.calibration import calibration
-from largemargin.measuring.logit_model import ReadingOptions, columns_of, count_over
+from largemargin.measuring.logit_model import LogitModel, ReadingOptions, columns_of, count_over
 from largemargin.measuring.robust import Attack, Perturbation
 
 N, C, D = 61, 5, 7
@@ -208,6 +208,9 @@ def test_options_that_are_not_given_are_those_of_the_documentation(one_pass: Any
     wanted = {"batch_size": 256, "device": None, "workers": 0, "sync": True, "progress": False}
     assert {name: given[name] for name in wanted} == wanted
     assert set(wanted) == set(ReadingOptions.__annotations__)
+    model, x, y = problem()
+    (read,) = columns_of(LogitModel(model), [(x, y)], lambda batch: (batch.labels,), "reading", "")
+    assert torch.equal(read, y)
 
 
 def test_infinite_logits_are_no_nan() -> None:

@@ -220,6 +220,9 @@ def test_settings_that_are_not_given():
     wanted = {"layer_margins": (), "norm": 2, "eps": 1e-6, "bins": 50}
     nothing = ("layer", "topk", "max_samples", "normalization", "device")
     assert given == {**wanted, **dict.fromkeys(nothing), "progress": False}
+    found = measure_input_margins(nn.Linear(2, 2), [(torch.rand(3, 2), torch.tensor([0, 1, 1]))])
+    assert found.input is not None
+    assert found.input.samples == 3
 
 
 def test_results_come_back_from_json():

@@ -241,3 +241,4 @@ def test_settings_that_are_not_given() -> None:
     assert {name: given[name] for name in shared} == shared
     assert {name: own[name] for name in shared} == shared
     assert (own["similarity"], own["scale"], own["batch_size"]) == ("dot", 1.0, 8192)
+    assert measure_arrays(torch.eye(2), torch.arange(2), torch.eye(2)).samples == 2
