@@ -215,6 +215,34 @@ def test_a_band_that_no_margin_is_in_is_warned_of(settings, said):
     assert said is None or said in messages[0]
 
 
+def test_a_band_that_all_margins_are_inside_is_warned_of():
+    """The loss is 0 there, and trains nothing."""
+    criterion = lm.attach(nn.Linear(2, 3), lm.MarginDistribution())
+    watch = Watch(patience=1)
+    shares = {"below": 0.0, "inside": 1.0, "above": 0.0}
+    for above, warned in ((0.1, False), (0.0, True)):
+        shares["above"] = above
+        criterion.objective.terms["margin_distribution"].observed = {
+            name: torch.tensor(share) for name, share in shares.items()
+        }
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            watch._look_at_branches(criterion.objective, True)
+        assert ["lies inside its band" in str(each.message) for each in caught] == [True] * warned
+
+
+def test_margins_of_several_calls_are_seen_of_every_term():
+    bands = {"one": lm.MarginDistribution(), "two": lm.MarginDistribution()}
+    objective = lm.attach(nn.Linear(2, 3), lm.Objective(**bands)).objective
+    watch = Watch(patience=2)
+    for inside, due in ((1.0, False), (0.0, True)):  # the first call has seen some inside
+        for loss in objective.terms.values():
+            loss.observed = {"inside": torch.tensor(inside), "above": torch.tensor(0.5)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            watch._look_at_branches(objective, due)
+
+
 def test_each_of_several_bands_is_looked_at():
     torch.manual_seed(0)
     model = nn.Linear(2, 3)

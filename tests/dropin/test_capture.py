@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import largemargin as lm
+from largemargin.dropin import feature_hooks
 
 pytestmark = pytest.mark.filterwarnings("ignore:what is passed as .* are probabilities")
 
@@ -272,6 +273,61 @@ def test_collected_logits_do_not_keep_features() -> None:
         with pytest.raises(lm.LargeMarginError, match="right after"):
             criterion(collected[0], LABELS)
         criterion(collected[-1], LABELS)
+
+
+def test_collected_outputs_made_of_logits_do_not_keep_features() -> None:
+    model = Mlp(lambda z, f: z.double())
+    criterion = lm.attach(model, lm.CrossEntropy())
+    seen: list[weakref.ref[Tensor]] = []
+    model.body.register_forward_hook(lambda m, a, out: seen.append(weakref.ref(out)))
+    with torch.no_grad():
+        collected = [model(vectors(seed)) for seed in range(6)]
+        assert sum(each() is not None for each in seen) <= 2
+        criterion(collected[-1], LABELS)
+
+
+def test_whether_another_layer_may_be_the_head_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The graph of every later step is walked no more."""
+    asked = []
+    original = feature_hooks.returned_before
+    monkeypatch.setattr(
+        feature_hooks, "returned_before", lambda *args: asked.append(1) or original(*args)
+    )
+    model = Mlp()
+    criterion = lm.attach(model, lm.CrossEntropy())
+    for seed in range(3):
+        criterion(model(vectors(seed)), LABELS)
+    assert len(asked) == 1
+
+
+def test_outputs_of_ordinary_training_take_the_short_way() -> None:
+    model = Mlp()
+    criterion = lm.attach(model, lm.CrossEntropy())
+    for bias in (model.fc.bias, None):
+        model.fc.bias = bias
+        record = criterion._hooks.usual_record(model(vectors()))
+        assert record is not None
+        assert record.head == (model.fc.weight, bias)
+    assert criterion._hooks.usual_record(model(vectors(0, 2, 3, 4))) is None
+    assert criterion._hooks.usual_record(model(vectors()) + 1) is None
+    outputs = model(vectors())
+    outputs.mul_(2)
+    assert criterion._hooks.usual_record(outputs) is None
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_criterion_has_the_mode_of_its_model(training: bool) -> None:
+    """Also where another criterion has put the objective they share into that mode."""
+    model = Mlp()
+    criterion = lm.attach(model, lm.CrossEntropy())
+    criterion.train(not training)
+    criterion.objective.train(training)
+    model.train(training)
+    criterion(model(vectors()), LABELS, sample_weight=torch.ones(N))
+    assert criterion.training == criterion.objective.training == training
+    assert criterion.steps == int(training)
 
 
 def test_saved_outputs_are_plain_tensors() -> None:

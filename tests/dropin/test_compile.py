@@ -172,6 +172,19 @@ def test_outputs_of_compiled_code_that_were_changed_outside(post: str) -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
+def test_outputs_that_were_changed_inside_compiled_code() -> None:
+    """They carry no mark: the last pass whose logits have their shape is taken."""
+    model = Mlp()
+    criterion = lm.attach(model, lm.CosFace(scale=8.0))
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def step(x: Tensor) -> Tensor:
+        return criterion(model(x).log_softmax(1), LABELS)
+
+    got = step(vectors())
+    torch.testing.assert_close(got, criterion(model(vectors()), LABELS))
+
+
 @pytest.mark.filterwarnings("ignore:what is passed as outputs are probabilities")
 def test_compiled_in_place_and_without_gradients() -> None:
     model = Mlp(lambda z, f: {"logits": z.softmax(-1)})

@@ -136,6 +136,8 @@ class Chain(nn.Module):
 def test_layers_that_follow_each_other_are_no_rivals() -> None:
     assert find_layer(Chain(), None)[0] == "fc"
     assert find_layer(nn.ModuleList(Chain().children()), None)[0] == "2"
+    longer = nn.ModuleList([nn.Linear(5, 6), nn.Linear(6, 6), *Chain().children()])
+    assert find_layer(longer, None)[0] == "4"
     assert find_layer(nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 3))), None)[0] == (
         "1.0"
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from dropin.nets import LABELS, C, ConvNet, D, Mlp, gradients, images, vectors
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -160,6 +161,20 @@ def test_a_term_on_features_of_another_module() -> None:
             torch.testing.assert_close(criterion.gradient_norms["center"], slope.norm())
         compare(model, value, hand, want)
     torch.testing.assert_close(criterion.objective.terms["center"].centers, reference.centers)
+
+
+def test_a_term_on_its_own_features_does_not_read_the_logits_of_others() -> None:
+    model = Mlp()
+    terms = lm.Objective(
+        face=lm.CosFace(margin=0.2, scale=8.0), low=lm.CosFace(margin=0.1, scale=8.0)
+    )
+    criterion = lm.attach(model, terms, features={"low": "body.0"})
+    criterion(model(vectors()), LABELS)
+    head = model.fc.weight
+    for name, layer, margin in (("face", model.body, 0.2), ("low", model.body[0], 0.1)):
+        cosines = F.normalize(layer(vectors())) @ F.normalize(head).T
+        expected = F.cross_entropy(8 * (cosines - margin * F.one_hot(LABELS, C)), LABELS)
+        torch.testing.assert_close(criterion.terms[name], expected.detach())
 
 
 def test_all_terms_on_features_before_dropout() -> None:

@@ -146,6 +146,8 @@ def test_outputs_changed_in_place_are_refused() -> None:
     outputs.mul_(3)
     with pytest.raises(lm.LargeMarginError, match="changed in place"):
         criterion(outputs, LABELS)
+    match_outputs.check_unchanged(outputs, outputs._version, "outputs")
+    match_outputs.check_unchanged(outputs, None, "outputs")
 
 
 def test_a_temperature_is_warned_of_once() -> None:
@@ -244,9 +246,14 @@ def test_layers_that_are_more_than_weight_and_bias() -> None:
     want = F.cross_entropy(model(vectors()), LABELS)
     criterion = lm.attach(model, lm.CrossEntropy())
     torch.testing.assert_close(criterion(model(vectors()), LABELS), want)
+    assert (criterion.head.similarity, criterion.head.scale) == ("dot", 1.0)
 
 
-@pytest.mark.parametrize("loss", [cosface, lm.CrossEntropy, lm.Kobayashi])
+def penalised() -> lm.Objective:
+    return lm.CrossEntropy() + 0.5 * lm.ZeroCentroid()
+
+
+@pytest.mark.parametrize("loss", [cosface, lm.CrossEntropy, lm.Kobayashi, penalised])
 def test_weights_of_functional_call_are_the_ones_that_train(loss: Callable[[], lm.Loss]) -> None:
     model = Mlp()
     criterion = lm.attach(model, loss())
@@ -375,6 +382,31 @@ def test_a_position_is_chosen_by_its_whole_row() -> None:
     found = chosen_rows(logits[:, 0], logits)
     assert found is not None
     assert found.tolist() == [0, 3]
+    logits[1, 0] = logits[0, 1]  # what another sequence gave there is not of this one
+    found = chosen_rows(logits[:, 0], logits)
+    assert found is not None
+    assert found.tolist() == [0, 3]
+
+
+def test_rows_are_looked_for_among_so_many_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 rows are compared with 6 of 5 numbers each."""
+    logits = torch.randn(6, 5)
+    for most, found in ((120, True), (119, False)):
+        monkeypatch.setattr(match_outputs, "LARGEST", most)
+        assert (chosen_rows(logits[:4], logits) is not None) == found
+
+
+def test_diverged_outputs_are_those_of_diverged_logits() -> None:
+    logits = torch.tensor([[math.inf, 1.0], [0.0, 1.0]])
+    assert same(2 * logits, logits)
+    assert not same(torch.zeros(2, 2), logits)
+
+
+def test_probabilities_may_be_zero() -> None:
+    logits = torch.tensor([[200.0, 0.0], [0.0, 300.0]])
+    assert (logits.softmax(1) == 0).any()
+    with pytest.warns(MarginWarning, match="are probabilities"):
+        assert match_outputs.Agreement().rows_of(logits.softmax(1), logits, "outputs") is None
 
 
 @pytest.mark.parametrize(("error", "taken"), [(0.03, True), (0.07, False)])

@@ -261,6 +261,21 @@ class TestPresets:
         with pytest.raises(lm.LargeMarginError, match="total_steps"):
             lm.attach(model, objective, schedule="preset")
 
+    def test_of_a_preset_that_was_measured_with_one(self) -> None:
+        def preset(num_classes: int, dim: int) -> lm.Loss:
+            return lm.CosFace(margin=0.3)
+
+        usual, own = [Ramp("cosface.margin", 0.0, steps=4, begin=4)], Ramp("margin", 0.1, steps=7)
+        for scheduled, given, found in (
+            (True, None, usual),
+            (True, own, [own]),
+            (False, None, []),
+        ):
+            preset.scheduled = scheduled  # type: ignore[attr-defined]
+            model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 5))
+            criterion = lm.attach(model, preset, schedule=given, total_steps=30, warn=False)
+            assert criterion.schedules == found
+
     def test_short_trainings(self) -> None:
         for loss in (lm.CosFace(), lm.GaussianMixture(5, 4), lm.SphereFace(), lm.LDAM(COUNTS)):
             for each in self.of(loss, 1):

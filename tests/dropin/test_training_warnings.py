@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -75,6 +76,12 @@ class Trained:
             self.accuracy = (self.model(images).argmax(1) == targets).float().mean().item()
 
 
+def test_the_patience_users_get() -> None:
+    watch = Watch()
+    assert (watch.patience, watch.stuck_after) == (500, 200)
+    assert (watch.views_per_class, watch.labels_after) == (500, 100)
+
+
 def quick(**options: int) -> Watch:
     early = {"patience": 40, "stuck_after": 20, "views_per_class": 100, "labels_after": 40}
     return Watch(**{**early, **options})
@@ -136,7 +143,7 @@ class TestAngles:
         assert run.accuracy > 0.95
 
     def test_not_before_every_class_was_seen_often(self) -> None:
-        model = network(num_classes=1000)
+        model = network(num_classes=700)  # 14,000 samples are enough after 219 calls
         criterion = lm.attach(model, lm.CosFace(), warn=True)
         criterion._watch = quick()
         hopeless = -model[3].weight.detach()
@@ -149,7 +156,7 @@ class TestAngles:
 
     @staticmethod
     def behind(criterion: lm.Criterion, features: torch.Tensor) -> None:
-        labels = torch.randint(1000, (64,))
+        labels = torch.randint(700, (64,))
         criterion._watch(criterion, features[labels], labels, criterion.head)
 
     def test_ignored_rows_and_soft_targets_do_not_count(self) -> None:
@@ -158,7 +165,7 @@ class TestAngles:
         head.weight.data = weight
         criterion = lm.attach(nn.Sequential(head), lm.CosFace(scale=1.0, ignore_index=2))
         watch = Watch(patience=1)
-        labels = torch.tensor([0, 2, 2, 2, -100, 7] * 40)
+        labels = torch.tensor([0, 2, 2, 3, -100, 7] * 40)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             watch(
@@ -170,7 +177,15 @@ class TestAngles:
         watch = Watch(patience=1)
         soft = torch.nn.functional.one_hot(torch.tensor([0, 1, 2] * 40), 3) * 0.9 + 0.03
         with pytest.warns(MarginWarning, match="100% of the samples"):
-            watch(criterion, -soft @ weight, soft, criterion.head)
+            watch(criterion, (1 - 2 * soft) @ weight, soft, criterion.head)
+
+    def test_more_classes_than_features(self) -> None:
+        head = lm.ClassHead(2, 5, similarity="cosine")
+        criterion = lm.attach(nn.Sequential(head), lm.CosFace(scale=1.0))
+        labels = torch.arange(4, -1, -1).repeat(40)
+        features = head.weight.detach()[labels] * torch.where(labels < 2, 1, -1)[:, None]
+        with pytest.warns(MarginWarning, match="60% of the samples"):
+            Watch(patience=1)(criterion, features, labels, criterion.head)
 
     def test_other_heads_have_no_angles(self) -> None:
         run = Trained(lm.CrossEntropy(), lr=0.0, watch=quick(stuck_after=10_000), calls=50)
@@ -202,6 +217,19 @@ class TestParameters:
             warnings.simplefilter("error")
             for _ in range(30):
                 criterion(model(torch.randn(4, 64)), torch.tensor([0, 1, 2, 3])).backward()
+
+    def test_a_head_that_is_trained_later_has_its_own_time(self) -> None:
+        model = network()
+        criterion = lm.attach(model, lm.CrossEntropy())
+        criterion._watch = quick()
+        images, labels = digits()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for call in range(1, 71):
+                model[3].requires_grad_(call > 40)  # and is not in the optimizer
+                criterion(model(images[:64]), labels[:64]).backward()
+                assert bool(caught) == (call > 60)
+        assert "has not changed in 20 training calls" in str(caught[0].message)
 
     def test_no_gradient_no_warning(self) -> None:
         model = network()
@@ -241,6 +269,15 @@ class TestBanks:
         run = Trained(self.lmd, num_classes=17, watch=quick(), lr=0.01)
         (said,) = run.said
         assert "has never seen 7 of its 17 classes (10, 11, 12, 13, 14, ...) in 2560" in said
+
+    def test_every_bank_is_looked_at(self) -> None:
+        banks = [lm.CentroidBank(4, 2) for _ in range(2)]
+        banks[0].seen.fill_(True)
+        banks[1].seen[:3] = True
+        watch = Watch(views_per_class=1)
+        watch.samples = 4
+        with pytest.warns(MarginWarning, match=r"never seen 1 of its 4 classes \(3\)"):
+            watch._look_at_banks(SimpleNamespace(banks=banks))
 
     def test_not_before_there_was_a_chance(self) -> None:
         run = Trained(self.lmd, num_classes=17, watch=quick(views_per_class=1000), lr=0.01)

@@ -12,6 +12,7 @@ import largemargin as lm
 from largemargin import LargeMarginError
 from largemargin.dropin.feature_hooks import NO_PASS
 from largemargin.export import to_exported_program
+from largemargin.export.program import check_equal
 
 SIMILARITIES = ("dot", "cosine", "cosine_prototypes", "euclidean")
 # The whole library is out of reach, as on a machine that never had it.
@@ -332,6 +333,11 @@ def test_wrong_words_and_tolerances():
     program = to_exported_program(Noisy(), torch.randn(2, 6), verify=False)
     assert program.module()(torch.randn(4, 6)).shape == (4, 3)
     to_exported_program(Noisy(), torch.randn(2, 6), tolerance=100.0)
+    logits = torch.tensor([[0.0, 4.0]])
+    check_equal("it", logits, logits, nn.Linear(1, 2), 0.0)
+    check_equal("it", logits + 1.0, logits, nn.Linear(1, 2), 0.25)
+    with pytest.raises(LargeMarginError, match="it differs from the model by 2"):
+        check_equal("it", logits + 1.0, logits, nn.Linear(1, 2), 0.24)
 
 
 @pytest.mark.parametrize("outputs", ["logits", "probabilities"])

@@ -332,9 +332,14 @@ def test_nothing_is_pickled(tmp_path, monkeypatch):
 
 
 def test_read_config_says_how_to_build_the_model(tmp_path):
-    save(tmp_path / "run", Net(width=6), config={"width": 6})
+    save(
+        tmp_path / "run", Net(width=6), config={"width": 6}, class_names=["ß", "木", "x", "y", "z"]
+    )
     told = read_config(tmp_path / "run")
     assert told["head"]["num_classes"] == CLASSES
     assert told["largemargin"] == lm.__version__
     load(tmp_path / "run", Net(**told["config"]))
-    assert json.loads((tmp_path / "run" / "config.json").read_text()) == told
+    text = (tmp_path / "run" / "config.json").read_text(encoding="utf-8")
+    assert json.loads(text) == told
+    assert '"ß"' in text
+    assert '"木"' in text

@@ -7,17 +7,24 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from app.cli.command import environment, runs_in
 from faults.counting import Faults
-from faults.small_runs import assert_same, assert_tidy
+from faults.small_runs import assert_same, assert_tidy, config
 from two_ranks import NEEDS_GLOO
 
 from largemargin.app.training import Run
-from largemargin.app.training.processes import AGREE_EVERY, AGREE_SECONDS, StopAgreement
+from largemargin.app.training.processes import (
+    AGREE_EVERY,
+    AGREE_SECONDS,
+    StopAgreement,
+    _accelerator,
+)
 from largemargin.app.training.runs import resume_command
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
@@ -114,6 +121,24 @@ def test_the_command_that_continues_a_run_starts_as_many_processes(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert resume_command("my runs/a") == command
+
+
+def test_buffers_stay_as_they_are_between_two_passes_of_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other processes' would be written over them in the second, before the backward pass."""
+    accelerate = pytest.importorskip("accelerate")
+    asked: dict[str, Any] = {}
+
+    def made(**settings: Any) -> Any:
+        asked.update(settings)
+        return SimpleNamespace(log_with=[])
+
+    monkeypatch.setattr(accelerate, "Accelerator", made)
+    _accelerator(config(timeout=7.0))
+    several, waiting = asked["kwargs_handlers"]
+    assert several.to_kwargs() == {"broadcast_buffers": False}
+    assert waiting.timeout == timedelta(seconds=7)
 
 
 class Two:

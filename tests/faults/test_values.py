@@ -12,9 +12,17 @@ from faults.counting import Faults
 from largemargin.app.cli import main
 from largemargin.app.data import DataConfig, load_data
 from largemargin.app.models import ModelConfig
-from largemargin.app.training import ObjectiveConfig, RunConfig, read_config, train
+from largemargin.app.training import (
+    NoiseConfig,
+    ObjectiveConfig,
+    RunConfig,
+    config_file,
+    read_config,
+    train,
+)
 from largemargin.app.training.comparison import read_methods
 from largemargin.app.training.config_file import MOST_BYTES, load_yaml, read_yaml
+from largemargin.app.training.engine import check_config
 from largemargin.app.training.files import read_json, write_json
 from largemargin.errors import LargeMarginError
 
@@ -152,6 +160,15 @@ def test_files_too_large_for_settings(tmp_path: Path, faults: Faults) -> None:
         read_config(path)
 
 
+def test_only_so_many_values_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list counts as one beside those in it, and again wherever an alias stands for it."""
+    monkeypatch.setattr(config_file, "MOST_VALUES", 7)
+    assert load_yaml("[&a [1, 2], *a]") == [[1, 2], [1, 2]]
+    monkeypatch.setattr(config_file, "MOST_VALUES", 6)
+    with pytest.raises(yaml.MarkedYAMLError, match="too many values"):
+        load_yaml("[&a [1, 2], *a]")
+
+
 def test_sensible_yaml_is_read() -> None:
     assert load_yaml("name: 2024-01-01")["name"] == "2024-01-01"
     assert load_yaml("a: &x [1, 2]\nb: *x\nc: {<<: {d: 1}}") == {
@@ -245,6 +262,13 @@ def test_numbers_of_a_run_outside_their_range(
     with pytest.raises(LargeMarginError, match=name):
         train(RunConfig(**settings), progress=False)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_smallest_numbers_of_a_run_are_allowed() -> None:
+    least = {"patience": 1, "epochs": 1, "batch_size": 2, "checkpoint_every": 1, "timeout": 1e-3}
+    none = {"gradients_every": 0, "geometry_samples": 0, "max_bad_steps": 0}
+    check_config(RunConfig(ema=0.0, noise=NoiseConfig(level=0.0), **least, **none))
+    check_config(RunConfig(noise=NoiseConfig(level=1.0)))
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_newer_files_say_that_they_are_newer(run: Run, faults: Faults) -> None:
     with pytest.raises(LargeMarginError, match=r"newer version of largemargin \(9\.9\).*Upgrade"):
         Checkpoints(run.folder).find("last")
     changed(run.folder / "result.json", format_version=2)
-    with pytest.raises(LargeMarginError, match=NEWER):
+    with pytest.raises(LargeMarginError, match=rf"/run/result\.json .*{NEWER}"):
         _ = run.result
     changed(run.folder / "data.json", format_version=2)
     with pytest.raises(LargeMarginError, match=NEWER):
@@ -65,6 +65,16 @@ def test_newer_files_say_that_they_are_newer(run: Run, faults: Faults) -> None:
     with pytest.raises(LargeMarginError, match=NEWER):
         run.geometry()
     faults.attempt("a file of a newer version", 4)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"validation": {"loss": 1.0}}, {"test": {"accuracy": "high"}}, {"failure": 3}]
+)
+def test_a_damaged_result_is_named(run: Run, faults: Faults, changes: dict[str, Any]) -> None:
+    changed(run.folder / "result.json", **changes)
+    faults.attempt("a damaged result of a run")
+    with pytest.raises(LargeMarginError, match=r"/run/result\.json is damaged"):
+        _ = run.result
 
 
 def test_a_newer_model_says_so(run: Run, faults: Faults) -> None:

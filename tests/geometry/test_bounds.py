@@ -83,6 +83,14 @@ def test_divergences_have_the_gradient_of_their_formula(divergence):
     assert torch.autograd.gradcheck(divergence, (p.requires_grad_(), q.requires_grad_()))
 
 
+def test_outcomes_of_probability_0_have_no_gradient_of_their_own():
+    p = torch.tensor([0.0, 0.25, 0.75], dtype=torch.float64, requires_grad=True)
+    q = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
+    (found,) = torch.autograd.grad(g.kl_divergence(p, q), p)
+    wanted = torch.tensor([0.0, 1.0, 1.0 + math.log(3)], dtype=torch.float64)
+    torch.testing.assert_close(found, wanted)
+
+
 @given(st.floats(0.5, 1.0))
 def test_jsd_bounds_are_ordered_and_reached(tau):
     bound = g.jsd_lower_bound(tau)
@@ -210,11 +218,27 @@ def test_slack_falls_with_samples_and_grows_with_the_weights():
         assert getattr(many, name) < getattr(few, name) < getattr(heavy, name)
 
 
+@pytest.mark.parametrize("part", ["sigma", "kl", "slack_pac_bayes", "bound_lemma1"])
+def test_the_pac_bayes_step_has_the_gradient_of_its_formula(part):
+    margins = torch.tensor([-0.3, 0.2, 0.9], dtype=torch.float64)
+    w, layers, between = (
+        torch.linspace(low, 1.0, n, dtype=torch.float64, requires_grad=True)
+        for low, n in ((0.5, 4), (0.3, 2), (0.4, 2))
+    )
+    settings = {"num_samples": 90, "width": 7, "contraction": 1.5, "spectral_norm": 2.0}
+
+    def value(*given):
+        return getattr(g.pac_bayes_quantities(margins, *given, **settings), part)
+
+    assert torch.autograd.gradcheck(value, (w, layers, between))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: g.ramp_loss(torch.ones(2), rho=0.0), "rho must be"),
-        (lambda: g.ramp_loss(torch.ones(2).long(), rho=1.0), "margins must be"),
+        (lambda: g.ramp_loss(torch.ones(2).long(), rho=1.0), "but torch.int64 was given"),
+        (lambda: g.ramp_loss(0.5, rho=1.0), "margins must be .* but float was given"),
         (lambda: g.linear_margin_bound(torch.ones(2), weight_norm=-1.0, **SETTINGS), "weight_norm"),
         (
             lambda: g.linear_margin_bound(torch.ones(2), weight_norm=1.0, delta=1.0, **SETTINGS),
@@ -238,6 +262,7 @@ def test_slack_falls_with_samples_and_grows_with_the_weights():
         (lambda: g.spectral_complexity([torch.eye(2), torch.eye(3)]), "must fit together"),
         (lambda: g.spectral_complexity([torch.ones(2, 2, 3, 3)]), r"weights\[0\] must have shape"),
         (lambda: g.noise_cushions([torch.eye(2)], torch.ones(1, 3)), "inputs must have shape"),
+        (lambda: g.noise_cushions([torch.eye(2)], torch.ones(0, 2)), r"theirs is \(0, 2\)"),
         (lambda: pac_bayes(num_samples=1), "num_samples must be"),
         (lambda: pac_bayes(r=0.5), "r must be"),
         (

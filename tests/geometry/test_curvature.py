@@ -1,6 +1,9 @@
 """Curvature: quadratics, agreement of the estimators, modes and memory, groups, bounds."""
 
+import inspect
 import math
+import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from torch import nn
 
 from largemargin import geometry as g
 from largemargin.errors import LargeMarginError
+from largemargin.geometry import input_gradients
 from largemargin.geometry.input_gradients import searched
 
 
@@ -215,6 +219,8 @@ def test_a_flat_model_has_no_curvature():
 def test_byte_labels_and_soft_labels():
     model, x, y = Recorder(), torch.randn(3, 4), torch.tensor([0, 2, 1])
     want = g.input_gradient(model, x, y)
+    for dtype in (torch.int16, torch.int32):
+        assert torch.equal(g.input_gradient(model, x, y.to(dtype)).gradient, want.gradient)
     byte = g.input_gradient(model, x, y.to(torch.uint8))
     soft = g.input_gradient(model, x, nn.functional.one_hot(y).float())
     torch.testing.assert_close(byte.gradient, want.gradient)
@@ -270,6 +276,52 @@ def test_every_draw_inside_and_every_draw_outside():
     outside = g.curvature_bounds(nn.Identity(), W, x, y, sigma=1.0, radius=1e-9)
     assert outside.eta.tolist() == [0, 0]
     assert torch.isfinite(outside.l_out).all()
+    edge = torch.tensor([[3.0, 4.0], [-6.0, 8.0]])  # at the radius and beyond it
+    found = g.curvature_bounds(nn.Identity(), W, x, y, sigma=1.0, radius=5.0, noise=edge)
+    assert found.eta.tolist() == [0.5, 0.5]
+
+
+def test_settings_that_are_not_given():
+    def defaults(function):
+        taken = inspect.signature(function).parameters.items()
+        return {name: each.default for name, each in taken if each.default is not each.empty}
+
+    shared = {"directions": None, "num_directions": 20, "generator": None, "loss": None}
+    end = {"chunk_size": 256, "precision": "highest"}
+    assert defaults(g.curvature) == {**shared, "step": 1e-2, **end}
+    assert defaults(g.curvature_bounds) == {
+        **dict.fromkeys(("bias", "logit_bound", "noise", "generator")),
+        "draws": 100,
+        "left_sides": True,
+        "chunk_size": 256,
+    }
+    x, y, W = torch.zeros(2, 2), torch.tensor([0, 1]), torch.eye(2)
+    found = g.curvature_bounds(nn.Identity(), W, x, y, sigma=1.0, radius=1.0)
+    hits = 100 * found.eta  # of as many draws
+    torch.testing.assert_close(hits, hits.round())
+
+
+def test_groups_of_samples_hold_no_more_directions_than_fit(monkeypatch):
+    monkeypatch.setattr(input_gradients, "DIRECTION_NUMBERS", 40)
+    x = torch.zeros(9, 4)
+    groups = input_gradients.sample_groups(x, 5, 256)
+    sizes = [part.stop - part.start for part in groups]
+    assert sizes == [2, 2, 2, 2, 1]
+    assert len(list(input_gradients.sample_groups(x, 11, 256))) == 9  # one at a time at least
+    assert len(list(input_gradients.sample_groups(x[:, :0], 5, 3))) == 3
+
+
+def test_passes_of_a_full_chunk_are_counted_for_the_search(monkeypatch):
+    passes = []
+
+    def counted(device, number):
+        passes.append(number)
+        return nullcontext()
+
+    monkeypatch.setattr(sys.modules["largemargin.geometry.curvature"], "searched", counted)
+    x, y = torch.randn(5, 4), torch.arange(5) % 3
+    g.curvature(Recorder(), x, y, num_directions=2, chunk_size=4)
+    assert passes == [2, 2, 2, 1, 1]  # four samples and eight directions, one sample and two
 
 
 def test_low_curvature_accuracy_is_the_definition():
@@ -333,10 +385,12 @@ def test_groups_without_a_correlation():
             lambda m, x, y: g.curvature_bounds(m, torch.eye(3), x, y, sigma=0.0, radius=1.0),
             "sigma must be",
         ),
-        (lambda m, x, y: g.low_curvature_mask(x), "curvature must be"),
+        (lambda m, x, y: g.low_curvature_mask(x), r"curvature must be .* but \(3, 4\) was given"),
+        (lambda m, x, y: g.low_curvature_mask([0.1]), "curvature must be .* but list was given"),
         (lambda m, x, y: g.low_curvature_mask(x[0], 1.5), "share must be"),
         (lambda m, x, y: g.low_curvature_accuracy(x[0], y, [0.5]), "correct must have shape"),
         (lambda m, x, y: g.low_curvature_accuracy(x[0], x[0], 0.5), "shares must be a list"),
+        (lambda m, x, y: g.low_curvature_accuracy(x[0], x[0], 1), "shares must be a list"),
         (lambda m, x, y: g.low_curvature_accuracy(x[0], x[0], x[0, 0]), "shares must be a list"),
         (lambda m, x, y: g.curvature_by_robustness(x[0], y), "correct_counts must have shape"),
         (lambda m, x, y: g.curvature_by_robustness(x[:, 0], y + 10), "at most draws"),
@@ -351,8 +405,8 @@ def test_errors(call, message):
 @pytest.mark.parametrize(
     ("device", "passes", "deterministic", "expected"),
     [
-        ("cuda", 20, False, True),
-        ("cuda", 2, False, False),
+        ("cuda", 8, False, True),
+        ("cuda", 7, False, False),
         ("cuda", 20, True, False),
         ("cpu", 20, False, False),
     ],

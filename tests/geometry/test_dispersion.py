@@ -185,7 +185,7 @@ def test_collapsed_classes_have_no_variance_at_all():
         (lambda q, W, y: g.class_dispersion(q, y, 2), "labels must lie"),
         (lambda q, W, y: g.class_dispersion(q[:2], y, 3), "one entry per row"),
         (lambda q, W, y: g.class_dispersion(q * math.nan, y, 3), "finite"),
-        (lambda q, W, y: g.class_dispersion(q, torch.rand(4, 3), 3), "soft targets"),
+        (lambda q, W, y: g.class_dispersion(q, torch.rand(4, 3), 3), "but soft targets"),
         (lambda q, W, y: g.boundary_margins(q, W[:, :1], y), "second dimension"),
         (lambda q, W, y: g.boundary_margins(q, W[:1], y * 0), "at least 2 classes"),
         (lambda q, W, y: g.boundary_margins(q, W, y, bias=torch.ones(2)), "bias must have shape"),

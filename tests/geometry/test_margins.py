@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from largemargin import geometry as g
 from largemargin.errors import LargeMarginError
 from largemargin.geometry import pairs
+from largemargin.ops.norms import EPS
 
 
 def simplex(num_classes, dim, dtype=torch.float64):
@@ -68,6 +69,10 @@ def test_zero_rows_are_at_right_angles():
     close = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 0.5]])
     assert float(g.class_margin(close)) == pytest.approx(math.atan(0.5))
     assert float(g.magnitude_ratio(close)) == math.inf
+    short = torch.tensor([[EPS, 0.0], [1.0, 1.0]], dtype=torch.float64)  # the shortest that is none
+    assert float(g.angle_matrix(short)[0, 1]) == pytest.approx(math.pi / 4)
+    short[0] /= 2
+    assert float(g.angle_matrix(short)[0, 1]) == pytest.approx(math.pi / 2)
 
 
 def test_class_margin_gradient_opens_the_closest_pair():
@@ -196,6 +201,15 @@ def test_lm_softmax_inequality_holds(scale, seed):
     assert sides.left >= sides.right - 1e-12
     excess = float(sides.left + sides.gamma_min)
     assert -1e-12 <= excess <= math.log(7 * 3) / scale + 1e-12
+
+
+@pytest.mark.parametrize("part", ["left", "right", "gamma_min"])
+def test_lm_softmax_inequality_has_the_gradient_of_its_formula(part):
+    q, W = (torch.randn(n, 3, dtype=torch.float64, requires_grad=True) for n in (5, 4))
+    y = torch.tensor([0, 1, 2, 3, 0])
+    assert torch.autograd.gradcheck(
+        lambda *given: getattr(g.lm_softmax_inequality(*given, y, scale=3.0), part), (q, W)
+    )
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,8 @@ def test_logs_hidden_layers(tmp_path: Path) -> None:
     layer = monitor.last.layers[0]
     assert logged["geometry/1/left_out_accuracy"].item() == pytest.approx(layer.left_out_accuracy)
     assert logged["geometry/1/variance_ratio"].item() == pytest.approx(layer.variance.ratio)
+    assert layer.collapse is not None
+    assert logged["geometry/1/nc1"].item() == pytest.approx(layer.collapse.variability)
 
 
 def test_measuring_does_not_change_training(tmp_path: Path) -> None:

@@ -503,6 +503,13 @@ def test_only_logs_of_the_loss_get_its_terms() -> None:
     callback.on_log(None, SimpleNamespace(log_history=[logs]), None, logs=logs)
     callback.on_log(None, SimpleNamespace(log_history=[logs]), None)
     assert logs == {"eval_accuracy": 1.0}
+    callback.criterion.terms = {"cosface": torch.tensor(2.0)}
+    callback.on_log(None, SimpleNamespace(log_history=[logs]), None, logs=logs)
+    assert logs == {"eval_accuracy": 1.0}
+    logs, kept = {"loss": 3.0}, {"loss": 3.0, "step": 7}
+    callback.on_log(None, SimpleNamespace(log_history=[{}, kept]), None, logs=logs)
+    assert logs == {"loss": 3.0, "loss_cosface": 2.0}
+    assert kept == {"loss": 3.0, "loss_cosface": 2.0, "step": 7}
 
 
 @pytest.mark.parametrize("step", [1, 7])

@@ -3,6 +3,7 @@
 import math
 import pickle
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ def test_the_head_is_that_of_logistic_regression(each: int, width: int, sparse: 
     found.chosen.size = 0.0  # without the temperature
     weight, bias = found.finish()
     assert found.trained == pytest.approx(3 / 4)  # of folds, whose C the last head keeps
+    assert found.length == pytest.approx(np.average((X**2).sum(1), weights=weights))
     c = 1 / (found.chosen.share * found.length * found.trained * weights.sum())
     theirs = LogisticRegression(C=c, tol=1e-10, max_iter=10_000).fit(X, y, weights)
     np.testing.assert_allclose(weight, theirs.coef_, atol=1e-5 * np.abs(theirs.coef_).max())
@@ -95,6 +97,66 @@ def test_tolerance_is_relative_to_the_loss() -> None:
         assert least <= problems.evaluate(rough, 1e-4)[0] <= 1.02 * least
 
 
+def test_a_solution_is_the_first_step_within_the_tolerance() -> None:
+    """The Newton decrement against the square root of the loss; of 0.001 where it is smaller."""
+    for spread, penalty, tolerance in ((2.0, 1e-2, 0.1), (0.05, 1e-7, 0.01)):
+        X, y = embeddings(classes=3, each=20, width=10, spread=spread)
+        labels = torch.from_numpy(y)
+        weights = torch.full((len(y), 1), 1 / len(y), dtype=torch.float64)
+        axes = linear_solver.centred(torch.from_numpy(X), weights[:, 0], lambda head: head)
+        problems = linear_solver.Problems(axes, labels, weights)
+        start = torch.zeros(1, 3, 11, dtype=torch.float64)
+        # All classes are as likely at the start: p (1 - p) is 2/9.
+        inverse = torch.cat([axes.curvature * 2 / 9 + penalty, torch.tensor([2 / 9])])
+
+        def far(steps: int) -> float:
+            """By how much the squared decrement is above what is allowed."""
+            heads, _ = linear_solver.minimise(problems, start, penalty, tolerance, steps)  # noqa: B023
+            value, gradient = problems.evaluate(heads, penalty)  # noqa: B023
+            decrement = float((gradient.square() / inverse).sum())  # noqa: B023
+            return decrement - tolerance**2 * max(float(value), 1e-3)  # noqa: B023
+
+        _, steps = linear_solver.minimise(problems, start, penalty, tolerance, 1000)
+        assert far(steps) <= 0 < far(steps - 1)
+
+
+def test_small_losses_fall_as_far_in_single_precision() -> None:
+    """What rounding hides is a part of the loss: a hundred-thousandth is progress, of 0.0002."""
+    X, y = embeddings(classes=40, each=20, width=20)
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        weights = torch.full((len(y), 1), 1 / len(y), dtype=dtype)
+        axes = linear_solver.centred(torch.tensor(X, dtype=dtype), weights[:, 0], lambda head: head)
+        problems = linear_solver.Problems(axes, torch.from_numpy(y), weights)
+        start = torch.zeros(1, 40, 21, dtype=dtype)
+        heads, _ = linear_solver.minimise(problems, start, 1e-7, 3e-4, 1000)
+        found.append(float(problems.evaluate(heads, 1e-7)[0]))
+    assert found[0] == pytest.approx(found[1], rel=0.003)
+
+
+def test_the_axes_are_those_of_the_smaller_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of features with each other or of samples with each other; a sparse matrix stays sparse."""
+    sizes = []
+    principal = linear_solver.principal
+    monkeypatch.setattr(
+        linear_solver, "principal", lambda each: sizes.append(tuple(each.shape)) or principal(each)
+    )
+    monkeypatch.setattr(linear_solver, "DENSE", 5)
+    for count, width in ((9, 4), (4, 9)):
+        X = np.random.default_rng(0).normal(size=(count, width))
+        weights = torch.ones(count).double()
+        dense = linear_solver.axes(torch.from_numpy(X), weights)
+        sparse = linear_solver.axes(scipy.sparse.csr_matrix(X), weights)
+        torch.testing.assert_close(sparse.rows @ sparse.rows.T, dense.rows @ dense.rows.T)
+    assert sizes == [(4, 4), (9, 9), (4, 4), (4, 4)]
+    sizes.clear()
+    for rotated in (4, 3):  # too many are not rotated
+        monkeypatch.setattr(linear_solver, "ROTATED", rotated)
+        for count, width in ((9, 4), (4, 9)):
+            linear_solver.axes(torch.randn(count, width).double(), torch.ones(count).double())
+    assert sizes == [(4, 4), (4, 4)]
+
+
 def test_many_sparse_rows_are_solved_without_axes(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = embeddings(each=10, width=12)
     X[np.abs(X) < 0.5] = 0
@@ -112,6 +174,12 @@ def test_rows_in_parts_are_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     X, y = embeddings()
     whole = linear().fit(X, y).predict_proba(X)
     monkeypatch.setattr(linear_solver, "ENTRIES", 100)
+    axes = linear_solver.centred(torch.from_numpy(X), torch.ones(32).double() / 32, lambda x: x)
+    problems = linear_solver.Problems(axes, torch.from_numpy(y), torch.ones(32, 5).double() / 32)
+    parts = problems.parts(torch.zeros(5, 4, 21))  # of 100 logits: 5 rows of 5 problems, 4 classes
+    assert [part.indices(32)[:2] for part in parts] == [
+        (i, min(i + 5, 32)) for i in range(0, 32, 5)
+    ]
     np.testing.assert_allclose(linear().fit(X, y).predict_proba(X), whole, rtol=1e-6)
 
 
@@ -152,6 +220,17 @@ def test_few_right_samples_do_not_make_sure() -> None:
     assert float((factor * logits).softmax(1)[0, 0]) == pytest.approx(99 / 100, abs=0.001)
 
 
+def test_wrong_samples_tell_more_than_a_doubt() -> None:
+    """One of 10 is wrong: the doubt of half a sample in 12 counts half."""
+    logits = torch.tensor([[3.0, -3.0]], dtype=torch.float64).expand(10, 2)
+    labels = torch.tensor([0] * 9 + [1])
+    factor, _ = calibrated(logits, labels, torch.ones(10))
+    doubt = 1 / 12 / 2
+    expected = (9 * (1 - doubt) + doubt) / 10
+    found = float((factor * logits).softmax(1)[0, 0])
+    assert found == pytest.approx(expected, abs=0.005)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_head_that_rounding_holds_up_is_finished(dtype: Any) -> None:
     """Separable classes and a weak penalty: losses cannot fall further, gradients are noise."""
@@ -181,6 +260,18 @@ def test_features_that_are_all_equal_say_nothing() -> None:
     model = linear().fit(np.full((9, 3), 0.7), y)
     np.testing.assert_allclose(model.predict_proba(np.zeros((1, 3))), [[2 / 3, 1 / 3]], atol=0.02)
     assert model.predict(np.ones((1, 3))) == ["a"]
+
+
+@pytest.mark.parametrize("unit", [1.0, 1000.0])
+def test_a_search_begins_where_the_penalty_is_that_of_the_curvature(unit: float) -> None:
+    """46 % of the squared length lie in one direction; the mean of p (1 - p) is 3/16: 0.086."""
+    parts = torch.tensor([0.46, 0.27, 0.27]).double()
+    rows = (3 * parts).sqrt().diag().repeat(4, 1)
+    features = unit * torch.cat([rows, -rows])
+    labels = torch.arange(24) % 4
+    fold = assign_folds(torch.arange(24).double(), labels, 3, 0)
+    found = Search(features, labels, torch.ones(24).double(), fold, 4)
+    assert found.path[0]["penalty"] == pytest.approx(0.1)  # the next is 0.03
 
 
 @pytest.mark.parametrize("begun", [0, 5])
@@ -232,6 +323,22 @@ def test_a_search_that_is_far_behind_ends_early() -> None:
     behind = Search(features * units, labels, ones, fold, 4, best)
     assert best.best.loss < alone.best.loss
     assert len(behind.path) < len(alone.path)
+
+
+def test_far_ahead_is_two_standard_errors_and_four_steps() -> None:
+    """k of n losses that are higher by the same have a gap of the root of k standard errors."""
+    X, y = embeddings(each=8)
+    fold = assign_folds(torch.arange(len(y)).double(), torch.from_numpy(y), 4, 0)
+    found = Search(
+        torch.from_numpy(X - X.mean(0)), torch.from_numpy(y), torch.ones(len(y)).double(), fold, 4
+    )
+    for higher in (0.01, 100.0):
+        for count, ahead in ((3, False), (5, True)):
+            extra = higher * (torch.arange(len(y)) < count)
+            point = replace(found.best, losses=found.best.losses + extra)
+            gap = higher * count / len(y)
+            assert found.ahead(point, gap / 4.01) == ahead
+            assert not found.ahead(point, gap / 3.99)
 
 
 @pytest.mark.parametrize("each", [1, 2, 3])
@@ -302,6 +409,19 @@ def test_wrong_labels_have_negative_margins() -> None:
     margins = linear().fit(X, given).held_out_margins_
     assert set(np.argsort(margins)[: len(wrong)]) == set(wrong)
     assert (margins[wrong] < 0).all()
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_gaps_are_margins_of_the_likeliest_class(classes: int) -> None:
+    X, y = embeddings(classes=classes, each=12, spread=4.0)
+    model = linear().fit(X, y)
+    margins, gaps = model.held_out_margins_, model.held_out_gaps_
+    right = margins > 0
+    assert 0 < right.sum() < len(y)
+    assert (gaps >= 0).all()
+    np.testing.assert_allclose(gaps[right], margins[right], rtol=1e-6)
+    if classes == 2:
+        np.testing.assert_allclose(gaps, np.abs(margins), rtol=1e-6)
 
 
 def test_inputs_of_no_class_score_low() -> None:

@@ -205,6 +205,20 @@ def test_a_head_with_an_adapter_is_refused(layer: str | None) -> None:
     )
 
 
+def test_the_head_is_that_of_the_adapter_in_use() -> None:
+    """Also of one that was used before."""
+    model, criterion = adapted(Plain(), "attach first", lm.CrossEntropy())
+    model.add_adapter("second", model.peft_config["default"])
+    heads = model.base_model.model.classifier.modules_to_save
+    nn.init.normal_(heads["second"].weight)
+    for name in ("default", "second", "default", "second"):
+        model.set_adapter(name)
+        outputs = model(X)
+        wanted = torch.nn.functional.cross_entropy(outputs, Y)
+        torch.testing.assert_close(criterion(outputs, Y), wanted)
+        assert criterion._hooks.layer is heads[name]
+
+
 @pytest.mark.filterwarnings("default::largemargin.errors.MarginWarning")
 @pytest.mark.parametrize("build", [vit, Plain])
 def test_what_loading_needs_is_said(build: Callable[[], Any], tmp_path: Path) -> None:

@@ -67,6 +67,26 @@ def test_default_settings_learn_small_tables(load: Any, least: float, seed: int)
     assert LargeMarginClassifier(random_state=seed).fit(X, y).score(X_test, y_test) >= least
 
 
+def test_the_settings_nobody_gave() -> None:
+    found = {key: value for key, value in LargeMarginClassifier().get_params().items() if value}
+    assert LargeMarginClassifier().__sklearn_tags__().input_tags.sparse
+    assert found == {
+        **dict.fromkeys(
+            ("objective", "hidden_sizes", "channels", "optimizer", "calibrate", "device", "dtype"),
+            "auto",
+        ),
+        "standardize": True,
+        "lr": 0.003,
+        "weight_decay": 0.01,
+        "decay": "cosine",
+        "epochs": 50,
+        "batch_size": 64,
+        "folds": 5,
+        "validation_fraction": 0.1,
+        "patience": 10,
+    }
+
+
 def test_fewer_epochs_learn_digits() -> None:
     X, X_test, y, y_test = split(load_digits)
     assert quick().fit(X, y).score(X_test, y_test) >= 0.95
@@ -318,6 +338,93 @@ def test_images(channels: str) -> None:
         model.predict(X[:, :2])
 
 
+def test_channels_are_the_axis_of_at_most_four_entries() -> None:
+    assert not scikit_learn.channels_last((4, 5, 5), "auto")
+    assert scikit_learn.channels_last((5, 5, 4), "auto")
+    for shape in ((5, 8, 8), (8, 8, 5), (4, 8, 4)):
+        with pytest.raises(lm.LargeMarginError, match="may have their channels first or last"):
+            scikit_learn.channels_last(shape, "auto")
+
+
+def test_images_of_bytes_stay_bytes() -> None:
+    """In memory they are an eighth of whole numbers."""
+    rows = np.arange(12).reshape(2, 6)
+    for kind, kept in ((np.uint8, torch.uint8), (np.uint16, torch.int64), (np.int16, torch.int16)):
+        tensor = scikit_learn.as_tensor(rows.astype(kind), (2, 3), "auto")
+        assert tensor.dtype == kept
+        assert tensor.tolist() == rows.reshape(2, 1, 2, 3).tolist()
+
+
+def test_statistics_are_weighted_and_of_features_or_channels() -> None:
+    rng = np.random.default_rng(0)
+    X, weights = rng.normal(2, 3, size=(30, 3, 4, 5)), rng.uniform(size=30)
+    X[:, 1] = 7.0
+    for axes, per_channel in (((0, 2, 3), True), ((0,), False)):
+        mean, spread = scikit_learn.statistics(
+            torch.from_numpy(X), torch.from_numpy(weights), per_channel
+        )
+        share = np.broadcast_to(weights[:, None, None, None], X.shape)
+        expected = np.average(X, axes, share, keepdims=True)[0]
+        squares = np.average((X - expected) ** 2, axes, share, keepdims=True)[0]
+        np.testing.assert_allclose(mean, expected)
+        np.testing.assert_allclose(spread[[0, 2]], np.sqrt(squares)[[0, 2]])
+        assert (spread[1] == 1).all()
+
+
+def test_images_are_standardised_by_channel_and_have_64_features() -> None:
+    X, y = images("first")
+    model = quick(epochs=1).fit(X, y)
+    mean = X.mean((0, 2, 3), keepdims=True)[0]
+    np.testing.assert_allclose(model.model_.standardize.mean, mean, rtol=1e-5)
+    assert model.transform(X[:2]).shape == (2, 64)
+
+
+def test_convolutions_halve_images_that_are_large_enough() -> None:
+    for height, width, pools in ((16, 16, 2), (15, 40, 1), (40, 8, 1), (7, 40, 0), (2, 16, 0)):
+        made = scikit_learn.convolutions((1, height, width)).eval()
+        assert sum(isinstance(each, nn.MaxPool2d) for each in made) == pools
+        assert made(torch.zeros(2, 1, height, width)).shape == (2, 64)
+
+
+def test_lists_of_images_are_images() -> None:
+    X, _ = images("last")
+    for some in (X[:1, :, :, 0], X[:1], X[:3]):
+        flat, shape = scikit_learn.as_rows(list(some))
+        np.testing.assert_array_equal(flat, some.reshape(len(some), -1))
+        assert shape == some.shape[1:]
+
+
+@pytest.mark.parametrize("standardize", [True, False])
+def test_noise_is_in_standard_deviations_of_the_inputs(
+    standardize: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are where they are not standardised."""
+    X, y = load_iris(return_X_y=True)
+    given = []
+    network = scikit_learn.EstimatorNetwork
+    original = network.forward
+    monkeypatch.setattr(
+        network, "forward", lambda self, inputs: given.append(inputs) or original(self, inputs)
+    )
+    monkeypatch.setattr(torch, "randn_like", torch.ones_like)
+    quick("stability", noise=0.1, standardize=standardize, epochs=1, batch_size=150).fit(X, y)
+    expected = np.broadcast_to(0.1 * (X.std(0) if standardize else 1.0), X.shape)
+    np.testing.assert_allclose(given[1] - given[0], expected, rtol=1e-5)
+
+
+def test_the_perceptron_has_128_and_64_units() -> None:
+    model = quick(epochs=1).fit(*load_iris(return_X_y=True))
+    widths = [each.out_features for each in model.model_.modules() if isinstance(each, nn.Linear)]
+    assert widths[:2] == [128, 64]
+
+
+def test_an_average_is_weighted_by_counts() -> None:
+    seen = scikit_learn.Average()
+    seen.add({"loss": torch.tensor(2.0), "term": torch.tensor(1.0)}, 3)
+    seen.add({"loss": torch.tensor(6.0), "term": torch.tensor(5.0)}, 1)
+    assert seen.read() == {"loss": 3.0, "term": 2.0}
+
+
 def test_channels_first_and_last_are_the_same_images() -> None:
     first = quick(epochs=2).fit(*images("first")).predict_proba(images("first")[0])
     last = quick(epochs=2).fit(*images("last")).predict_proba(images("last")[0])
@@ -365,6 +472,11 @@ def test_copies(dump: str) -> None:
         copy.fit(X, y)
     assert np.array_equal(copy.predict_proba(X), model.predict_proba(X))
     assert np.array_equal(copy.fit(X, y).predict_proba(X), model.fit(X, y).predict_proba(X))
+
+
+def test_an_estimator_that_is_not_fitted_can_be_sent_to_another_process() -> None:
+    model = LargeMarginClassifier("arcface", epochs=3)
+    assert pickle.loads(pickle.dumps(model)).get_params() == model.get_params()
 
 
 def test_pipelines_and_grid_search() -> None:
@@ -605,12 +717,17 @@ def test_no_more_networks_are_trained_than_held_out_samples_are_needed(
     assert begun == [144] + [96] * networks
 
 
-def test_rows_may_be_arrays_or_lists_of_lists() -> None:
+def test_rows_may_be_arrays_or_lists_of_lists_or_tensors() -> None:
     X, y = load_iris(return_X_y=True)
     of_array, of_lists = quick(epochs=2).fit(X, y), quick(epochs=2).fit(X.tolist(), y.tolist())
-    for model in (of_array, of_lists):
-        for rows in (X, X.tolist()):
+    of_tensor = quick(epochs=2).fit(torch.tensor(X, requires_grad=True), y)
+    for model in (of_array, of_lists, of_tensor):
+        for rows in (X, X.tolist(), torch.tensor(X, requires_grad=True)):
             np.testing.assert_allclose(model.predict_proba(rows), of_array.predict_proba(X))
+    half = torch.from_numpy(X).bfloat16()
+    np.testing.assert_array_equal(of_array.predict(half), of_array.predict(half.float().numpy()))
+    assert scikit_learn.as_rows(torch.from_numpy(X))[0].dtype == np.float64
+    assert scikit_learn.as_rows(half)[0].dtype == np.float32
 
 
 def test_no_noise_is_added_unless_it_is_asked_for() -> None:

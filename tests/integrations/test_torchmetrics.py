@@ -225,6 +225,8 @@ X, Y, W = torch.randn(4, 3), torch.tensor([0, 1, 1, 0]), torch.randn(2, 3)
         (lambda: ours.SampleMargin().update(X[:, :2], Y, W), "must have 3 columns"),
         (lambda: ours.SampleMargin().update(X, Y + 1, W), r"lie in \[0, 2\)"),
         (lambda: ours.SampleMargin().update(X, Y[:3], W), "one entry per row"),
+        (lambda: ours.SampleMargin().update(X, Y.tolist(), W), "labels must be a tensor"),  # type: ignore[arg-type]
+        (lambda: ours.SampleMargin().update(X.tolist(), Y, W), "features must"),  # type: ignore[arg-type]
         (lambda: ours.SampleMargin().update(X * math.nan, Y, W), "must be finite"),
         (lambda: ours.Dispersion(2).update(X * math.inf, Y), "must be finite"),
         (lambda: ours.VarianceSplit(2).update(X * math.nan, Y), "must be finite"),

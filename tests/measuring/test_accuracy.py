@@ -1,5 +1,6 @@
 """Accuracy against scikit-learn and NumPy, for every kind of output, label and loader."""
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from largemargin.measuring import (
 from largemargin.measuring.accuracy import Counts
 from largemargin.measuring.batches import ImageBatch
 from largemargin.measuring.calibration import calibration
+from largemargin.measuring.logit_model import LogitModel, ReadingOptions, columns_of, count_over
 from largemargin.measuring.robust import Attack, Perturbation
 
 N, C, D = 61, 5, 7
@@ -188,6 +190,27 @@ def test_a_diverged_model_is_wrong_not_lucky() -> None:
     assert got.broken == N
     assert math.isnan(got.loss)
     assert sum(map(sum, got.confusion or ())) == 0
+    counts = Counts(3)  # one NaN is enough
+    counts.add(torch.tensor([[2.0, math.nan, 0.0], [2.0, 1.0, 0.0]]), torch.tensor([1, 0]))
+    assert (counts.result().broken, counts.result().accuracy) == (1, 0.5)
+
+
+def test_progress_is_counted_in_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("tqdm")
+    model, x, y = problem()
+    accuracy_of(model, [(x, y), (x, y)], progress=True)
+    assert "/2 " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("one_pass", [count_over, columns_of])
+def test_options_that_are_not_given_are_those_of_the_documentation(one_pass: Any) -> None:
+    given = {name: each.default for name, each in inspect.signature(one_pass).parameters.items()}
+    wanted = {"batch_size": 256, "device": None, "workers": 0, "sync": True, "progress": False}
+    assert {name: given[name] for name in wanted} == wanted
+    assert set(wanted) == set(ReadingOptions.__annotations__)
+    model, x, y = problem()
+    (read,) = columns_of(LogitModel(model), [(x, y)], lambda batch: (batch.labels,), "reading", "")
+    assert torch.equal(read, y)
 
 
 def test_infinite_logits_are_no_nan() -> None:

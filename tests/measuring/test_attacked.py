@@ -104,6 +104,8 @@ def test_fewer_samples_are_spread_over_the_data(at_most: int) -> None:
     assert got.samples <= at_most
     assert got.samples >= min(at_most, N) / 2
     assert stride_for(line(), None, name="max_samples", every="max_samples=None") == 1
+    with pytest.raises(LargeMarginError, match="max_samples must be a finite number >= 1"):
+        attacked_accuracy(at_half(), line(), [Attack(epsilon=0.0)], max_samples=0)
 
 
 def test_a_loader_of_unknown_size_is_told_how_to_attack_all_of_it() -> None:

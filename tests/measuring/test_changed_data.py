@@ -12,6 +12,7 @@ from measuring.small_runs import CLASSES, NONE
 from largemargin.app.cli import main
 from largemargin.app.report.page import report
 from largemargin.app.training import Run, train
+from largemargin.app.training.runs import _called, _splits
 from largemargin.errors import LargeMarginError
 
 
@@ -92,6 +93,31 @@ def test_a_resumed_run_says_what_changed(of_photos: Run, photos: Path) -> None:
     with_more_files(photos)
     with pytest.raises(LargeMarginError, match=r"train has other images \(.* instead of .*new run"):
         train(of_photos.config, folder=of_photos.folder, resume=True, progress=False)
+
+
+def test_of_many_classes_the_first_are_named() -> None:
+    assert _called(["ant"]) == "class ant"
+    assert _called([*"abcde"]) == "classes a, b, c, d, e"
+    assert _called([*"abcdefg"]) == "classes a, b, c, d, e and 2 more"
+
+
+def test_every_split_that_changed_is_named() -> None:
+    names = ("same", "train", "validation", "test", "query")
+    before = {
+        "digests": dict.fromkeys(names, "a"),
+        "contents": dict.fromkeys(names, "x"),
+        "images": dict.fromkeys(names, 1500),
+    }
+    assert _splits(before, before) == ""
+    now = {
+        "digests": {"same": "a", "train": "b", "validation": "b", "query": "a"},
+        "contents": {"same": "x", "train": "y", "validation": "y", "query": "y"},
+        "images": {"same": 1500, "train": 1500, "validation": 1499, "query": 1500},
+    }
+    assert _splits(before, now) == (
+        "train has other images or labels, validation has other images (1,499 instead of 1,500), "
+        "there are no test images, query has images of the same names with other contents now"
+    )
 
 
 def test_moved_data_is_the_same(of_photos: Run, photos: Path, tmp_path: Path) -> None:

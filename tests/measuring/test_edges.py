@@ -3,12 +3,14 @@
 import itertools
 import math
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 import largemargin as lm
 from largemargin.errors import LargeMarginError
@@ -22,6 +24,7 @@ from largemargin.measuring import (
 )
 from largemargin.measuring.batches import _length
 from largemargin.measuring.feature_geometry import _with_room
+from largemargin.measuring.layers import LayerFacts, LayerStream
 from largemargin.measuring.stream import PER_SAMPLE, ClassSums, Stream
 
 
@@ -188,6 +191,9 @@ def test_wide_features_go_without_covariance(monkeypatch: pytest.MonkeyPatch) ->
     assert math.isnan(g.collapse.variability)
     assert math.isfinite(g.collapse.simplex_gap)
     assert any("NC1 needs a D x D covariance" in note for note in g.notes)
+    g = measure_arrays(torch.randn(9, 3), torch.arange(9) % 3, torch.randn(3, 3))
+    assert g.collapse is not None
+    assert math.isfinite(g.collapse.variability)
 
 
 def test_a_cosine_head_with_a_bias_has_no_flat_boundaries() -> None:
@@ -217,6 +223,18 @@ def test_more_classes_than_matrices_are_kept_for() -> None:
     assert any("best packing" in note for note in g.notes)
     assert any("angle matrix" in note for note in g.notes)
     assert len(str(g).splitlines()) < 40
+
+
+@pytest.mark.parametrize("classes", [4, 5])
+def test_matrices_are_kept_for_so_many_classes(
+    classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["largemargin.measuring.feature_geometry"]
+    monkeypatch.setattr(module, "MATRIX_CLASSES", 4)
+    g = measure_arrays(torch.randn(9, 3), torch.arange(9) % classes, torch.randn(classes, 3))
+    assert (g.prototypes.angles is not None) == (classes == 4)
+    assert (g.centers.distances is not None) == (classes == 4)
+    assert any("angle matrix" in note for note in g.notes) == (classes == 5)
 
 
 @pytest.mark.parametrize("classes", [4, pytest.param(600, marks=pytest.mark.slow)])
@@ -266,6 +284,17 @@ def test_sums_of_parts_are_sums_of_the_whole(covariance: bool) -> None:
         joined.merge(sums(part))
     for name in ("counts", "means", "scatter", *(["within"] if covariance else [])):
         torch.testing.assert_close(getattr(joined, name), getattr(whole, name), equal_nan=True)
+
+
+def test_a_stream_without_samples_has_columns_of_their_kinds() -> None:
+    """As a process has that got none; the columns are joined with those of the others."""
+    stream = Stream(HeadView(torch.eye(3), None, "dot", 1.0))
+    for name in PER_SAMPLE:
+        column = stream.column(name)
+        whole = name in ("label", "index", "predicted", "rival")
+        assert (column.shape, column.dtype) == ((0,), torch.long if whole else torch.float64)
+    layer = LayerStream("body", LayerFacts("Linear", (3,), "none", 3), stream.sums, None)
+    assert (layer.norm.shape, layer.norm.dtype) == ((0,), torch.float64)
 
 
 class Ragged(nn.Module):
@@ -328,6 +357,26 @@ def test_class_156_of_bytes_is_none_to_skip() -> None:
     assert accuracy_of(model, [(x, bytes_)]).samples == 200
 
 
+class Numbered:
+    """A loader of samples that have positions, with a batch that nothing is left of."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.sampler = DistributedSampler(TensorDataset(x, y), 1, 0)  # an order of its own
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order = list(self.sampler)
+        for part in (order[:4], [], order[4:]):
+            yield self.sampler.dataset[part]
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 5)], ids=["samples", "sequences"])
+def test_numbered_samples_keep_their_places(shape: tuple[int, ...]) -> None:
+    model, x, y = nn.Linear(3, 2), torch.randn(*shape, 3), torch.randint(2, shape)
+    found, wanted = measure(model, Numbered(x, y)), measure(model, [(x, y)])
+    assert [each.index for each in found.worst] == [each.index for each in wanted.worst]
+    assert (found.samples, found.loss) == (y.numel(), pytest.approx(wanted.loss))
+
+
 def test_arrays_skip_the_labels_a_loader_skips() -> None:
     labels = Y.clone()
     labels[[0, 3]] = -100
@@ -353,6 +402,16 @@ def test_arrays_skip_the_labels_a_loader_skips() -> None:
 def test_arrays_that_do_not_fit_are_refused(change: dict[str, Tensor], message: str) -> None:
     with pytest.raises(LargeMarginError, match=message):
         measure_arrays(**{"features": X, "labels": Y, "weight": torch.eye(3)[:2]} | change)
+
+
+@pytest.mark.parametrize("change", [{"bins": 0}, {"worst": -1}, {"radius": -0.1}])
+def test_settings_are_refused_before_a_sample_is_read(change: dict[str, Any]) -> None:
+    def never() -> Iterator[tuple[Tensor, Tensor]]:
+        yield pytest.fail("a sample was read")
+
+    (name,) = change
+    with pytest.raises(LargeMarginError, match=f"{name} must be"):
+        measure(nn.Linear(3, 2), never(), **change)
 
 
 def test_a_diverged_head_is_refused() -> None:

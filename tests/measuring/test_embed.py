@@ -17,6 +17,7 @@ from largemargin.errors import LargeMarginError
 from largemargin.geometry import variance_split
 from largemargin.measuring import Embeddings, embed, embed_arrays
 from largemargin.measuring.robust import Patches, Perturbation
+from largemargin.measuring.sample_draws import SampleDraws
 
 C = 10
 
@@ -52,6 +53,10 @@ def test_samples_are_of_all_classes_and_the_same_whatever_the_batches(
     assert sorted(counts.values()) == [12] * 7 + [13] * 3
     assert list(made.index) == sorted(made.index)
     assert made.labels == tuple(y[list(made.index)].tolist())
+    keys = SampleDraws(0, "subset").keys(torch.arange(len(y)))
+    for label, count in counts.items():
+        own = sorted((y == label).nonzero()[:, 0].tolist(), key=keys.__getitem__)
+        assert set(own[:count]) == {i for i in made.index if y[i] == label}
     again = embed(network(), batches(x, y, 37), method="pca", max_samples=123)
     assert again.index == made.index
     # It is the samples' own chance: another model, an order of its own, another seed.
@@ -62,7 +67,10 @@ def test_samples_are_of_all_classes_and_the_same_whatever_the_batches(
     assert Counter(few.labels) == {3: 10, 7: 10}
     all_of_them = embed(network(), [(x, y)], method="pca")
     assert all_of_them.samples == 300
-    assert any("there are no more of class 0, 1" in note for note in all_of_them.notes)
+    more = "there are no more of class 0, 1, 2, 3, 4, 5, 6, 7, ..."
+    assert any(note.endswith(more) for note in all_of_them.notes)
+    both = embed(network(), [(x, y)], method="pca", classes=[3, 7])
+    assert any(note.endswith("there are no more of class 3, 7") for note in both.notes)
 
 
 def _shift(module: nn.Module) -> None:
@@ -97,6 +105,9 @@ def test_layers_predictions_and_margins_are_those_of_the_model(
             split = variance_split(torch.tensor(points).double(), torch.tensor(made.labels))
             assert layer.variance[condition].ratio == pytest.approx(float(split.ratio))
     assert made.noise == "Gaussian, sigma 0.5"
+    assert any("noise: Gaussian, sigma 0.5, seed 0" in each for each in made.assumed)
+    still = embed(net, batches(x, y), layers=["3"], method="pca", max_samples=20)
+    assert not any("noise" in each for each in still.assumed)
     assert made.predictions["noisy"] != made.predictions["clean"]
     assert all(not module._forward_hooks for module in net.modules())
     assert all(module.training for module in net.modules())
@@ -214,6 +225,10 @@ def test_few_samples_and_few_dimensions() -> None:
     str(same)
     with pytest.raises(LargeMarginError, match="t-SNE needs 4 points"):
         embed_arrays(line[:3], labels[:3])
+    two = embed_arrays(line[:2], labels[:2], method="pca")
+    assert plane(two).norm(dim=1).tolist() == pytest.approx(
+        [float((line[0] - line[1]).norm()) / 2] * 2
+    )
     with pytest.raises(LargeMarginError, match="2 samples at least"):
         embed_arrays(line[:1], labels[:1], method="pca")
 

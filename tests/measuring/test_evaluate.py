@@ -27,6 +27,7 @@ from largemargin.measuring import (
     retrieval_of,
     wilson,
 )
+from largemargin.measuring.calibration import calibration
 
 N, SIZE, CLASSES = 90, 6, ("cat", "dog", "eel")
 QUICK = EvaluationConfig(
@@ -67,6 +68,18 @@ def test_parts_are_what_their_functions_find() -> None:
     assert got.notes == ()
     assert model.training
     assert 0.8 < got.clean.accuracy < 1
+
+
+def test_calibration_with_a_temperature_is_that_of_divided_logits() -> None:
+    samples, model = data(), net().eval()
+    got = evaluate(model, samples, config=QUICK, temperature=3.0)
+    with torch.no_grad():
+        probability = torch.softmax(model(samples.pixels).double() / 3, 1)
+    confidence, predicted = probability.max(1)
+    want = calibration(confidence, predicted == samples.labels, bins=15)
+    assert got.calibrated is not None
+    assert got.calibrated.expected_error == pytest.approx(want.expected_error)
+    assert got.calibrated.expected_error != pytest.approx(got.clean.calibration.expected_error)
 
 
 def test_nothing_but_accuracy() -> None:
@@ -140,6 +153,8 @@ def test_inputs_that_are_no_images() -> None:
     assert got.notes == ("the inputs are no images: perturbations and attacks left out",)
     alone = evaluate(nn.Linear(4, 2), [(x[:2], y[:2])])
     assert "no class has two samples: retrieval left out" in alone.notes
+    assert alone.retrieval is None
+    assert evaluate(nn.Linear(4, 2), [(x[:3], y[:3])]).retrieval is not None  # one class has two
 
 
 def test_attached_cosine_head() -> None:

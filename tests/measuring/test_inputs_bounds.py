@@ -104,6 +104,10 @@ def test_divergence_of_tight_and_loose_classes():
     assert got.value == pytest.approx(math.log(2))
     assert got.parts["tau"] == 1
     assert got.parts["paper"] == pytest.approx(0.5)
+    assert got.parts["largest_possible"] == pytest.approx(math.log(2))
+    alone = found(model, [(tight[:10], y[:10])], radius=1.0)["NGY-6.1"]
+    assert math.isnan(alone.value)
+    assert "one class only" in alone.verdict
     spread = tight.clone()
     spread[[0, 1]] += torch.tensor([[0.0, 5.0], [0.0, -5.0]]).double()  # 8 of 10 stay
     partly = found(model, [(spread, y)], radius=1.0)["NGY-6.1"]

@@ -10,6 +10,8 @@ from torch import nn
 import largemargin as lm
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.input_curvature import Curvature, CurvatureSettings, measure_curvature
+from largemargin.measuring.input_space import InputSpace
+from largemargin.measuring.probe import Probe
 from largemargin.measuring.sample_draws import SampleDraws
 
 PLAIN = {"noise": {}}
@@ -169,6 +171,32 @@ def test_no_correlation_is_said_not_made_up():
     assert len(notes) == 1
     assert "no correlation" in notes[0]
     assert Curvature.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("similarity", ["dot", "cosine", "cosine_prototypes", "euclidean"])
+def test_every_head_is_linear_in_some_features(similarity, bias):
+    head = lm.ClassHead(6, 3, similarity=similarity, scale=4.0, bias=bias).double()
+    if bias:
+        nn.init.normal_(head.bias)
+    model, x = network().eval(), data()[0]
+    model[4] = head
+    space = InputSpace(Probe(model))
+    weight, offset = space.linear_head()
+    found = F.linear(space.backbone(x), weight, offset)
+    shift = model(x) - found  # the same for all classes
+    torch.testing.assert_close(shift, shift[:, :1].expand_as(shift))
+
+
+def test_a_lower_bound_of_0_says_nothing():
+    """Where no input changes the features there is neither a gradient nor a way out of the ball."""
+    model, (_, _, loader) = network(), data()
+    nn.init.zeros_(model[1].weight)
+    settings = CurvatureSettings(num_directions=2, noise={}, sigma=0.3, radius=0.5)
+    found = measure_curvature(model, loader, settings).stability
+    assert (found.lower.minimum, found.lower.maximum) == (0, 0)
+    assert found.lower_informative == 0
+    assert found.never_left == 9
 
 
 @pytest.mark.parametrize("head", ["linear", "cosine"])

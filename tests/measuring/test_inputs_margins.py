@@ -1,5 +1,6 @@
 """Linearised margins of models: exact cases, brute force, layers, dead units, bad input."""
 
+import inspect
 import math
 from collections import OrderedDict
 
@@ -213,6 +214,17 @@ def test_a_layer_may_be_called_like_another_column():
     assert [found[n].overall for n in ("label", "index")] == [want[n].overall for n in ("0", "1")]
 
 
+def test_settings_that_are_not_given():
+    taken = inspect.signature(measure_input_margins).parameters.items()
+    given = {name: each.default for name, each in taken if each.default is not each.empty}
+    wanted = {"layer_margins": (), "norm": 2, "eps": 1e-6, "bins": 50}
+    nothing = ("layer", "topk", "max_samples", "normalization", "device")
+    assert given == {**wanted, **dict.fromkeys(nothing), "progress": False}
+    found = measure_input_margins(nn.Linear(2, 2), [(torch.rand(3, 2), torch.tensor([0, 1, 1]))])
+    assert found.input is not None
+    assert found.input.samples == 3
+
+
 def test_results_come_back_from_json():
     net, (_, _, loader) = trained(), data()
     found = measure_input_margins(net, loader, layer_margins=["body"])
@@ -236,6 +248,11 @@ def test_bad_settings(how, message):
         measure_input_margins(net, loader, **how)
 
 
+class Whole(nn.Module):
+    def forward(self, x):
+        return x.long()
+
+
 def test_bad_data():
     net, (x, y, _) = trained(), data()
     for loader, message in (
@@ -246,6 +263,9 @@ def test_bad_data():
     ):
         with pytest.raises(LargeMarginError, match=message):
             measure_input_margins(net, loader)
+    lookup = [nn.Flatten(), Whole(), nn.Embedding(2, 3), nn.Flatten(), nn.Linear(96, 4)]
+    with pytest.raises(LargeMarginError, match="'1' must give a floating point tensor"):
+        measure_input_margins(nn.Sequential(*lookup).double(), [(x, y)], layer_margins=["1"])
     twice = nn.Sequential(nn.Flatten(), net.act, nn.Linear(32, 4), net.act, nn.Linear(4, 4))
     with pytest.raises(LargeMarginError, match="several times"):
         measure_input_margins(twice.double(), [(x, y)], layer_margins=["1"])

@@ -124,6 +124,22 @@ def test_cosine_heads_keep_even_their_probabilities():
     torch.testing.assert_close(rescale_model(model, 3.0, inputs=x)(x), model(x))
 
 
+class Named(nn.Module):
+    """Calls its head by keyword."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.fc = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.fc(input=torch.relu(self.hidden(x)))
+
+
+def test_a_head_may_be_called_by_keyword():
+    model, x = Named(), torch.randn(8, 4)
+    torch.testing.assert_close(rescale_model(model, 3.0)(x), 3 * model(x))
+
+
 def test_models_that_have_no_such_layer():
     with pytest.raises(LargeMarginError, match="sum of several layers"):
         rescale_model(resnet18(num_classes=4), 2.0)

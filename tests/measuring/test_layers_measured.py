@@ -1,6 +1,7 @@
 """Measurements at intermediate layers: brute force, invariances, results."""
 
 import math
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,15 @@ def test_results_go_to_json_and_text_and_compare(data: tuple[Tensor, Tensor]) ->
     assert [line.split()[0] for line in lines[start + 1 : start + 5]] == NAMES
     assert {len(line) for line in lines[start : start + 5]} == {len(lines[start])}
     assert f"{100 * layers_of(a)['stem'].accuracy:.2f} %" in lines[start + 1]
+    long = "a_layer_of_a_name_longer_than_all_words_beside_it"
+    named = nn.Sequential(OrderedDict([("flat", nn.Flatten()), (long, nn.Linear(60, 5)),
+                                       ("fc", nn.Linear(5, C))])).double()  # fmt: skip
+    lines = str(measure(named, [data], layers=["flat", long])).splitlines()
+    (heads, *rows) = next(
+        lines[i : i + 3] for i, line in enumerate(lines) if line.startswith("layers")
+    )
+    assert {len(line) for line in rows} == {len(heads)}
+    assert rows[1].split()[:2] == [long, "5"]
     found = compare_geometry(a, b)
     path = "layers.second.variance.ratio"
     assert found.quantities[path].first == layers_of(a)["second"].variance.ratio

@@ -233,6 +233,7 @@ def test_another_head_and_other_features(data: tuple[Tensor, Tensor]) -> None:
         want = measure_arrays(net.body[0](x), y, net.fc.weight, net.fc.bias)
     assert other.margins["raw"].overall.mean == pytest.approx(want.margins["raw"].overall.mean)
     assert any("features are those of 'body.0'" in note for note in other.notes)
+    assert not any("makes other logits" in note for note in other.notes)
     with pytest.raises(LargeMarginError, match="has no layer 'bod'"):
         measure(net, batches(x, y), layer="fc", features="bod")
 

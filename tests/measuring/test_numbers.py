@@ -1,5 +1,6 @@
 """Every number of a measurement against loops in NumPy."""
 
+import inspect
 import math
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from largemargin.errors import LargeMarginError
 from largemargin.heads.head_spec import HeadView
-from largemargin.measuring import measure_arrays, scores
+from largemargin.measuring import measure, measure_arrays, scores
 from largemargin.measuring.calibration import auroc, calibration
 from largemargin.measuring.stream import Stream
 
@@ -221,6 +222,7 @@ def test_auroc_counts_ties_half() -> None:
         ({"radius": -1.0}, "radius must be"),
         ({"batch_size": 0}, "batch_size must be"),
         ({"ood": torch.full((2, 5), math.inf)}, "given as ood"),
+        ({"ood": torch.ones(2, 5).index_fill(0, torch.tensor(1), math.inf)}, "given as ood"),
     ],
 )
 def test_wrong_arrays_are_refused(change: dict[str, object], message: str) -> None:
@@ -228,3 +230,15 @@ def test_wrong_arrays_are_refused(change: dict[str, object], message: str) -> No
     given = {"features": features, "labels": labels, "weight": weight} | change
     with pytest.raises(LargeMarginError, match=message):
         measure_arrays(**given)  # type: ignore[arg-type]
+
+
+def test_settings_that_are_not_given() -> None:
+    given = {name: each.default for name, each in inspect.signature(measure).parameters.items()}
+    own = {
+        name: each.default for name, each in inspect.signature(measure_arrays).parameters.items()
+    }
+    shared = {"pairwise": False, "sphere": False, "radius": 0.5, "worst": 20, "bins": 50}
+    assert {name: given[name] for name in shared} == shared
+    assert {name: own[name] for name in shared} == shared
+    assert (own["similarity"], own["scale"], own["batch_size"]) == ("dot", 1.0, 8192)
+    assert measure_arrays(torch.eye(2), torch.arange(2), torch.eye(2)).samples == 2

@@ -57,7 +57,7 @@ def test_bits_come_back(count: int) -> None:
     assert len(found.bits) <= 4 * math.ceil(math.ceil(count / 8) / 3)
 
 
-@pytest.mark.parametrize("bits", ["oA", "oAAA", "no bits", ""])
+@pytest.mark.parametrize("bits", ["oA", "oAAA", "no bits", "o*A==", ""])
 def test_damaged_bits_are_an_error(bits: str) -> None:
     with pytest.raises(LargeMarginError, match=r"damaged|3 images"):
         Correct("abc", 3, bits).right()
@@ -97,7 +97,9 @@ def test_nothing_is_kept_of_other_data(
     labels = samples.labels.clone()
     labels[3] = -100
     assert accuracy_of(model, replace(samples, labels=labels)).correct is None
-    monkeypatch.setattr(accuracy, "MOST", 22)
+    monkeypatch.setattr(accuracy, "MOST", len(samples))
+    assert accuracy_of(model, samples).correct is not None
+    monkeypatch.setattr(accuracy, "MOST", len(samples) - 1)
     assert accuracy_of(model, samples).correct is None
 
 

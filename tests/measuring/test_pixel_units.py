@@ -101,6 +101,10 @@ def test_what_is_no_image_is_measured_as_it_is(setting: Setting) -> None:
     data = [(10 * images, labels)]
     with pytest.raises(LargeMarginError, match=r"as they are with normalization=\(0, 1\)"):
         measure_curvature(net, data)
+    with pytest.raises(LargeMarginError, match="images reach"):  # one channel as it is
+        measure_curvature(net, data, normalization=((0, 0), (1, 2)))
+    with pytest.raises(LargeMarginError, match="images reach"):
+        measure_curvature(net, data, normalization=((0, 1), (1, 1)))
     found = measure_curvature(net, data, normalization=(0, 1))
     wanted = measure_curvature(net[1:], [(10 * images.flatten(1), labels)])
     assert found.values == pytest.approx(wanted.values)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba
+from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.markers import MarkerStyle
 from torch import Tensor, nn
@@ -152,6 +152,8 @@ def test_classes_are_rows_the_hardest_on_top() -> None:
         want = [pick(values[labels == c]) for c in classes]
         np.testing.assert_allclose(drawn[said].get_xdata(), want, atol=1e-6)
         assert list(drawn[said].get_ydata()) == [0, 1, 2, 3]
+    colours = [drawn["median"].get_color(), *(bars.get_color()[0] for bars in ax.collections)]
+    assert {to_rgb(each) for each in colours} == {to_rgb(COLORS[0])}
     bottom, top = ax.get_ylim()
     assert bottom > top
     assert ax.get_title() == "Sample margins of the 4 classes: x"
@@ -268,12 +270,12 @@ def test_surfaces_are_drawn_side_by_side_or_on_axes_of_their_own() -> None:
 def test_a_class_with_a_small_region_alone_has_no_name() -> None:
     places = tuple(range(-5, 6))
     predicted = [[2 if a >= 0 else 0 for _ in places] for a in places]
-    predicted[0][0], predicted[3][3] = 1, 3  # of 121 places
+    predicted[0][0:2], predicted[3][3:6] = [1] * 2, [3] * 3  # 1.7 and 2.5 % of 121 places
     zeros = tuple((0.0,) * 11 for _ in places)
     many = LossSurface(3, 0, "as the loader gives them", 2.0, 1.0, places, places, zeros,
                        tuple(map(tuple, predicted)), 0)  # fmt: skip
     ax = many.plot(class_names=["cat", "dog", "owl", "eel"])
-    assert {text.get_text() for text in ax.texts} == {"cat", "owl"}
+    assert {text.get_text() for text in ax.texts} == {"cat", "owl", "eel"}
 
 
 def test_what_is_not_there_is_said() -> None:
@@ -316,7 +318,9 @@ def test_words_do_not_stand_on_each_other(classes: int) -> None:
         assert not any(a.overlaps(b) for a, b in itertools.pairwise(boxes))
         if (shown := ax.get_legend()) is not None:
             box = shown.get_window_extent()
-            assert box.x0 >= ax.get_window_extent().x1
+            beside = ax.get_window_extent()
+            assert box.x0 >= beside.x1
+            assert box.y1 > (beside.y0 + beside.y1) / 2  # from the top on
             assert box.x1 <= figure.bbox.x1
             assert box.y0 >= 0
         assert ax.title.get_window_extent().x0 >= 0

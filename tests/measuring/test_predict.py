@@ -53,6 +53,14 @@ def test_tensors_are_no_paths(images: object) -> None:
         predict(by_colour(), images)  # type: ignore[arg-type]
 
 
+def test_files_are_brought_to_224_pixels_unless_told_otherwise(folder: Path) -> None:
+    model, seen = by_colour(), []
+    model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
+    predict(model, [folder / "a.png"])
+    predict(model, [folder / "a.png"], size=(6, 5))
+    assert seen == [(1, 3, 224, 224), (1, 3, 6, 5)]
+
+
 def test_files_and_folders(folder: Path) -> None:
     found = predict(
         by_colour(),

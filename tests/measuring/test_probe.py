@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import types
 from typing import Any
 
 import pytest
@@ -76,6 +77,23 @@ def test_what_a_hook_returns_goes_on() -> None:
     x = torch.randn(2, 4)
     reading = Probe(model).read(x, {"0": lambda module, output: output + 1})
     assert torch.allclose(reading.logits, model[1:](model[0](x) + 1))
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_compiled_code_is_kept_from_running(
+    imported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler, which takes seconds to import, is asked only where it is in use."""
+    stances = []
+    if imported:
+        monkeypatch.setitem(sys.modules, "torch._dynamo", types.ModuleType("torch._dynamo"))
+    else:
+        monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
+    monkeypatch.setattr(
+        torch.compiler, "set_stance", lambda word: contextlib.nullcontext(stances.append(word))
+    )
+    with Probe(network()).evaluating():
+        assert stances == (["force_eager"] if imported else [])
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -173,6 +173,10 @@ def test_side_by_side(arrays: tuple[Tensor, ...]) -> None:
     assert found.quantities["feature_norm.mean"].second == pytest.approx(3 * a.feature_norm.mean)
     assert "compactness.separation" not in found.quantities
     assert any("compare cosine margins" in note for note in found.notes)
+    fewer = measure_arrays(features[:30, :5], labels[:30], weight[:, :5])
+    notes = compare_geometry(a, fewer).notes
+    assert "a has 40 samples, b has 30" in notes
+    assert "a has 6 dimensions, b has 5" in notes
     assert GeometryComparison.from_json(found.to_json()) == found
     lines = str(found).splitlines()
     assert lines[0].split() == ["plain", "cosine", "change"]

@@ -71,6 +71,13 @@ def test_zero_vectors_have_no_direction() -> None:
     assert math.isnan(g.sphere.rival_angles[0])
     assert (g.sphere.angles[1], g.sphere.rival_angles[1]) == (0.0, pytest.approx(90.0))
     assert any("no place on the sphere" in note for note in g.notes)
+    g = measure_arrays(
+        features, torch.tensor([0, 1]), torch.eye(2, 3) * torch.eye(3)[0], sphere=True
+    )
+    assert g.sphere is not None
+    assert g.sphere.prototypes == ((1.0, 0.0, 0.0), (0.0, 0.0, 0.0))
+    assert math.isnan(g.sphere.angles[1])
+    assert g.sphere.rival_angles[1] == pytest.approx(90.0)
 
 
 @pytest.mark.parametrize("dim", [2, 4])

@@ -62,10 +62,11 @@ def test_steps_are_newtons(scale: float, monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(steps) <= 20
 
 
-def test_the_scale_of_the_logits_does_not_matter() -> None:
+@pytest.mark.parametrize("factor", [1e3, 1e12])
+def test_the_scale_of_the_logits_does_not_matter(factor: float) -> None:
     logits, labels = drawn(10, 1.0)
-    one, other = temperature_of(logits, labels), temperature_of(1000 * logits, labels)
-    assert other.value == pytest.approx(1000 * one.value, rel=1e-8)
+    one, other = temperature_of(logits, labels), temperature_of(factor * logits, labels)
+    assert other.value == pytest.approx(factor * one.value, rel=1e-8)
     assert (other.loss, other.ece) == pytest.approx((one.loss, one.ece))
 
 
@@ -226,6 +227,8 @@ def test_validation_data_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         calibrate_temperature(model, None)
     with pytest.raises(LargeMarginError, match="but it is empty"):
         calibrate_temperature(model, [])
+    monkeypatch.setattr(calibrate, "MOST", 600)
+    assert calibrate_temperature(model, samples).samples == 200
     monkeypatch.setattr(calibrate, "MOST", 599)
     with pytest.raises(LargeMarginError, match=r"more than 599 logits would be kept \(3 for each"):
         calibrate_temperature(model, samples)

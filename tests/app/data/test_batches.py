@@ -197,6 +197,13 @@ def test_iterating_gives_pairs_as_loaders_do():
     labels = [labels.tolist() for images, labels in batches]
     assert labels == [[0, 1], [2, 0], [1]]
     assert labels == [labels.tolist() for images, labels in batches]
+    drawn = Batches(samples(), 8, seed=5, augment=Augment("crop_flip"))
+    for (images, labels), batch in zip(drawn, drawn.epoch(0), strict=True):
+        assert torch.equal(images, batch.images)
+        assert torch.equal(labels, batch.labels)
+    usual = Batches(samples(), 8)
+    assert torch.equal(usual.order(3), Batches(samples(), 8, seed=0).order(3))
+    assert usual.workers == 0
 
 
 @pytest.mark.parametrize("kind", ["crop_flip", "flip"])

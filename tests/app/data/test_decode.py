@@ -59,9 +59,13 @@ def test_sixteen_bits_are_scaled_not_cut(tmp_path):
         assert is_colour(read(tmp_path / "a.png"), (wanted,) * 3)
     Image.fromarray(np.full((4, 4), 0.5, np.float32)).save(tmp_path / "b.tiff")
     assert is_colour(read(tmp_path / "b.tiff"), (128,) * 3)
-    Image.fromarray(np.full((4, 4), -3.0, np.float32)).save(tmp_path / "c.tiff")
-    with pytest.raises(UnreadableImage, match="neither 8 nor 16 bits"):
-        read(tmp_path / "c.tiff")
+    for lowest, highest in ((-3.0, -3.0), (-3.0, 5.0), (0.0, 65536.0)):
+        values = np.full((4, 4), highest, np.float32)
+        values[1, 2] = lowest
+        Image.fromarray(values).save(tmp_path / "c.tiff")
+        said = f"from {lowest:g} to {highest:g}, which is neither 8 nor 16 bits"
+        with pytest.raises(UnreadableImage, match=said):
+            read(tmp_path / "c.tiff")
 
 
 def test_the_first_frame_of_an_animation(tmp_path):
@@ -116,6 +120,16 @@ def test_large_jpeg_files_are_reduced_alike(tmp_path):
         image.save(tmp_path / name)
     found, wanted = (read(tmp_path / name, (16, 16)).int() for name in ("a.jpg", "a.png"))
     assert (found - wanted).abs().max() <= 3
+
+
+def test_jpeg_files_keep_what_shows_at_the_size_that_is_asked_for(tmp_path):
+    """Stripes of two pixels, after four were made one: an eighth would have them in single ones."""
+    stripes = np.repeat(np.arange(64) // 8 % 2 * 255, 64).reshape(64, 64).T.astype(np.uint8)
+    for name in ("a.jpg", "a.png"):
+        Image.fromarray(np.stack([stripes] * 3, -1)).save(tmp_path / name)
+    found, wanted = (read(tmp_path / name, (16, 16)).int() for name in ("a.jpg", "a.png"))
+    assert (found - wanted).abs().max() <= 3
+    assert wanted[0, 0, 1:5].tolist() == [32, 223, 223, 32]
 
 
 def chunk(name, content):

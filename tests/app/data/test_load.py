@@ -10,7 +10,7 @@ import pytest
 import torch
 from app.data.pictures import class_folders
 
-from largemargin.app.data import DataConfig, Samples, load_data
+from largemargin.app.data import DataConfig, Samples, load, load_data
 from largemargin.app.data.image_files import ImageFiles
 from largemargin.app.data.load import pixel_statistics, resized
 from largemargin.app.data.sources import SOURCES
@@ -70,6 +70,9 @@ def test_normalization_has_a_number_for_every_channel(tmp_path):
     class_folders(tmp_path, ("a", "b"), 6)
     data = load_data(DataConfig("folder", str(tmp_path), normalize="none", validation=0))
     assert (data.mean, data.std) == ((0.0,) * 3, (1.0,) * 3)
+    photos = load_data(DataConfig("folder", str(tmp_path), validation=0))
+    assert photos.mean == (0.485, 0.456, 0.406)
+    assert photos.std == (0.229, 0.224, 0.225)
 
 
 def test_statistics_of_bytes_and_of_their_floats_agree():
@@ -144,8 +147,23 @@ def test_images_under_two_labels_are_reported(tmp_path):
     with pytest.warns(UserWarning, match=message):
         data = load_data(DataConfig("folder", str(tmp_path), validation=0, label_noise=0.5))
     found = data.record["duplicates"]["train under two labels"]
-    assert found["count"] == 2
+    assert (found["looked_for"], found["count"]) == (True, 2)
     assert found["pairs"] == [["a/000.png", "b/x.png"], ["b/001.png", "c/z.png"]]
+
+
+def test_only_files_that_may_be_copies_are_read(tmp_path, monkeypatch):
+    """Those of a have the length of none of b, but that of each other."""
+    for name, size in (("a", 12), ("b", 20)):
+        class_folders(tmp_path, (name,), 2, height=size, width=size)
+        shutil.copy(tmp_path / name / "000.png", tmp_path / name / "copy.png")
+    train = load_data(DataConfig("folder", str(tmp_path), validation=0, resident="no")).train
+    files = sorted(tmp_path.rglob("*.png"))
+    lengths = dict(zip(train.ids, load.image_lengths(train), strict=True))
+    assert lengths == {str(each.relative_to(tmp_path)): each.stat().st_size for each in files}
+    read = []
+    monkeypatch.setattr(load, "image_digest", lambda samples, index: read.append(index))
+    assert load.contradicting_labels(train)["count"] == 0
+    assert read == []
 
 
 def test_arrays_under_two_labels_are_reported_up_to_a_size(tmp_path, monkeypatch):
@@ -153,6 +171,7 @@ def test_arrays_under_two_labels_are_reported_up_to_a_size(tmp_path, monkeypatch
     images[5] = images[1] = images[0]
     np.savez(tmp_path / "a.npz", images=images, labels=np.array([0, 0, 0, 1, 1, 1]))
     config = DataConfig("arrays", str(tmp_path / "a.npz"), validation=0)
+    monkeypatch.setattr("largemargin.app.data.load.MOST_COMPARED", 6)
     with pytest.warns(UserWarning, match="1 times: train/0 and train/5"):
         load_data(config)
     monkeypatch.setattr("largemargin.app.data.load.MOST_COMPARED", 5)
@@ -171,3 +190,24 @@ def test_images_that_would_grow_beyond_memory_are_refused(monkeypatch, dtype):
     with pytest.raises(LargeMarginError, match="2 images of 8 x 8 pixels take"):
         resized(small, config)
     assert resized(small, replace(config, resident="yes")).pixels.nbytes == whole
+    monkeypatch.setattr("largemargin.app.data.load.IN_MEMORY", 0)
+    assert resized(small, DataConfig(size=4)) is small  # they have that size already
+
+
+@pytest.mark.parametrize("resident", ["auto", "yes", "no"])
+def test_two_gibibytes_of_images_fit(resident):
+    """Of 3 MiB each: 682 are a little less, 683 a little more."""
+    config = DataConfig(resident=resident)
+    for count, fit in ((682, resident != "no"), (683, resident == "yes")):
+        nowhere = ImageFiles(("",), [0] * count, (1024, 1024))
+        part = Samples(torch.zeros(count).long(), ("x",) * count, files=nowhere)
+        assert load.fits({"train": part}, config) == fit
+
+
+def test_files_are_read_where_the_number_of_processors_is_not_known(tmp_path, monkeypatch):
+    config = DataConfig("folder", str(class_folders(tmp_path, ("a", "b"), 3)), validation=0)
+    data = load_data(config)
+    monkeypatch.setattr("os.cpu_count", lambda: None)
+    again = load_data(config)
+    assert torch.equal(again.train.pixels, data.train.pixels)
+    assert again.record == data.record

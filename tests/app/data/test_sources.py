@@ -12,6 +12,7 @@ from app.data.pictures import class_folders, picture, pixels
 from PIL import Image
 
 from largemargin.app.data import DataConfig, load_data
+from largemargin.app.data.load import SMALL
 from largemargin.app.data.sources.source import ordered
 from largemargin.errors import LargeMarginError
 
@@ -171,7 +172,13 @@ def test_sizes(tmp_path):
     class_folders(tmp_path / "large", ("a", "b"), 3, height=80, width=100)
     mixed = class_folders(tmp_path / "mixed", ("a", "b"), 3)
     picture(mixed / "a" / "x.png", 9, 13, 12)
+    class_folders(tmp_path / "upright", ("a", "b"), 3, height=15)
+    class_folders(tmp_path / "small", ("a", "b"), 3, height=SMALL, width=SMALL)
+    class_folders(tmp_path / "long", ("a", "b"), 3, height=SMALL, width=SMALL + 1)
     assert load("folder", tmp_path / "one").size == (12, 12)
+    assert load("folder", tmp_path / "upright").size == (15, 12)
+    assert load("folder", tmp_path / "small").size == (SMALL, SMALL)
+    assert load("folder", tmp_path / "long").size == (224, 224)
     assert load("folder", tmp_path / "one", size=20).size == (20, 20)
     assert load("folder", tmp_path / "mixed").size == (224, 224)
     data = load("folder", tmp_path / "large", size=40, width=50, augment="none")

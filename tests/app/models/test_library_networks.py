@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import largemargin as lm
 from largemargin import LargeMarginError
 from largemargin.app.models import Classifier, ModelConfig, build_model
+from largemargin.app.models.library_networks import width_of
 
 safetensors = pytest.importorskip("safetensors.torch", reason="weights are safetensors files")
 pytest.importorskip("torchvision", reason="torchvision's networks are tested")
@@ -95,14 +96,21 @@ def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
+@pytest.mark.parametrize("channels", [1, 4])
 @pytest.mark.parametrize("name", [RESNET, TIMM])
-def test_colour_weights_for_grey_images_answer_alike(name: str, tmp_path: Path) -> None:
+def test_colour_weights_for_grey_images_answer_alike(
+    name: str, channels: int, tmp_path: Path
+) -> None:
+    """Also for equal images of several sensors."""
     donor = make(name).eval()
     safetensors.save_file(donor.state_dict(), tmp_path / "w.safetensors")
-    grey = make(name, channels=1, weights=str(tmp_path / "w.safetensors")).eval()
+    grey = make(name, channels=channels, weights=str(tmp_path / "w.safetensors")).eval()
     image = torch.rand(2, 1, 32, 32)
     torch.testing.assert_close(
-        grey.backbone(image), donor.backbone(image.expand(-1, 3, -1, -1)), rtol=1e-3, atol=1e-4
+        grey.backbone(image.expand(-1, channels, -1, -1)),
+        donor.backbone(image.expand(-1, 3, -1, -1)),
+        rtol=1e-3,
+        atol=1e-4,
     )
 
 
@@ -127,6 +135,23 @@ def test_torchvision_without_network_names_the_file(
     place = tmp_path / "hub" / "checkpoints" / "resnet18-f37072fd.pth"
     assert f"place it as {place}" in str(caught.value)
     assert "safetensors" in str(caught.value)
+
+
+def test_a_file_that_is_fetched_must_be_the_published_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name holds the first characters of its checksum."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    asked: list[str | None] = []
+
+    def fetch(url: str, place: str, checksum: str | None = None, **_: Any) -> None:
+        asked.append(checksum)
+        raise RuntimeError("invalid hash value")
+
+    monkeypatch.setattr("torch.hub.download_url_to_file", fetch)
+    with pytest.raises(LargeMarginError, match="invalid hash value"):
+        make(RESNET, weights="default")
+    assert asked == ["f37072fd"]
 
 
 def test_timm_without_network_names_the_file(
@@ -155,13 +180,22 @@ def test_timm_without_network_names_the_file(
         (lambda: make(RESNET, weights="missing.safetensors"), "there is no file missing"),
         (lambda: make(RESNET, weights="resnet18.pth"), "must be a .safetensors"),
         (lambda: make(RESNET, batch_norm=True), "decides itself"),
-        (lambda: make(RESNET, options={"depth": 3}), "does not take the options"),
+        (lambda: make(RESNET, options={"depth": 3}), r"take the options \{'depth': 3\}: "),
+        (
+            lambda: make(RESNET, options={"depth": 3}, dropout=0.5),
+            r"take the options \{'depth': 3, 'dropout': 0\.5\}: ",
+        ),
         (lambda: make(TIMM, options={"depthh": 3}), "does not take the options"),
     ],
 )
 def test_bad_names_and_weights_say_what_to_do(call: Any, message: str) -> None:
     with pytest.raises(LargeMarginError, match=message):
         call()
+
+
+def test_features_that_are_no_rows_are_refused() -> None:
+    with pytest.raises(LargeMarginError, match=r"an own network gives \(1, 3, 6, 5\) where feat"):
+        width_of(nn.Conv2d(2, 3, 3), "an own network", 2, (8, 7))
 
 
 def test_damaged_weights(tmp_path: Path) -> None:

@@ -24,6 +24,14 @@ def test_every_network_is_expected() -> None:
     listed = list_models()
     assert {*MODELS, "torchvision/NAME", "timm/NAME"} == listed.keys()
     assert all(listed.values())
+    assert {name: each.smallest for name, each in MODELS.items()} == {
+        "small_cnn": 4,
+        "mlp": 1,
+        "mnist_cnn": 4,
+        "cnn13": 12,
+        **dict.fromkeys(("alexnet", "resnet18", "resnet34", "wrn28_10"), 8),
+        **dict.fromkeys(("vgg16", "vgg16_mod", "mobilenet"), 32),
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -118,7 +126,7 @@ def test_weights_come_from_the_global_generator_alone(name: str) -> None:
 def test_grey_images_and_oblongs(name: str) -> None:
     side = side_of(name)
     options = {"wrn28_10": {"depth": 10, "width": 1}}.get(name, {})
-    size = (side, side + side // 2)
+    size = (side, 2 * side)
     model = build_model(ModelConfig(name, options=options), 3, channels=1, size=size).eval()
     assert model(torch.rand(2, 1, *size)).shape == (2, 3)
 
@@ -154,6 +162,30 @@ def test_dropout_and_batch_norm_switch() -> None:
         assert {each.p for each in model.modules() if isinstance(each, nn.Dropout)} == {dropout}
         count = sum(isinstance(each, nn.BatchNorm2d) for each in model.modules())
         assert count == (5 if norm else 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("cnn13", (128, 6, 6)),  # 32 / 4, and a layer without padding
+        ("resnet18", (512, 4, 4)),
+        ("resnet34", (512, 4, 4)),
+        ("wrn28_10", (640, 8, 8)),
+        ("mobilenet", (1024, 7, 7)),
+    ],
+)
+def test_the_mean_is_over_a_map_of_the_published_size(
+    name: str, last: tuple[int, int, int]
+) -> None:
+    side = EXPECTED[name].size
+    seen: list[torch.Size] = []
+    with torch.device("meta"):
+        model = build_model(ModelConfig(name), 10, size=(side, side))
+        for each in model.modules():
+            if isinstance(each, nn.AdaptiveAvgPool2d):
+                each.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
+        model(torch.empty(2, 3, side, side))
+    assert seen == [(2, *last)]
 
 
 def test_the_feature_layer_of_the_papers() -> None:

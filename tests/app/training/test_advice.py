@@ -1,6 +1,7 @@
 """Advice from labels: rules, evidence, estimated label noise, and that JSON holds all of it."""
 
 import json
+import shlex
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ pytest.importorskip("sklearn", reason="label noise is estimated by a linear head
 from sklearn.datasets import load_digits
 
 import largemargin as lm
-from largemargin.app.training.advice import estimate_label_noise
+from largemargin.app.training.advice import NoiseEstimate, estimate_label_noise
 
 TOLERANCE = 0.05
 """Of the estimated share of wrong labels on digits."""
@@ -63,6 +64,52 @@ def test_labels_that_are_chance_are_not_called_noise() -> None:
         assert "than chance" in found.told
 
 
+def held_out(monkeypatch: pytest.MonkeyPatch, wrong: list[float]) -> NoiseEstimate:
+    """The estimate where labels held out are contradicted: shares, from the surest part down."""
+    one_part = 64
+    flags = np.concatenate([np.arange(one_part) < share * one_part for share in wrong])
+
+    class Head:
+        held_out_margins_ = np.where(flags, -1.0, 1.0)
+        held_out_gaps_ = -np.arange(len(flags), dtype=float)
+
+        def __init__(self, **_: Any) -> None:
+            pass
+
+        def fit(self, rows: Any, labels: Any) -> None:
+            pass
+
+    monkeypatch.setattr("largemargin.integrations.scikit_learn.LargeMarginClassifier", Head)
+    X = np.random.default_rng(0).normal(size=(len(flags), 3))
+    return estimate_label_noise(X, np.arange(len(flags)) % 2)
+
+
+def test_the_share_is_that_of_the_surest_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = held_out(monkeypatch, [0.25] * 8 + [0.5] * 8)
+    assert (found.share, found.told) == (0.25, "a linear head, cross-validated on 1,024 samples")
+    # Wrong labels would not become more below the surest ones, but hard samples do.
+    mixed = held_out(monkeypatch, [0.0] * 3 + [0.5] + [0.5] * 4 + [0.0] * 8)
+    assert mixed.share is None
+    said = "at most 12%, as a linear head meets 84% of the labels held out and cannot tell hard"
+    assert mixed.told == f"{said} samples from wrong labels"
+
+
+def test_chance_is_two_deviations_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,024 labels of two classes: 1/2 + 2 / 64."""
+    at_the_limit = held_out(monkeypatch, [30 / 64] * 16)
+    assert at_the_limit.told.startswith("a linear head meets no more of the labels held out than")
+    better = held_out(monkeypatch, [30 / 64] * 15 + [29 / 64])
+    assert better.share == 30 / 64
+
+
+def test_a_rare_class_that_is_learned_is_no_chance() -> None:
+    """Chance is 90 % of the labels here, so that a linear head can be little better."""
+    labels = (np.arange(400) % 10 == 0).astype(int)
+    X = np.random.default_rng(0).normal(size=(400, 3)) + 20 * labels[:, None]
+    found = estimate_label_noise(X, labels)
+    assert found.share == pytest.approx(0, abs=0.01)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_features_may_be_tensors_of_any_type(dtype: torch.dtype) -> None:
     X, labels, _ = with_wrong_labels(0.0)
@@ -93,6 +140,13 @@ def test_rules(labels: list[str], settings: dict[str, Any], preset: str | None) 
     assert found.preset == preset
     assert found.data.label_noise is None
     assert json.loads(json.dumps(found.as_dict())) == found.as_dict()
+    words = shlex.split(found.command)
+    first, *others = json.loads(words[words.index("--methods") + 1])
+    if preset in (None, "fine_tuning"):
+        assert [first, *others] == ["label_smoothing", "cosface"]
+    else:
+        assert (first["label"], others) == (preset, ["label_smoothing"])
+        assert first["name"] == found.objective
     if preset is None:
         assert found.objective == "cross_entropy"
         assert found.evidence == "no measured gain"
@@ -179,6 +233,7 @@ def test_labels_of_any_type_and_features_that_numpy_has_not() -> None:
     [
         ("photos/", None, r"\(N,\), but str was given\. The order is advise\(labels, features\)"),
         (None, None, "but NoneType was given"),
+        ({0: 1, 1: 1}, None, "but dict was given"),
         (torch.tensor(3), None, "but Tensor was given"),
         (np.eye(3), np.eye(3), "rows of several were given"),
         ([(1, 2), (2, 3)], None, "rows of several were given"),

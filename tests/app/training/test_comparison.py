@@ -13,11 +13,19 @@ pytest.importorskip("scipy", reason="the paired tests are scipy's")
 pytest.importorskip("sklearn", reason="the data of these tests come with scikit-learn")
 
 from app.cli.fake_training import FakeTraining
+from app.data.pictures import class_folders
 
 from largemargin import LargeMarginError
-from largemargin.app.config import RunConfig
+from largemargin.app.config import DataConfig, RunConfig
 from largemargin.app.data import Data, load_data
-from largemargin.app.training.comparison import Comparison, Method, compare, read_methods
+from largemargin.app.training.comparison import (
+    Comparison,
+    Method,
+    checked_plan,
+    compare,
+    read_methods,
+)
+from largemargin.app.training.comparison_result import LEVEL, verdict_text
 
 CONFIG = RunConfig(epochs=2)
 METHODS = read_methods("cosface,kobayashi")
@@ -62,8 +70,12 @@ def test_tells_a_difference_from_noise(tmp_path: Path, data: Data) -> None:
     assert cosface.corrected is not None
     assert cosface.corrected >= cosface.test.t_test
     text = str(found)
+    assert "mean over 6 seeds; one of the 540 images is 0.19 points" in text
     assert "cosface is better than softmax by 2.9" in text
     assert "kobayashi: no clear difference to softmax (p " in text
+    assert kobayashi.test is not None
+    reach = 100 * max(-kobayashi.test.low, kobayashi.test.high)
+    assert f"); 6 seeds do not exclude one of up to {reach:.2f} points" in text
     assert text.splitlines()[4].endswith("no clear difference")
     assert "noise" not in text
     assert Comparison.load(tmp_path / "compare.json").methods[2].verdict == "noise"  # as ever
@@ -89,6 +101,7 @@ def test_what_the_correction_takes_back_is_not_called_noise(tmp_path: Path, data
     assert "cosface: no clear difference" not in text
     assert "kobayashi: no clear difference to softmax" in text
     assert text.splitlines()[3].endswith("not shown")
+    assert verdict_text(replace(cosface, corrected=LEVEL)) == "not shown"
 
 
 def test_files_hold_the_same(tmp_path: Path, data: Data) -> None:
@@ -96,7 +109,10 @@ def test_files_hold_the_same(tmp_path: Path, data: Data) -> None:
     assert Comparison.load(tmp_path / "compare.json") == found
     assert (tmp_path / "table.txt").read_text() == f"{found}\n"
     stored = json.loads((tmp_path / "compare.json").read_text())
-    assert [method["trials"] for method in stored["methods"]] == [0, 0, 0]
+    tuned = [(method["trials"], method["tuning_seconds"]) for method in stored["methods"]]
+    assert tuned == [(0, 0.0)] * 3
+    assert data.test is not None
+    assert found.images == len(data.test)
     assert all(len(method["accuracies"]) == 6 for method in stored["methods"])
 
 
@@ -106,6 +122,7 @@ def test_everything_but_the_objective_is_equal(tmp_path: Path, data: Data) -> No
     seen = [replace(config, objective=CONFIG.objective, name="") for config, _ in train.calls]
     assert [config.seed for config in seen] == [0, 0, 0, 5, 5, 5]
     assert len({repr(replace(config, seed=0)) for config in seen}) == 1
+    assert {config.out for config in seen} == {str(tmp_path / "runs")}
     assert all(given is data for given in train.data)
 
 
@@ -140,6 +157,10 @@ def test_seeds_may_be_added_but_nothing_else_changes(tmp_path: Path, data: Data)
     found = run(tmp_path, data, train, seeds=[0, 1, 2])
     assert len(train.calls) == 3
     assert found.seeds == (0, 1, 2)
+    turned = FakeTraining(learned)
+    assert run(tmp_path, data, turned, seeds=[2, 1, 0]).seeds == (2, 1, 0)
+    assert not turned.calls
+    run(tmp_path, data, seeds=[0, 1, 2])
     with pytest.raises(LargeMarginError, match=r"seeds is \[0, 1, 2\] there and \[0\] here"):
         run(tmp_path, data, seeds=[0])
     with pytest.raises(LargeMarginError, match="epochs is 2 there and 3 here"):
@@ -205,6 +226,18 @@ def test_without_test_images(tmp_path: Path, data: Data) -> None:
         run(tmp_path / "tuned", without, trials=2)  # of data that was loaded by the caller
     with pytest.raises(LargeMarginError, match="no test images"):
         run(tmp_path / "none", replace(without, validation=None))
+
+
+def test_a_fifth_of_the_images_is_held_out_from_tuning(tmp_path: Path) -> None:
+    """Of data without test images, unless another share is asked for."""
+    photos = DataConfig("folder", str(class_folders(tmp_path, ("a", "b"), 10)))
+    for share, images in ((0.0, 4), (0.3, 6)):
+        config = RunConfig(data=replace(photos, test=share))
+        configs, split, loaded = checked_plan(config, METHODS, seeds=[0], trials=2, space=None)
+        assert {each.data.test for each in configs} == {share or 0.2}
+        assert split == "test"
+        assert loaded.test is not None
+        assert len(loaded.test) == images
 
 
 def test_a_method_that_cannot_be_trained_is_named(tmp_path: Path, data: Data) -> None:

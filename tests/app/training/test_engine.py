@@ -28,6 +28,7 @@ from largemargin.app.training.files import remove_drafts
 from largemargin.app.training.step import Step
 from largemargin.dropin import MarginWarning
 from largemargin.errors import LargeMarginError
+from largemargin.measuring.accuracy import Correct
 
 MLP = ModelConfig("mlp")
 TIMES = {"seconds", "images_per_s"}
@@ -91,17 +92,19 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path: Path, data: Data) -> No
     assert epochs[0]["images"] == len(data.train)
 
 
-def test_the_saved_model_is_the_one_that_was_tested(tmp_path: Path, data: Data) -> None:
-    run = train(config(tmp_path), data=data, progress=False)
+def test_the_saved_models_are_the_one_that_was_tested(tmp_path: Path, data: Data) -> None:
+    """That is the averaged one; of a single epoch the last is the best."""
+    settings = config(tmp_path, epochs=1, ema=0.9, gradients_every=0, measure=False)
+    run = train(settings, data=data, progress=False)
     assert data.test is not None
     assert data.test.pixels is not None
-    model = run.model("best")
-    assert not model.training
-    predicted = model(
-        data.test.pixels.float() / (255 if data.test.pixels.dtype == torch.uint8 else 1)
-    )
-    right = (predicted.argmax(1) == data.test.labels).double().mean().item()
-    assert right == pytest.approx(run.result["test"]["accuracy"])
+    images = data.test.pixels.float() / (255 if data.test.pixels.dtype == torch.uint8 else 1)
+    for which in ("best", "last"):
+        model = run.model(which)
+        assert not model.training
+        right = model(images).argmax(1) == data.test.labels
+        assert right.double().mean().item() == pytest.approx(run.result["test"]["accuracy"])
+        assert torch.equal(Correct.from_dict(run.result["correct"]).right(), right)
 
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path: Path, data: Data) -> None:

@@ -4,11 +4,20 @@ import json
 import math
 import time
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from largemargin.app.training.journal import EpochTotals, Progress, Totals
+from largemargin.app.training.journal import (
+    EpochTotals,
+    Journal,
+    Progress,
+    Totals,
+    _add_to,
+    whole_rows,
+)
 
 BOTH = pytest.mark.parametrize("on_host", [True, False], ids=["numbers", "tensors"])
 GOOD, BAD = True, False
@@ -104,6 +113,28 @@ def test_before_the_first_step_there_is_nothing() -> None:
     assert EpochTotals(torch.device("meta")).state() == {**asdict(Totals()), "row": 0}
 
 
+def test_rows_name_things_in_their_own_letters(tmp_path: Path) -> None:
+    """So that people find them in the file."""
+    row = {"kind": "bad_steps", "step": 3, "samples": ["Füße/猫.png"]}
+    journal = Journal(tmp_path)
+    journal.write(row)
+    assert "Füße/猫.png" in journal.path.read_text(encoding="utf-8")
+    assert whole_rows(journal.path)[0] == [row]
+
+
+def test_sums_are_compiled_only_where_they_are_asked_to_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[tuple[Any, dict[str, Any]]] = []
+    monkeypatch.setattr(torch, "compile", lambda each, **how: compiled.append((each, how)) or each)
+    new(on_host=False)
+    assert compiled == []
+    sums = EpochTotals(torch.device("cpu"), compiled=True)
+    sums.on_host = False
+    assert compiled == [(_add_to, {"dynamic": False})]
+    assert add(sums, GOOD).read().steps == 1
+
+
 def test_the_bar_shows_images_per_second_since_it_was_last_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -112,6 +143,7 @@ def test_the_bar_shows_images_per_second_since_it_was_last_written(
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     bar, said = Progress(total=9), []
     assert bar.bar is not None
+    assert (bar.bar.initial, bar.bar.n) == (0, 0)
     monkeypatch.setattr(bar.bar, "set_postfix_str", lambda text, **_: said.append(text))
     for images in (40, 50):
         bar.step(images)

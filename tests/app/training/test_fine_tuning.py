@@ -52,6 +52,31 @@ def test_a_frozen_backbone_keeps_weights_and_statistics(tmp_path: Path) -> None:
     assert any("random weights" in note for note in made.bare.notes)
 
 
+def test_random_weights_that_are_frozen_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a file are none; those of a network in Python are its own matter."""
+    safetensors = pytest.importorskip("safetensors.torch")
+
+    def notes(name: str, **settings: Any) -> tuple[str, ...]:
+        return build_model(ModelConfig(name, **settings), 3, size=(8, 8)).notes
+
+    (told,) = notes("small_cnn", freeze=("backbone",))
+    assert "what is frozen has random weights" in told
+    assert notes("small_cnn") == ()
+    weights = build_model(ModelConfig("small_cnn"), 3, size=(8, 8)).state_dict()
+    safetensors.save_file(weights, tmp_path / "w.safetensors")
+    file = str(tmp_path / "w.safetensors")
+    assert notes("small_cnn", freeze=("backbone",), weights=file) == ()
+    (tmp_path / "own_layers.py").write_text(
+        "from torch.nn import Flatten, Linear, Sequential\n"
+        "def net(): return Sequential(Flatten(), Linear(192, 4))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("largemargin.app.models.library_networks._trusted", [True])
+    assert notes("own_layers.net", freeze=("backbone",)) == ()
+
+
 def test_a_part_may_be_frozen(tmp_path: Path) -> None:
     made = trainer(tmp_path, model=ModelConfig("small_cnn", freeze=("backbone.0", "backbone.1")))
     found = changed(made)

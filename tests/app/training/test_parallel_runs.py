@@ -1,15 +1,25 @@
 """Runs handed out as they end."""
 
+import inspect
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from largemargin import LargeMarginError
 from largemargin.app.data import DataConfig, load_data
-from largemargin.app.training import ObjectiveConfig, OptimizerConfig, Run, RunConfig, train_many
+from largemargin.app.training import (
+    ObjectiveConfig,
+    OptimizerConfig,
+    Run,
+    RunConfig,
+    parallel_runs,
+    train_many,
+)
 from largemargin.app.training.parallel_runs import TrainingJob, iter_finished
 
 pytest.importorskip("sklearn", reason="digits are scikit-learn's")
@@ -43,6 +53,52 @@ def test_one_that_fails_ends_alone(tmp_path: Path) -> None:
     assert 0 < ended[1].seconds <= time.perf_counter() - began
     with pytest.raises(LargeMarginError, match="nothing"):
         train_many([wrong], folders=[tmp_path / "again"], data=data, progress=False)
+
+
+def test_data_are_loaded_once_for_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not at all where they are given."""
+    loads: list[DataConfig] = []
+    data = load_data(CONFIG.data)
+    monkeypatch.setattr(parallel_runs, "load_data", lambda config: loads.append(config) or data)
+    wrong = replace(CONFIG, objective=ObjectiveConfig("nothing"))
+    for configs, given, loaded in (([wrong], data, []), ([CONFIG, wrong], None, [CONFIG.data])):
+        folders = [tmp_path / f"{len(configs)}-{number}" for number in range(len(configs))]
+        with pytest.raises(LargeMarginError, match="nothing"):
+            train_many(configs, folders=folders, data=given, progress=False)
+        assert loads == loaded
+
+
+def test_three_runs_share_a_gpu_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way: list[int] = []
+    seen: list[int] = []
+
+    class Lane:
+        """As of a run on a GPU that takes three steps."""
+
+        def __init__(self, job: int) -> None:
+            self.job, self.stream, self.left = job, object(), 3
+
+        def begin(self, progress: bool) -> None:
+            under_way.append(self.job)
+
+        def advance(self) -> bool:
+            self.left -= 1
+            seen.append(len(under_way))
+            return self.left >= 0
+
+        def outcome(self) -> Any:
+            return SimpleNamespace(job=self.job, trainer=None)
+
+        def close(self) -> None:
+            under_way.remove(self.job)
+
+    monkeypatch.setattr(parallel_runs, "_Lane", Lane)
+    for most, asked in ((3, {}), (2, {"side_by_side": 2})):
+        seen.clear()
+        jobs: Any = range(7)
+        assert sorted(each.job for each in iter_finished(jobs, **asked)) == [*range(7)]
+        assert max(seen) == most
+    assert inspect.signature(train_many).parameters["side_by_side"].default == 3
 
 
 def test_a_function_gives_jobs_and_sees_what_came_before(tmp_path: Path) -> None:

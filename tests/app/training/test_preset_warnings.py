@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 import largemargin as lm
-from largemargin.app.config import DataConfig, ModelConfig, RunConfig
+from largemargin.app.config import DataConfig, ModelConfig, NoiseConfig, ObjectiveConfig, RunConfig
 from largemargin.app.training.presets import FAR, SHOWN, TOO_MANY, UNEVEN
 from largemargin.errors import MarginWarning
 from largemargin.integrations.scikit_learn import LargeMarginClassifier
@@ -24,7 +24,11 @@ def said(name: str, *, classes: int = 10, dim: int = 512, counts: list[int] = EV
 def test_a_preset_prints_what_it_was_shown_on() -> None:
     told = str(lm.preset("few_labels"))
     assert "shown on    10 classes (equal), 7 to 250 images a class, from scratch" in told
-    assert "(ratio 100)" in str(lm.preset("long_tail"))
+    told = str(lm.preset("long_tail"))
+    assert "shown on    10 classes (ratio 100), 45 to 4500 images a class, from scratch" in told
+    for name in ("label_noise", "corruption"):
+        assert "shown on    10 classes (equal), 1000 images a class" in str(lm.preset(name))
+    assert "shown on    770 classes (equal), 20 images a class" in str(lm.preset("embedding"))
 
 
 @pytest.mark.parametrize("name", ["few_labels", "label_noise", "corruption"])
@@ -70,6 +74,18 @@ def test_attach_warns_of_the_classes() -> None:
     model = nn.Sequential(nn.Linear(4, 200), nn.Linear(200, 100))
     with pytest.warns(MarginWarning, match="Your 100 classes are far"):
         lm.attach(model, lm.preset("few_labels"))
+
+
+def test_attach_alone_makes_no_noisy_images() -> None:
+    corruption = lm.preset("corruption")
+    assert corruption.noise.use == "clean_and_noisy"
+    pairs = replace(
+        corruption, objective=ObjectiveConfig("cross_entropy + stability"), noise=NoiseConfig()
+    )
+    for chosen in (corruption, pairs):
+        said = rf"noisy images too \(noise\.use {chosen.noise.use}, level"
+        with pytest.raises(lm.LargeMarginError, match=said):
+            lm.attach(nn.Linear(16, 10), chosen)
 
 
 def test_scikit_learn_warns_of_counts_and_frozen_features() -> None:

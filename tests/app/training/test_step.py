@@ -1,5 +1,7 @@
 """Clean and noisy images, one after the other or as one batch."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,7 +10,7 @@ import largemargin as lm
 from largemargin.app.training import NoiseConfig, ObjectiveConfig
 from largemargin.app.training.journal import EpochTotals
 from largemargin.app.training.objective import objective_of
-from largemargin.app.training.step import Step
+from largemargin.app.training.step import Step, noisy_images
 
 CASES = {
     "softmax": ("clean_and_noisy", "cross_entropy"),
@@ -77,3 +79,15 @@ def test_statistics_are_those_of_both_kinds(name: str) -> None:
         inputs = one[0](torch.cat([images, noisy]))  # type: ignore[index]
     torch.testing.assert_close(normalisation.running_mean, 0.1 * inputs.mean(0))
     torch.testing.assert_close(normalisation.running_var, 0.9 + 0.1 * inputs.var(0))
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "uniform"])
+def test_noise_is_the_next_that_the_generator_draws(kind: Any) -> None:
+    images = torch.rand(3, 2, 4, 4)
+    torch.manual_seed(5)
+    drawn = torch.randn(images.shape) if kind == "gaussian" else 2 * torch.rand(images.shape) - 1
+    for clip in (False, True):
+        torch.manual_seed(5)
+        found = noisy_images(images, NoiseConfig("noisy", kind=kind, level=0.5, clip=clip))
+        wanted = images + 0.5 * drawn
+        torch.testing.assert_close(found, wanted.clamp(0, 1) if clip else wanted)

@@ -1,6 +1,8 @@
 """What a trainer is built from, and what it decides between the steps."""
 
+import json
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,6 +171,17 @@ def test_every_epoch_is_trained_in_training_mode(tmp_path: Path) -> None:
     assert made.done == 2 * STEPS
 
 
+def test_totals_are_read_after_so_many_steps_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every epoch."""
+    monkeypatch.setattr("largemargin.app.training.trainer.READ_EVERY", 4)
+    made, read = trainer(tmp_path, epochs=2), []
+    monkeypatch.setattr(made, "_read_totals", lambda: read.append(made.done))
+    assert sum(1 for _ in made.steps()) == 2 * STEPS == 22
+    assert read == [4, 8, 11, 15, 19, 22]
+
+
 def test_gradients_are_measured_in_every_so_many_steps(tmp_path: Path) -> None:
     made = trainer(tmp_path, epochs=1, gradients_every=4)
     looks = [made.criterion.measures_gradients for _ in made.steps()]
@@ -215,19 +228,50 @@ def test_the_best_loss_is_the_smallest(tmp_path: Path) -> None:
 
 
 def test_counters_come_back_with_a_checkpoint(tmp_path: Path) -> None:
-    settings = config(patience=3)
+    began = time.perf_counter()
+    settings = config(patience=3, precision="fp16")
     first = trainer(tmp_path, settings)
     for number, _ in enumerate(first.steps(), 1):
         if number == STEPS + 4:
             break
     first.waited, first.seconds = 2, 12.5
+    first.processes.scaler.load_state_dict({**first.processes.scaler.state_dict(), "scale": 7.0})
+    first.epoch_started -= 1000
     first.pause()
+    state = json.loads((tmp_path / f"checkpoints/step-{first.done:08d}/state.json").read_text())
+    assert state["best_checkpoint"] == "best-0001"
+    assert len(state["best_state"]) == 64
     again = trainer(tmp_path, settings)
     assert again.resume()
     assert (again.epoch, again.done) == (1, STEPS + 4)
     assert (again.best, again.waited, again.seconds) == (first.best, 2, 12.5)
+    assert again.processes.scaler.get_scale() == 7.0
     assert again.mid_epoch is not None
     assert again.mid_epoch["steps"] == 4
+    assert sum(1 for _ in again._train_epoch()) == STEPS - 4
+    assert 1000 < again.epoch_seconds <= 1000 + time.perf_counter() - began
+
+
+def test_a_row_counts_images_by_the_seconds_of_its_epoch(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = []
+    made = trainer(tmp_path, epochs=1, batch_size=len(digits().train))
+    made.on_epoch = rows.append
+    assert sum(1 for _ in made.steps()) == 1
+    assert rows[0]["images"] == len(digits().train)
+    assert rows[0]["images_per_s"] == pytest.approx(rows[0]["images"] / rows[0]["seconds"])
+    assert 0 < made.seconds <= rows[0]["seconds"]
+
+
+def test_a_run_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
+    """It was killed before the first one; what it wrote down comes again."""
+    killed = trainer(tmp_path, gradients_every=1)
+    next(killed.steps())
+    assert [row["step"] for row in whole_rows(killed.journal.path)[0]] == [0]
+    again = trainer(tmp_path)
+    assert again.resume() is False
+    assert whole_rows(again.journal.path)[0] == []
+    assert (again.epoch, again.done, again.seconds) == (0, 0, 0.0)
+    assert [again.checkpoints.find(which) for which in ("last", "best")] == [None, None]
 
 
 def test_checkpoints_come_after_so_many_epochs_and_at_the_end(tmp_path: Path) -> None:

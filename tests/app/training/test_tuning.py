@@ -18,7 +18,7 @@ from largemargin.app.config import ObjectiveConfig, OptimizerConfig, RunConfig
 from largemargin.app.data import Data, load_data
 from largemargin.app.training.config_file import read_config
 from largemargin.app.training.engine import Interrupted
-from largemargin.app.training.tuning import tune
+from largemargin.app.training.tuning import Trial, _pruner, line, tune
 
 CONFIG = RunConfig(objective=ObjectiveConfig("cosface"), epochs=4)
 
@@ -134,6 +134,20 @@ def test_smaller_losses_are_better(tmp_path: Path, data: Data) -> None:
     assert found.best_trial.value == min(values)
 
 
+@pytest.mark.parametrize(("select", "direction"), [("loss", "MINIMIZE"), ("accuracy", "MAXIMIZE")])
+def test_a_study_knows_which_way_is_better(
+    tmp_path: Path, data: Data, select: Any, direction: str
+) -> None:
+    """The sampler and the pruner go by that."""
+    import optuna
+    from optuna.storages.journal import JournalFileBackend, JournalStorage
+
+    config = RunConfig(select=select, epochs=1)
+    search(tmp_path, data, FakeTraining(best_at_a_tenth), config=config, trials=1)
+    storage = JournalStorage(JournalFileBackend(str(tmp_path / "study.log")))
+    assert optuna.load_study(study_name=None, storage=storage).direction.name == direction
+
+
 def test_another_configuration_does_not_join_a_study(tmp_path: Path, data: Data) -> None:
     train = FakeTraining(best_at_a_tenth)
     search(tmp_path, data, train, trials=1)
@@ -145,6 +159,28 @@ def test_another_configuration_does_not_join_a_study(tmp_path: Path, data: Data)
     second = FakeTraining(best_at_a_tenth)
     search(tmp_path, data, second, config=other, study="five epochs", trials=1)
     assert len(second.calls) == 1
+
+
+@pytest.mark.parametrize(("epochs", "least"), [(1, 1), (17, 1), (18, 2), (90, 10)])
+def test_no_trial_is_stopped_before_a_ninth_of_its_epochs(
+    monkeypatch: pytest.MonkeyPatch, epochs: int, least: int
+) -> None:
+    import optuna
+
+    asked: list[dict[str, int]] = []
+    monkeypatch.setattr(
+        optuna.pruners, "SuccessiveHalvingPruner", lambda **settings: asked.append(settings)
+    )
+    _pruner(optuna, "asha", epochs)
+    assert asked == [{"min_resource": least}]
+
+
+def test_a_trial_in_a_line() -> None:
+    trial = Trial(3, "complete", 0.91234, 1, 2.0, {"optimizer.lr": 0.01, "objective.margin": None})
+    assert line(trial, "accuracy") == "accuracy 91.23 % after 1 epoch (lr 0.01, margin none)"
+    assert line(trial, "loss").startswith("loss 0.9123 after 1 epoch (")
+    diverged = replace(trial, state="diverged", value=None, epochs=2)
+    assert line(diverged, "loss").startswith("none after 2 epochs, diverged (")
 
 
 @pytest.mark.slow

@@ -150,6 +150,23 @@ def test_steps_inside_the_backward_pass(optimizer_class: Any) -> None:
     assert models[1][2].weight.grad is not None
 
 
+@BOTH
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
+def test_parameters_without_an_entry_count_their_steps(optimizer_class: Any, shape: Any) -> None:
+    weight = nn.Parameter(torch.zeros(shape))
+    optimizer = optimizer_class([weight])
+    train(weight, optimizer, range(2))
+    assert optimizer.state[weight]["step"] == 2
+
+
+def test_betas_may_be_a_list() -> None:
+    """As in files of settings."""
+    weight = nn.Parameter(torch.ones(3, 2))
+    assert RowwiseAdam([weight], betas=[0.5, 0.25]).param_groups[0]["betas"] == (0.5, 0.25)  # type: ignore[arg-type]
+    with pytest.raises(LargeMarginError, match="betas must be two numbers"):
+        RowwiseAdam([weight], betas=[0.5])  # type: ignore[arg-type]
+
+
 def test_wrong_arguments_of_backward_steps() -> None:
     with pytest.raises(LargeMarginError, match=r"must be a torch\.optim\.Optimizer"):
         apply_in_backward(nn.Linear(2, 2))  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from largemargin import errors
 from largemargin.errors import LargeMarginError
 from largemargin.measuring.robust import Attack, apgd, fgsm, pgd
 from largemargin.measuring.robust.attacks import LOSSES
@@ -240,6 +241,17 @@ def test_the_margin_decides_who_falls(name: str) -> None:
             assert fell == (share > 1)
 
 
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_steps_of_pgd_are_two_and_a_half_radii_in_all(norm: str) -> None:
+    model, images, labels = problem(torch.float64)
+
+    def found(**options: Any) -> Tensor:
+        return pgd(model, images, labels, epsilon=0.1, norm=norm, generator=seeded(), **options)
+
+    assert torch.equal(found(steps=5), found(steps=5, step_size=0.05))
+    assert not torch.equal(found(steps=5), found(steps=5, step_size=0.1))
+
+
 @pytest.mark.parametrize("loss", ["ce", "dlr", "margin"])
 @pytest.mark.parametrize("name", ["fgsm", "pgd", "apgd"])
 def test_a_model_that_is_very_sure_is_attacked_all_the_same(name: str, loss: str) -> None:
@@ -269,6 +281,24 @@ class Treacherous(nn.Module):
         own = 0.38 + 0.4 * (x - 0.5) ** 2
         other = torch.where(x > 0.7, 0.99, 0.5) * (1 - own)
         return torch.stack([own, other, 1 - own - other], 1).log()
+
+
+@pytest.mark.parametrize("steps", [3, 8])
+def test_of_a_model_that_stands_the_point_of_the_largest_loss_is_kept(steps: int) -> None:
+    """The loss is largest inside the ball, at 0.62: steps go past it."""
+    losses = []
+
+    def model(images: Tensor) -> Tensor:
+        own = 1 + (images.flatten(1)[:, 0] - 0.62) ** 2
+        losses.append(-own.detach())
+        return torch.stack([own, torch.zeros_like(own)], 1)
+
+    images, labels = torch.linspace(0.3, 0.9, 20)[:, None], torch.zeros(20).long()
+    found = apgd(model, images, labels, epsilon=0.5, steps=steps, generator=seeded())
+    largest = torch.stack(losses[1:]).amax(0)  # the first are those of the images themselves
+    assert bool((losses[-1] < largest).any())
+    model(found)
+    torch.testing.assert_close(losses[-1], largest, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("steps", "restarts"), [(2, 1), (4, 1), (30, 3)])
@@ -309,6 +339,18 @@ def test_restarts_find_what_one_run_misses() -> None:
         )  # fmt: skip
         fallen.append(int((model(found).argmax(1) == 1).sum()))
     assert 0 < fallen[0] < fallen[1]
+
+
+def test_of_several_starts_a_wrong_one_is_kept_though_others_have_a_higher_loss() -> None:
+    """Steps of size 0: what is found are the starts, of which those above 0.7 are wrong."""
+    images, labels, model = torch.full((60, 1, 1, 1), 0.5), torch.zeros(60).long(), Treacherous()
+    options: dict[str, Any] = {"epsilon": 0.5, "steps": 1, "step_size": 0.0}
+    generator = seeded()
+    starts = [pgd(model, images, labels, generator=generator, **options) for _ in range(6)]
+    wrong = torch.stack([model(each).argmax(1) != labels for each in starts])
+    assert 0 < int(wrong.any(0).sum()) < 60
+    found = pgd(model, images, labels, restarts=6, generator=seeded(), **options)
+    assert torch.equal(model(found).argmax(1) != labels, wrong.any(0))
 
 
 def test_what_is_wrong_already_comes_back_as_it_is() -> None:
@@ -398,6 +440,8 @@ M, X, Y = problem()
         (lambda: fgsm(lambda x: x, X, Y, epsilon=0.1), "one row of logits per image"),
         (lambda: fgsm(lambda x: None, X, Y, epsilon=0.1), "must return logits"),
         (lambda: Attack("cw"), "kind must be one of"),
+        (lambda: Attack(steps=0), "steps must be"),
+        (lambda: Attack(restarts=0), "restarts must be"),
         (lambda: Attack(epsilon=math.inf), "8 / 255"),
         (lambda: Attack(epsilon=8), "<= 1, but 8 was given. Pixels are in .* 8 / 255"),
         (lambda: fgsm(M, X, Y, epsilon=8), "<= 1, but 8 was given. Pixels are in .* 8 / 255"),
@@ -407,6 +451,16 @@ M, X, Y = problem()
 def test_wrong_use_says_what_to_do(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(LargeMarginError, match=message):
         call()
+
+
+@pytest.mark.parametrize("name", ["pgd", "apgd"])
+def test_labels_are_looked_at_where_others_leave_values_unread(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on an accelerator, where losses do not."""
+    monkeypatch.setattr(errors, "values_are_checked", lambda tensor, validate: bool(validate))
+    with pytest.raises(LargeMarginError, match=r"lie in \[0, 4\)"):
+        ATTACKS[name](M, X, Y + 1, epsilon=0.1)
 
 
 def test_a_model_that_broke_is_left_as_it_was() -> None:

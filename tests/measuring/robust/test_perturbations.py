@@ -177,6 +177,14 @@ def test_nearest_pixels_are_counted_in_whole_numbers(height, factor):
     assert down_up(image, factor=factor, mode="nearest")[0, :, 0].tolist() == rows
 
 
+def test_settings_that_are_not_given():
+    """Thirds, bilinear: those of the function and those of its settings."""
+    image = torch.rand(3, 12, 12)
+    usual = down_up(image, factor=3, mode="bilinear")
+    assert torch.equal(down_up(image), usual)
+    assert torch.equal(Perturbation(down_up=DownUp())(image), usual)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_images_stay_half(dtype):
     images = torch.rand(2, 3, 32, 32).to(dtype)
@@ -189,6 +197,9 @@ def test_no_patch_is_no_change():
     none = torch.zeros(0, 2, dtype=torch.long)
     assert torch.equal(occlude(image, none, height=2, width=2), image)
     assert torch.equal(mask_stripes(image, none[:, 0], thickness=1), image)
+    assert torch.equal(
+        Perturbation(occlusion=Patches(0, 2, 2), stripes=Stripes(0, 1))(image), image
+    )
 
 
 @pytest.mark.parametrize(
