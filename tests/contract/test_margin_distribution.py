@@ -204,7 +204,6 @@ def test_a_band_that_no_margin_is_in_is_warned_of(settings, said):
     torch.manual_seed(0)
     model = nn.Linear(2, 3)
     criterion = lm.attach(model, lm.MarginDistribution(**settings))
-    criterion._watch = Watch(patience=20)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(100):
@@ -234,7 +233,7 @@ def test_a_band_that_all_margins_are_inside_is_warned_of():
 def test_margins_of_several_calls_are_seen_of_every_term():
     bands = {"one": lm.MarginDistribution(), "two": lm.MarginDistribution()}
     objective = lm.attach(nn.Linear(2, 3), lm.Objective(**bands)).objective
-    watch = Watch(patience=2)
+    watch = Watch(bands_after=2)
     for inside, due in ((1.0, False), (0.0, True)):  # the first call has seen some inside
         for loss in objective.terms.values():
             loss.observed = {"inside": torch.tensor(inside), "above": torch.tensor(0.5)}
@@ -248,7 +247,7 @@ def test_each_of_several_bands_is_looked_at():
     model = nn.Linear(2, 3)
     good, far = lm.MarginDistribution(), lm.MarginDistribution(r=60.0)
     criterion = lm.attach(model, lm.Objective(plain=lm.CrossEntropy(), good=good, far=far))
-    criterion._watch = Watch(patience=20)
+    criterion._watch = Watch(bands_after=20)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(100):

@@ -79,7 +79,7 @@ class Trained:
 def test_the_patience_users_get() -> None:
     watch = Watch()
     assert (watch.patience, watch.stuck_after) == (500, 200)
-    assert (watch.views_per_class, watch.labels_after) == (500, 20)
+    assert (watch.views_per_class, watch.labels_after, watch.bands_after) == (500, 20, 100)
 
 
 def quick(**options: int) -> Watch:

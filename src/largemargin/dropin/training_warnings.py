@@ -36,6 +36,7 @@ class Watch:
         views_per_class: samples per class, on average, after which a class that a centroid bank
             has not seen counts as missing. Rare classes of long-tailed data need many.
         labels_after: training calls before the first verdict on the range of the labels.
+        bands_after: the same for where margins lie beside the band of a margin distribution.
     """
 
     def __init__(
@@ -45,9 +46,11 @@ class Watch:
         stuck_after: int = 200,
         views_per_class: int = 500,
         labels_after: int = 20,
+        bands_after: int = 100,
     ) -> None:
         self.patience = patience
         self.labels_after = labels_after
+        self.bands_after = bands_after
         self.stuck_after = stuck_after
         self.views_per_class = views_per_class
         self.calls = 0
@@ -58,6 +61,7 @@ class Watch:
         self._looks_at_banks = True
         self._looks_at_labels = True
         self._highest: Tensor | None = None
+        self._highest_known = -1.0
         self._branches: dict[str, Tensor] = {}
 
     def __call__(self, criterion: Any, features: Tensor, labels: Tensor, head: HeadView) -> None:
@@ -77,6 +81,9 @@ class Watch:
         soon = self._looks_at_labels and -self.calls % patience < WINDOW
         if soon and labels.dim() == 1 and _soon_due(self.calls, patience):
             self._look_at_labels(labels, head, patience)
+        patience = self.bands_after * criterion.accumulate
+        if -self.calls % patience < WINDOW and _soon_due(self.calls, patience):
+            self._look_at_branches(criterion.objective, self.calls % patience == 0)
 
     def _look_at_training(
         self, criterion: Any, features: Tensor, labels: Tensor, head: HeadView, patience: int
@@ -86,7 +93,6 @@ class Watch:
             self._look_at_angles(criterion.objective, features, labels, head, due)
         if self._looks_at_banks and due:
             self._look_at_banks(criterion)
-        self._look_at_branches(criterion.objective, due)
 
     def _look_at_parameters(self, criterion: Any, head: HeadView, patience: int) -> None:
         """Snapshot at the first call, gradients at the first few, verdict after ``patience``."""
@@ -166,12 +172,17 @@ class Watch:
         """The highest label of a few calls: an embedding network may have been given as a model."""
         if labels.numel() == 0:
             return
-        highest, rows = labels.max(), head.weight.shape[0]
-        self._highest = highest if self._highest is None else self._highest.maximum(highest)
+        rows = head.weight.shape[0]
+        if head.label_range is not None:
+            self._highest_known = max(self._highest_known, head.label_range[1])
+        else:
+            highest = labels.max()
+            self._highest = highest if self._highest is None else self._highest.maximum(highest)
         if self.calls % patience or self.samples < VIEWS_PER_CLASS * rows:
             return
         self._looks_at_labels = False
-        classes = int(self._highest) + 1
+        highest_read = -1 if self._highest is None else int(self._highest)
+        classes = 1 + max(highest_read, int(self._highest_known))
         if 0 < 2 * classes <= rows:
             warn_user(
                 f"the head has {rows} rows, one per class, but of the labels looked at in "
