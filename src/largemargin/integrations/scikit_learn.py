@@ -602,7 +602,7 @@ class LargeMarginClassifier(
         labels = samples.labels.numpy()
         held = max(math.ceil(self.validation_fraction * len(labels)), 1)
         counts = np.bincount(labels)
-        every = counts[counts > 0].min() > 1 and len(counts) <= min(held, len(labels) - held)
+        every = np.min(counts[counts > 0]) > 1 and len(counts) <= min(held, len(labels) - held)
         train, valid = train_test_split(
             np.arange(len(labels)),
             test_size=held,

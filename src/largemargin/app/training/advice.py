@@ -353,7 +353,7 @@ def estimate_label_noise(features: Any, labels: Any, *, seed: int = 0) -> NoiseE
         said = f"{len(wrong)} samples that can be held out are too few, {2 * TOLD} would do"
         return NoiseEstimate(None, said, frozen)
     half, quarter = (float(wrong[: max(len(wrong) // part, 1)].mean()) for part in (2, 4))
-    chance = float(np.bincount(drawn).max()) / len(drawn)
+    chance = float(np.max(np.bincount(drawn))) / len(drawn)
     learned = 1 - wrong.mean() > chance + 2 * (chance * (1 - chance) / len(wrong)) ** 0.5
     if not learned or half > CONTRADICTED or half > quarter + FALLING:
         said = f"a linear head meets {1 - wrong.mean():.0%} of the labels held out and cannot tell"
